@@ -1,6 +1,6 @@
-"""Attacks: one paper, one file; each registers itself under the name of its file.
+"""The attacks. Each file implements one method and registers it under the name of the file.
 
-Their classes are loaded when they are first used: ``leakaudit.attacks.DLG(steps=500)``.
+The classes are loaded on first use: ``leakaudit.attacks.DLG(steps=500)``.
 """
 
 import importlib
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 if not __name__.startswith("leakaudit."):
     raise ImportError(
-        "attacks/ is the package leakaudit.attacks: write 'import leakaudit.attacks', or all of it "
-        "would exist twice"
+        "attacks/ is the package leakaudit.attacks: write 'import leakaudit.attacks'; under "
+        "another name it would be loaded twice"
     )
 
 if TYPE_CHECKING:

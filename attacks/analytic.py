@@ -1,10 +1,11 @@
-"""One input from the first fully connected layer, exactly.
+"""Exact recovery of one input from the first fully connected layer.
 
-Row r of dL/dW is delta_r x^T and entry r of dL/db is delta_r, so every row of both together is a
+Row r of dL/dW is delta_r x^T and entry r of dL/db is delta_r, so every row of the two together is a
 multiple of [x 1]: Phong et al. 2018 for one gradient, Yu 2023 section 5.4 for logistic regression
-and two-step differences. Here all rows of all gradients *and differences* count at once. The stack
-has rank one, and its right singular vector is the input, whatever the combination, the models and
-the labels are. Rows of a wire share errors, so they are whitened over time first.
+and two-step differences. This attack uses the rows of all gradients *and differences* at once. The
+stack has rank one, and its right singular vector is the input, whatever the combination, the models
+and the labels are. Rows that come from the same messages share their errors, so they are first
+whitened over time.
 """
 
 from __future__ import annotations
@@ -28,36 +29,36 @@ from leakaudit.registry import attack, param
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task
 
-# A second direction this far above the wire's own rounding is a second input. White noise reaches 1
-# in these units; rounding that is not white was seen at 2.
+# A second direction this far above the messages' own rounding is a second input. White noise
+# reaches 1 in these units; rounding errors that are not white have reached 2.
 NOISE_MARGIN = 10.0
 
 # Share of the stack's norm in the second direction above which there is more than one input. Below
-# it, the first direction is still the input to a few per cent, and the certificate says
+# it, the first direction is still the input to within a few per cent, and the certificate is
 # APPROXIMATE.
 SECOND = 0.05
 
-# Least last entry of the unit vector [x 1], without which the input's scale is unknown.
+# Smallest last entry of the unit vector [x 1]. Below it, the scale of the input is unknown.
 SCALE = 1e-12
 
-# Power iterations for a singular vector. The second singular value is far below the first, or the
-# answer is not used.
+# Power iterations for a singular vector. They converge quickly because the second singular value is
+# far below the first; if it is not, the result is not used.
 ITERATIONS = 30
 
-# Change of a unit vector, over the root of its length, that is rounding in float64.
+# Change of a unit vector, divided by the root of its length, that is rounding in float64.
 STILL = 1e-15
 
 
 @attack("analytic")
 @dataclass(frozen=True)
 class Analytic(Attack):
-    """Rank-one recovery of a single input, from gradients or from their differences."""
+    """Rank-one recovery of a single input from gradients or their differences."""
 
     exact: ClassVar[bool] = True
     rank: ClassVar[int] = 0
     reads: ClassVar[str] = (
         "gradients of one sample, or their differences, "
-        "with the rows of a first fully connected layer"
+        "that contain the rows of a first fully connected layer"
     )
     paper: ClassVar[str] = (
         "Phong et al. 2018; Yu 2023, section 5.4, extended to differences of any network "
@@ -66,20 +67,20 @@ class Analytic(Attack):
     cost: ClassVar[str] = "one pass over the first layer's rows"
 
     numbers: int = param(
-        8_388_608, "most entries of the stack (rounds x rows x inputs) that are used"
+        8_388_608, "maximum number of entries (rounds x rows x inputs) of the stack to use"
     )
 
     def refuses(self, leak: GradientLeak, task: Task) -> str | None:
-        """Need one sample, and a first fully connected layer with a bias among the columns."""
+        """Require one sample and a first fully connected layer with bias among the columns."""
         why = first_layer_rows.missing(leak, task)
         if why:
             return why
         if leak.batch is not None and leak.batch > 1:
-            return f"it recovers one input, and each gradient comes from {leak.batch}"
+            return f"it recovers a single input, but each gradient comes from {leak.batch} samples"
         return None
 
     def __call__(self, leak: GradientLeak, task: Task, generator: Generator) -> Reconstruction:
-        """Reconstruct the input; `certify.single` says what makes it exact."""
+        """Reconstruct the input; `certify.single` describes what makes it exact."""
         why = self.refuses(leak, task)
         if why:
             raise AttackError(f"analytic cannot use this leak: {why}")
@@ -92,10 +93,10 @@ class Analytic(Attack):
         signal = float(white.norm())
         ratio = second / signal if signal > 0 else 1.0
         if not signal > NOISE_MARGIN * noise or first[-1].abs() < SCALE:
-            return _nothing(leak, task, 1.0, "the gradients vanish or drown in the wire's noise")
+            return _nothing(leak, task, 1.0, "the gradients vanish or are hidden by message noise")
         alone = second <= NOISE_MARGIN * noise
         if not alone and ratio > SECOND:
-            why = "the rows span more than one input: the batch is larger than one"
+            why = "the rows span more than one input: the gradients come from several samples"
             return _nothing(leak, task, ratio, why)
         judged = certify.single(leak, task, stack[:used], white, first, Grid.of(task), alone)
         x = judged.x.clamp(0, 1) if task.spec.is_image else judged.x
@@ -113,7 +114,7 @@ class Analytic(Attack):
 
 
 def _nothing(leak: GradientLeak, task: Task, residual: float, note: str) -> Reconstruction:
-    """Return a reconstruction without inputs, and why there are none."""
+    """Return a reconstruction without inputs and with the reason."""
     none = torch.empty(0, *task.spec.shape)
     return Reconstruction(
         leak.node, "analytic", none, None, Certificate.FAILED, residual, note=note
@@ -127,7 +128,7 @@ def _two_directions(stack: Tensor) -> tuple[Tensor, float, float]:
         stack: (n, p).
 
     Returns:
-        The vector (p,), the value, and the largest singular value of white noise of this shape with
+        The vector (p,), the value, and the largest singular value of white noise of this shape and
         unit variance.
     """
     first = _power(stack, stack.T @ stack[:, -1])

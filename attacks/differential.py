@@ -1,17 +1,17 @@
-"""The differential gradient attack: inputs whose gradients at two models differ as overheard.
+"""The differential gradient attack: find inputs whose gradients differ between models as observed.
 
-Dummy inputs are moved until the *difference* of their gradients is the one on the wire. Both dummy
-gradients are differentiated, each with its own sign (Yu 2023, section 5).
+The attack moves dummy inputs until the *difference* of their gradients at two models equals the
+observed one. Both dummy gradients are differentiated, each with its own sign (Yu 2023, section 5).
 
-For one sample the last layer comes first: one difference settles its label and its features exactly
-(`last_layer`), the features are inverted, and the whole difference polishes. That order matters for
-ReLU. If two models are close, units that switch between them make most of the difference. It jumps
-as the input moves, and a search that starts from noise stops at the first jump. Features are
-continuous.
+For one sample, the attack starts with the last layer: one difference determines the label and the
+features exactly (`last_layer`). It then inverts the features, and finally refines the input with
+the whole difference. This order matters for ReLU. If two models are close, units that switch
+between them contribute most of the difference. The difference therefore jumps as the input moves,
+and a search that starts from noise stops at the first jump. Features are continuous.
 
-For several samples, or if the last layer is not in the leak, every set of labels is tried: a few
-steps from a few starts rank them, the best are fitted, and signed Adam tries where L-BFGS does not
-fit.
+For several samples, or if the leak does not contain the last layer, every set of labels is tried: a
+few steps from a few starts rank the sets, the best ones are fitted, and signed Adam is tried if
+L-BFGS does not fit.
 """
 
 from __future__ import annotations
@@ -47,24 +47,24 @@ from leakaudit.registry import attack, param
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task
 
-# L-BFGS steps for each candidate label and start. A choice: enough to rank labels.
+# L-BFGS steps for each candidate label and start. A choice: enough to rank the labels.
 SCOUT = 10
 
-# Starts of all labels together. With more labels than that, each has one start.
+# Total number of starts for all labels. If there are more labels than this, each has one start.
 SCOUTS = 30
 
-# Most sets of labels that are tried. A limit of time.
+# Maximum number of sets of labels to try. Limits the running time.
 LABELS = 100
 
-# Residual that the next label must leave, in units of the best one's (or of the noise), for the
-# best label to be reported.
+# The best label is reported only if the residual of the next one is at least this many times its
+# own (or the noise).
 RIVAL = 2.0
 
-# Relative residual of the features below which no other start is tried: the input is then right but
-# for details, and another start leads to the same one.
+# Relative residual of the features below which no other start is tried: the input is then correct
+# except for details, and another start leads to the same one.
 CLOSE = 0.01
 
-# A search is good enough to end all others if its residual is this many times the goal. Objectives
+# A search that ends with a residual of at most this many times the goal ends all others. Objectives
 # are squared residuals.
 ENOUGH = 10.0
 
@@ -80,64 +80,66 @@ class _Candidate:
 @attack("differential")
 @dataclass(frozen=True)
 class Differential(Attack):
-    """L2 between differences with L-BFGS in float64, from the last layer's features if possible."""
+    """L2 between differences with L-BFGS in float64; starts from the last layer's features."""
 
     exact: ClassVar[bool] = False
     rank: ClassVar[int] = 1
     reads: ClassVar[str] = (
         "differences of gradients at known models, "
-        "few samples with labels that can be tried one by one"
+        "for few samples whose labels can be tried one by one"
     )
     paper: ClassVar[str] = (
         "Yu 2023, section 5 (gradient inversion from differences), "
         "with both gradients differentiated"
     )
     cost: ClassVar[str] = (
-        "two or more double backward passes an evaluation; "
+        "two or more double backward passes per evaluation; "
         "5 to 30 s for a small network on one core"
     )
 
-    labels: Sequence[int] = param((), "known labels, e.g. 3 or 3,1,4; searched where not given")
-    rows: int = param(4, "most consecutive differences that are fitted at once")
-    steps: int = param(300, "most L-BFGS steps of 20 iterations, each restart")
+    labels: Sequence[int] = param((), "known labels, e.g. 3 or 3,1,4; default: found by the attack")
+    rows: int = param(4, "maximum number of consecutive differences to fit at once")
+    steps: int = param(300, "maximum number of L-BFGS steps (20 iterations each) per restart")
     restarts: int = param(
-        3, "most starting points; the next is tried where ten times the goal was missed"
+        3, "maximum number of starting points; the next is tried if ten times the goal is missed"
     )
     goal: float = param(3e-5, "relative residual at which the search stops")
-    adam_steps: int = param(1200, "most signed-Adam steps where L-BFGS does not fit, 0 for none")
+    adam_steps: int = param(
+        1200, "maximum number of signed-Adam steps if L-BFGS does not fit; 0 disables them"
+    )
     rate: float = param(0.1, "first signed-Adam step in the data's units")
-    tv: float = param(1e-2, "weight of total variation beside the cosine in signed Adam")
+    tv: float = param(1e-2, "weight of total variation, relative to the cosine, in signed Adam")
     batch: int | None = param(
-        None, "samples behind each gradient; as the leak says where not given"
+        None, "number of samples behind each gradient; default: as stated by the leak"
     )
 
     def refuses(self, leak: GradientLeak, task: Task) -> str | None:
-        """Need differences at known models, and labels that can be tried one by one."""
+        """Require differences at known models, and labels that can be tried one by one."""
         if leak.is_plain:
             return (
-                "it fits differences of gradients, and this leak holds single gradients; "
+                "it fits differences of gradients, but this leak contains single gradients; "
                 "use idlg or dlg"
             )
         why = objectives.missing(leak, self.batch)
         if why:
             return why
         if task.spec.loss == "squared":
-            return "it tries every label, and loss 'squared' has a continuum of them"
+            return "it tries every label, but the targets of loss 'squared' are continuous"
         if self.labels:
             return None
         batch = self.batch or leak.batch or 1
         n = soft_labels.count(task, batch)
         if n > LABELS:
             return (
-                f"{batch} samples of {task.spec.classes} classes make {n} sets of labels to try "
-                f"(at most {LABELS}); set labels=…"
+                f"{batch} samples of {task.spec.classes} classes have {n} possible sets of labels "
+                f"(maximum {LABELS}); set labels=…"
             )
         return None
 
     def __call__(self, leak: GradientLeak, task: Task, generator: Generator) -> Reconstruction:
         """Reconstruct the inputs.
 
-        The certificate says whether they fit the differences, or the last layer's part of them.
+        The certificate states whether they fit the differences, or the last layer's part of them.
         """
         why = self.refuses(leak, task)
         if why:
@@ -159,7 +161,7 @@ class Differential(Attack):
     ) -> Reconstruction:
         """Invert the features, then fit the whole difference.
 
-        If that fits from no start, the best of the inputs counts, judged by their features.
+        If no start leads to a fit, the best inputs found are returned, judged by their features.
         """
         y = torch.tensor([known.label], device=task.device)
         residual = partial(objectives.misfit, target, task, y=y)
@@ -179,7 +181,7 @@ class Differential(Attack):
         best = best.after(*(run for _, run in runs if run is not best))
         if left > objectives.FIT:
             residual = partial(_of_features, task, known)
-            note = f"residual of the last layer's features, the whole difference keeps {left:.2g}; "
+            note = f"residual of the last layer's features (whole difference: {left:.2g}); "
         note = f"{note}features, L-BFGS {best}"
         return objectives.reconstruction(
             "differential", leak, task, target, best.point[0], y, residual, note
@@ -193,7 +195,7 @@ class Differential(Attack):
         tried: list[Tensor],
         generator: Generator,
     ) -> Reconstruction:
-        """Rank labels and starts by a few steps each, fit the best, then try signed Adam."""
+        """Rank labels and starts by a few steps each, fit the best ones, then try signed Adam."""
         draw = partial(priors.start, task, len(tried[0]), generator, "uniform", torch.float64)
         starts = [draw() for _ in range(max(1, min(self.restarts, SCOUTS // len(tried))))]
         pairs: list[tuple[Tensor, Tensor]] = []
@@ -216,7 +218,7 @@ class Differential(Attack):
             best = min(done, key=_objective_of)
         doubt = self._doubt(target, best, done)
         run = best.run.after(*(one.run for one in done if one.run is not best.run))
-        note = f"{doubt}{len(tried)} labels tried; {run}"
+        note = f"{doubt}{len(tried)} sets of labels tried; {run}"
         residual = partial(objectives.misfit, target, task, y=best.y)
         y = None if doubt else best.y
         return objectives.reconstruction(
@@ -226,7 +228,7 @@ class Differential(Attack):
     def _scout(
         self, target: Target, task: Task, pairs: list[tuple[Tensor, Tensor]]
     ) -> list[_Candidate]:
-        """Search a few steps from each label and start, all together."""
+        """Search a few steps from each label and start, in one batch."""
         number = len(pairs)
         y = torch.stack([pair[0] for pair in pairs])
         x = torch.stack([pair[1] for pair in pairs])
@@ -242,7 +244,8 @@ class Differential(Attack):
     ) -> _Candidate:
         """Search the most promising other label twice as long as the best one.
 
-        It starts from its own best point, or from the best label's if that fits it better.
+        The search starts from the other label's own best point, or from the best label's point if
+        that fits it better.
         """
         starts = list(others)
         for one in others:
@@ -253,17 +256,17 @@ class Differential(Attack):
         return _Candidate(start.y, self._fit(target, task, start.y, start.run.point, steps))
 
     def _doubt(self, target: Target, best: _Candidate, done: list[_Candidate]) -> str:
-        """Explain why the best label is not settled, for the note; empty if it is, or was known."""
+        """Explain for the note why the best label is uncertain; empty if it is certain or given."""
         rivals = [one.run.objective for one in done if not torch.equal(one.y, best.y)]
         if not rivals:
             return ""
         if expired():
-            return "no time to compare labels; "
+            return "not enough time to compare labels; "
         left = best.run.objective
         if left > max(objectives.FIT, 2 * target.noise) ** 2:
             return "no label fits; "
         enough = max(ENOUGH**2 * self.goal**2, RIVAL**2 * max(left, target.noise**2))
-        return "" if min(rivals) > enough else "another label fits as well; "
+        return "" if min(rivals) > enough else "another label fits equally well; "
 
     def _fit(self, target: Target, task: Task, y: Tensor, start: Point, steps: int) -> SearchRun:
         """L-BFGS on the whole difference."""
@@ -275,9 +278,9 @@ class Differential(Attack):
         return max(self.goal, target.noise) ** 2
 
     def _signed(self, target: Target, task: Task, y: Tensor, start: Tensor) -> SearchRun:
-        """Signed Adam on cosine and total variation.
+        """Minimise cosine and total variation with signed Adam.
 
-        The run's objective is the squared residual, as for L-BFGS.
+        The run's objective is the squared residual, as it is for L-BFGS.
         """
 
         def objective(x: Tensor) -> Tensor:
@@ -295,17 +298,17 @@ class Differential(Attack):
 
 
 def _objective_of(candidate: _Candidate) -> float:
-    """The key by which candidates are ranked."""
+    """Return the value by which candidates are ranked."""
     return candidate.run.objective
 
 
 def _objective(columns: slice, gradients: Gradients, given: Point, point: Point) -> Tensor:
-    """Squared relative residual of each problem (see `Problems`)."""
+    """Return the squared relative residual of each problem (see `Problems`)."""
     theta, mixing, aim, y = given
     found = objectives.mixed(gradients, columns, theta, mixing, point[0], y)
     return objectives.squared(found, aim)
 
 
 def _of_features(task: Task, known: Known, x: Tensor) -> float:
-    """Relative residual of the features."""
+    """Return the relative residual of the features."""
     return float(feature_inversion.misfit(task, known, x).detach().sqrt())

@@ -1,11 +1,12 @@
 """Deep leakage from gradients (Zhu et al. 2019).
 
-Dummy inputs and dummy soft labels are moved together until their gradient is the one that leaked:
-x, y = argmin |dL/dW(x, y) - g|^2 (eq. 2 of the paper), here over the norm of g, so that 1 is what
-gradients of zero leave.
+The attack moves dummy inputs and dummy soft labels together until their gradient equals the leaked
+one: x, y = argmin |dL/dW(x, y) - g|^2 (eq. 2 of the paper). Here the distance is divided by the
+norm of g, so a zero gradient has the residual 1.
 
-Three things differ from the published search, each with a setting that goes back: L-BFGS has a line
-search, images move in scaled frequencies rather than pixels, and starts are near gray.
+The search differs from the published one in three ways, each of which a parameter reverts: L-BFGS
+has a line search, images are optimised in scaled frequencies instead of pixels, and starts are near
+gray.
 """
 
 from __future__ import annotations
@@ -36,60 +37,58 @@ if TYPE_CHECKING:
 class DLG(Attack):
     """L2 between gradients, minimised over inputs and soft labels with L-BFGS.
 
-    Several leaks and starts are searched together.
+    Several leaks and starts are searched in one batch.
     """
 
     exact: ClassVar[bool] = False
     rank: ClassVar[int] = 1
     reads: ClassVar[str] = "plain gradients at known models"
     paper: ClassVar[str] = "Zhu et al. 2019, Deep Leakage from Gradients"
-    cost: ClassVar[str] = "20 double backward passes a step; 3 to 20 s for a LeNet on one core"
+    cost: ClassVar[str] = "20 double backward passes per step; 3 to 20 s for a LeNet on one core"
 
-    steps: int = param(300, "most L-BFGS steps of 20 iterations, each restart")
+    steps: int = param(300, "maximum number of L-BFGS steps (20 iterations each) per restart")
     restarts: int = param(
         3,
-        "most starting points; more are tried, 1, 2, 4, ... at once, "
-        "where ten times the goal was missed",
+        "maximum number of starting points; more are tried, in groups of 1, 2, 4, ..., "
+        "if ten times the goal is missed",
     )
     goal: float = param(3e-5, "relative residual at which the search stops")
-    rows: int = param(1, "most gradients of the leak that are fitted at once")
+    rows: int = param(1, "maximum number of gradients of the leak to fit at once")
     batch: int | None = param(
-        None, "samples behind each gradient; as the leak says where not given"
+        None, "number of samples behind each gradient; default: as stated by the leak"
     )
     start: Literal["gray", "uniform", "normal"] = param(
         "gray", "dummy inputs: near 0.5, uniform in [0, 1], or N(0, 1) as published"
     )
     space: Literal["spectrum", "pixels"] = param(
-        "spectrum", "of an image that L-BFGS moves in: scaled frequencies, or pixels as published"
+        "spectrum", "variables of L-BFGS: scaled frequencies of the image, or pixels as published"
     )
     dtype: Literal["mixed", "float32", "float64"] = param(
         "mixed", "number format of the search; mixed: float32, then float64"
     )
 
     def refuses(self, leak: GradientLeak, task: Task) -> str | None:
-        """Need plain gradients at known models."""
+        """Require plain gradients at known models."""
         if not leak.is_plain:
-            return (
-                "it fits single gradients, and this leak's rows combine several; use differential"
-            )
+            return "it fits single gradients, but this leak contains combinations; use differential"
         return objectives.missing(leak, self.batch)
 
     def __call__(self, leak: GradientLeak, task: Task, generator: Generator) -> Reconstruction:
-        """Reconstruct inputs and labels; the certificate says whether they fit."""
+        """Reconstruct inputs and labels; the certificate states whether they fit."""
         return next(found for _, found in self.many([leak], task, [generator]))
 
     def many(
         self, leaks: Sequence[GradientLeak], task: Task, generators: Sequence[Generator]
     ) -> Iterator[tuple[int, Reconstruction]]:
-        """Reconstruct inputs and labels of several leaks together.
+        """Reconstruct inputs and labels of several leaks in one batch.
 
         Args:
-            leaks: What was heard.
-            task: What is trained.
+            leaks: The leaks to attack.
+            task: The learning task.
             generators: One for each leak.
 
         Yields:
-            Each one's place and reconstruction, once it is settled.
+            The index of a leak and its reconstruction, as soon as each is finished.
         """
         for leak in leaks:
             why = self.refuses(leak, task)

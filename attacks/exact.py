@@ -1,16 +1,17 @@
-"""A whole batch from the first fully connected layer, exactly.
+"""Exact recovery of a whole batch from the first fully connected layer.
 
-It reads gradients or their differences.
+The attack reads gradients or differences of gradients.
 
 Row r of dL/dW of the layer is sum_k delta_rk [x_k 1], and so is a row of any combination of
-gradients. So all rows lie in the space of the batch's inputs (Phong et al. 2018; SPEAR, Dimitrov et
-al. 2024, for one gradient). A ReLU that stays inactive for sample k over the recorded rounds hides
-x_k from its row: `activation_patterns` finds these patterns, `duals_to_inputs` turns them into
-inputs, and the data's grid k/levels decides of every input by itself whether it is exact. Neither
-models nor labels are needed. If white noise is large enough to count, `noisy_duals` weighs all rows
-and patterns together instead, and estimates are approximate.
+gradients. All rows therefore lie in the space spanned by the batch's inputs (Phong et al. 2018;
+SPEAR, Dimitrov et al. 2024, for one gradient). If a ReLU stays inactive for sample k in all
+recorded rounds, its row does not contain x_k. `activation_patterns` finds these patterns,
+`duals_to_inputs` converts them into inputs, and the data's grid k/levels determines for every
+single input whether it is exact. Neither models nor labels are needed. If white noise is large
+enough to matter, `noisy_duals` instead weighs all rows and patterns jointly, and the estimates are
+approximate.
 
-docs/exact.md has the theorem behind the certificates, and what comes back at which noise.
+docs/exact.md has the theorem behind the certificates, and what can be recovered at which noise.
 """
 
 from __future__ import annotations
@@ -37,56 +38,58 @@ from leakaudit.registry import attack, param
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task
 
-# Rounds of a window. One round alone has no noise over time.
+# Minimum number of rounds of a window. In a single round, there is no noise over time.
 SHORTEST = 2
 
-# Root mean square distance of two estimates that count as two. A choice: five grey levels of 255.
+# Root mean square distance from which two estimates count as different. A choice: five grey levels
+# of 255.
 APART = 0.02
 
-# How far an estimate may leave [0, 1], root mean square, to be shown. A choice: beyond it, it is a
-# mixture with large factors, and nothing can be seen.
+# Maximum root mean square distance from [0, 1] of an estimate that is shown. A choice: beyond it,
+# the estimate is a mixture with large factors, and nothing is recognisable.
 LEAVES = 0.15
 
-# Ratio of the batch's least direction and white noise below which nothing but the likelihood helps:
-# walks need neurons that are 20 times above noise (`activation_patterns.SOFT`) in every direction.
+# Ratio of the batch's weakest direction to white noise below which only the likelihood helps: walks
+# need neurons that are 20 times above the noise (`activation_patterns.SOFT`) in every direction.
 FAINT = 100.0
 
 
 @attack("exact")
 @dataclass(frozen=True)
 class Exact(Attack):
-    """Batches from activation patterns over time, certified image by image on the grid."""
+    """Recovery of batches from activation patterns over time, certified image by image."""
 
     exact: ClassVar[bool] = True
     rank: ClassVar[int] = 1
     reads: ClassVar[str] = (
         "gradients of one unchanged batch, or their differences, "
-        "with the rows of a first fully connected layer"
+        "that contain the rows of a first fully connected layer"
     )
     paper: ClassVar[str] = (
         "extends Phong et al. 2018 and Dimitrov et al. 2024 (SPEAR) to many rounds "
         "and to differences of gradients"
     )
     cost: ClassVar[str] = (
-        "under a second for 8 samples and about ten for 64, "
-        "where there are as many rounds as samples"
+        "under a second for 8 samples and about ten for 64, if there are as many rounds as samples"
     )
 
     visits: int = param(
-        150, "walks, and batches of 2048 draws, that may fail in a row before a search ends"
+        150, "walks, or batches of 2048 draws, that may fail in a row before a search ends"
     )
-    # A ReLU that fires once in all rounds may be inactive in a part of them.
-    windows: int = param(3, "window lengths that are tried: all rounds, half of them, a quarter, …")
+    # A ReLU that is active once in all rounds may be inactive in a part of them.
+    windows: int = param(
+        3, "number of window lengths to try: all rounds, half of them, a quarter, …"
+    )
 
     def refuses(self, leak: GradientLeak, task: Task) -> str | None:
-        """Need a first fully connected layer with a bias inside the recorded columns."""
+        """Require a first fully connected layer with bias inside the recorded columns."""
         return first_layer_rows.missing(leak, task)
 
     def __call__(self, leak: GradientLeak, task: Task, generator: Generator) -> Reconstruction:
         """Reconstruct the batch.
 
-        EXACT if every different input is certified, APPROXIMATE if some are, with the count in the
-        note.
+        The certificate is EXACT if every different input is certified, and APPROXIMATE if some are,
+        with their number in the note.
         """
         why = self.refuses(leak, task)
         if why:
@@ -96,8 +99,8 @@ class Exact(Attack):
         span = first_layer_rows.span(white, leak.batch, generator)
         if span is None:
             why = (
-                "the rows show no end of the batch: "
-                "it is larger than the rows can tell, or the noise hides it"
+                "the singular values do not show the batch size: "
+                "the batch is too large for these rows, or the noise hides it"
             )
             none = torch.empty(0, *task.spec.shape)
             return Reconstruction(leak.node, "exact", none, None, Certificate.FAILED, 1.0, note=why)
@@ -105,7 +108,7 @@ class Exact(Attack):
         return _reconstruction(_proof(self._searched(heard), heard), heard)
 
     def _searched(self, heard: Heard) -> KnownInputs:
-        """Search the inputs: by likelihood in noise, by walks in windows of several lengths."""
+        """Search for the inputs: by likelihood if there is noise, and by walks in windows."""
         span = heard.span
         grid = heard.grid
         nothing = heard.white.new_zeros(0, len(grid.mean))
@@ -133,7 +136,7 @@ class Exact(Attack):
 
 
 def _groups(heard: Heard, length: int) -> Groups:
-    """Rows of all neurons over windows of some length, in coordinates of the batch's space."""
+    """Rows of all neurons over windows of a given length, in coordinates of the batch's space."""
     rounds = len(heard.stack)
     parts = [heard.white]
     if length != rounds:
@@ -151,14 +154,14 @@ def _lengths(rounds: int, windows: int) -> list[int]:
 
 @dataclass(frozen=True)
 class _Proof:
-    """What is proven of a batch, in the order in which its inputs are reported.
+    """What is proven about a batch; inputs are in the order in which they are reported.
 
     Attributes:
         x: (k, p) inputs, the proven ones first.
-        exact: How many of them are proven.
-        choices: By place, other images that explain the rows as well.
-        why: The first obligation that is not met, or what was seen.
-        interval: Half-widths of data without a grid, or None.
+        exact: Number of proven inputs.
+        choices: For each index, other images that explain the rows equally well.
+        why: The first condition that is not met, or what was observed.
+        interval: Half-widths for data without a grid, or None.
     """
 
     x: Tensor
@@ -169,7 +172,7 @@ class _Proof:
 
 
 def _proof(found: KnownInputs, heard: Heard) -> _Proof:
-    """Judge inputs on the grid, or intervals if there is none, and add estimates of the others."""
+    """Judge inputs on the grid, or by intervals if there is none, and append estimates."""
     wanted = heard.span.batch
     grid = heard.grid
     image = heard.task.spec.is_image
@@ -188,7 +191,7 @@ def _proof(found: KnownInputs, heard: Heard) -> _Proof:
 
 
 def _reconstruction(proof: _Proof, heard: Heard) -> Reconstruction:
-    """Report what is proven, and say how sure each input is."""
+    """Report what is proven and how certain each input is."""
     leak = heard.leak
     task = heard.task
     wanted = heard.span.batch
@@ -197,7 +200,7 @@ def _reconstruction(proof: _Proof, heard: Heard) -> Reconstruction:
     x = x.reshape(-1, *task.spec.shape).to(task.dtype)
     seen = f"batch of {wanted} by a drop of {heard.span.clear:.0e} in the singular values"
     if leak.batch is not None and leak.batch != wanted:
-        seen += f", {leak.batch} samples were announced: some repeat or show no gradient"
+        seen += f", {leak.batch} samples declared: some are equal or have a zero gradient"
     y = None
     if certificate in (Certificate.EXACT, Certificate.INTERVAL):
         if wanted == 1:
@@ -223,7 +226,7 @@ def _reconstruction(proof: _Proof, heard: Heard) -> Reconstruction:
 
 
 def _verdict(proof: _Proof, wanted: int) -> tuple[Certificate, str]:
-    """Return the certificate of a batch of so many inputs, and the sentence that goes with it."""
+    """Return the certificate of a batch of this size and its description for the note."""
     if proof.exact == wanted:
         return Certificate.EXACT, f"all {wanted} different inputs are exact"
     if proof.interval is not None and len(proof.x) == wanted:
@@ -239,20 +242,20 @@ def _verdict(proof: _Proof, wanted: int) -> tuple[Certificate, str]:
 
 
 def _candidates(choices: Mapping[int, Tensor], x: Tensor, grid: Grid) -> Iterator[str]:
-    """Say of each input with other candidates how many there are, and how far apart."""
+    """Describe, for each input with other candidates, how many there are and how far apart."""
     for k, others in choices.items():
         levels = float((others - x[k]).abs().max()) * grid.levels
         yield (
-            f"input {k + 1} is one of {len(others) + 1} candidates, "
-            f"which differ by up to {levels:.0f} levels"
+            f"input {k + 1} is one of {len(others) + 1} candidates "
+            f"that differ by up to {levels:.0f} levels"
         )
 
 
 def _rounded(found: KnownInputs, wanted: int, grid: Grid) -> KnownInputs:
-    """Round estimates too if every dual was found.
+    """Round the estimates as well if every dual vector was found.
 
-    Activity may prove them then, even if they are black and white only, which the grid cannot
-    judge.
+    Activity may then prove them, even if their pixels are only black and white, which the grid
+    cannot judge.
     """
     if not grid.levels or not found.complete or len(found.certified) + len(found.open) != wanted:
         return found
@@ -261,11 +264,11 @@ def _rounded(found: KnownInputs, wanted: int, grid: Grid) -> KnownInputs:
 
 
 def _distinct(found: KnownInputs, room: int, image: bool) -> Tensor:
-    """Choose estimates that differ from what is certified and from each other.
+    """Choose estimates that differ from the certified inputs and from each other.
 
     Args:
         found: Certified inputs and estimates.
-        room: How many may be chosen.
+        room: Maximum number to choose.
         image: Whether they must stay near [0, 1].
 
     Returns:
@@ -282,7 +285,7 @@ def _distinct(found: KnownInputs, room: int, image: bool) -> Tensor:
 
 
 def _residual(x: Tensor, white: Tensor, grid: Grid) -> float:
-    """Part of the whitened rows that the inputs (b, p) do not explain."""
+    """Share of the whitened rows that the inputs (b, p) do not explain."""
     if not len(x):
         return 1.0
     flat = white.flatten(0, 1)

@@ -4,8 +4,9 @@ The loss of the paper (eq. 1 to 11) adds to the squared distance of gradients: t
 energy, the distance of batch statistics from known ones (R_BN), and the distance from the
 registered mean of several searches (R_group). All weights are relative to a gradient of norm 1.
 
-If the gradient of a convolution shows its inputs (`convolution_patches`), the search compares those
-instead of gradients. An evaluation is then one forward pass, which is smoother and costs a third.
+If the gradient of a convolution reveals the convolution's inputs (`convolution_patches`), the
+search compares those instead of gradients. An evaluation then requires only one forward pass, which
+is smoother and takes a third of the time.
 """
 
 from __future__ import annotations
@@ -40,22 +41,23 @@ if TYPE_CHECKING:
 Loss = Callable[[Tensor], Tensor]
 Residual = Callable[[Tensor], float]
 
-# Steps between two means over the searches. A choice: registration costs as much as a step or two.
+# Steps between two means over the searches. A choice: a registration takes as long as one or two
+# steps.
 EVERY = 25
 
-# Relative residual of a gradient below which it agrees with a layer's inputs that fit; images at 13
-# to 21 dB leave .63 to 1.1 (docs/iterative.md).
+# Relative residual of a gradient below which it agrees with inputs of a layer that fit; images at
+# 13 to 21 dB leave .63 to 1.1 (docs/iterative.md).
 PART = 0.5
 
 
 @attack("gradinversion")
 @dataclass(frozen=True)
 class GradInversion(Attack):
-    """Several searches with Adam that are drawn to their registered mean.
+    """Several searches with Adam that are pulled towards their registered mean.
 
-    The batch statistics are the victim's own if it sends them (`statistics`, from Python), else the
-    model's running ones. A trace holds neither of a network that normalises by the batch. Then the
-    prior is left out and the note says so, and `auto` leaves the attack out.
+    The batch statistics are the victim's own if it sends them (`statistics`, only from Python),
+    otherwise the model's running ones. For a network that normalises by the batch, a trace contains
+    neither. In this case the prior is omitted, which the note states, and `auto` skips the attack.
     """
 
     exact: ClassVar[bool] = False
@@ -68,59 +70,59 @@ class GradInversion(Attack):
         "Yin et al. 2021, See through Gradients: Image Batch Recovery via GradInversion"
     )
     cost: ClassVar[str] = (
-        "one double backward pass, or one of a part of the network, a step and seed; "
+        "one double backward pass, or one of a part of the network, per step and seed; "
         "10 to 30 s on one core"
     )
 
     labels: Sequence[int] = param(
-        (), "known labels, e.g. 3 or 3,1,4; read from the last layer where not given"
+        (), "known labels, e.g. 3 or 3,1,4; default: read from the last layer"
     )
-    steps: int = param(800, "steps of Adam, each seed")
-    seeds: int = param(2, "searches that are drawn to their mean")
+    steps: int = param(800, "number of Adam steps per seed")
+    seeds: int = param(2, "number of searches that are pulled towards their mean")
     layers: bool = param(
         True,
-        "compare what a layer's gradient shows of its inputs, where it does, in place of gradients",
+        "compare a layer's inputs instead of gradients if the layer's gradient reveals them",
     )
     rate: float = param(0.3, "largest step in the data's units; cosine schedule")
     slopes: Literal["raw", "soft", "hard"] = param(
-        "soft", "raw; soft: over its size and the mean size; hard: the sign alone"
+        "soft", "raw; soft: divided by its size plus the mean size; hard: only the sign"
     )
     tv: float = param(1e-2, "weight of total variation", "alpha_tv")
     energy: float = param(1e-4, "weight of the mean squared pixel", "alpha_l2")
-    bn: float = param(1.0, "weight of the batch statistics, 0 for none", "alpha_BN")
+    bn: float = param(1.0, "weight of the batch statistics; 0 disables them", "alpha_BN")
     group: float = param(
-        0.1, "weight of the distance to the registered mean, 0 for none", "alpha_group"
+        0.1, "weight of the distance to the registered mean; 0 disables it", "alpha_group"
     )
     langevin: float = param(
-        0.01, "deviation of the noise added before each step, over its size; the paper has 0.2"
+        0.01, "standard deviation, relative to the step, of noise added before it; paper: 0.2"
     )
-    wait: float = param(0.5, "share of the steps before the searches are drawn to their mean")
-    most: int = param(3, "most pixels by which images are moved to agree")
+    wait: float = param(0.5, "share of the steps before searches are pulled towards their mean")
+    most: int = param(3, "maximum shift in pixels to align images")
     batch: int | None = param(
-        None, "samples behind each gradient; as the leak says where not given"
+        None, "number of samples behind each gradient; default: as stated by the leak"
     )
     samples: int | None = param(
         None,
-        "different records of a local training in mini-batches; "
-        "as many as one step takes where not given",
+        "number of different records in a local training with mini-batches; "
+        "default: the size of one mini-batch",
     )
     statistics: Statistics | None = param(  # noqa: RUF009 - None
         None, "the victim's batch statistics by layer; only from Python"
     )
 
     def refuses(self, leak: GradientLeak, task: Task) -> str | None:
-        """Need plain gradients of images at known models, and labels."""
+        """Require plain gradients of images at known models, and labels."""
         if not task.spec.is_image:
-            return f"it recovers images, and the inputs have shape {task.spec.shape}; use dlg"
+            return f"it recovers images, but the inputs have shape {task.spec.shape}; use dlg"
         return local_training.refused(leak, task, self.labels, self.batch, self.samples)
 
     def idle(self, leak: GradientLeak, task: Task) -> str | None:
-        """Say that there are no statistics to compare with."""
+        """Return a reason if there are no statistics to compare with."""
         known = self.statistics or priors.running_statistics(task)
-        return None if known else "no batch statistics are known for it to compare with"
+        return None if known else "no batch statistics are known to compare with"
 
     def __call__(self, leak: GradientLeak, task: Task, generator: Generator) -> Reconstruction:
-        """Reconstruct the images; the best of the searches and of their mean comes back."""
+        """Reconstruct the images: the best result of the searches and of their mean."""
         why = self.refuses(leak, task)
         if why:
             raise AttackError(f"gradinversion cannot use this leak: {why}")
@@ -134,7 +136,7 @@ class GradInversion(Attack):
             loss = partial(self._loss, target, task, local, y, known)
             classes = y
         else:
-            # A layer's inputs have an order of their own, so that no two samples are
+            # The inputs of a layer have an order of their own, so no two samples are
             # interchangeable.
             loss = partial(self._layer_loss, target, task, shown, known)
             classes = torch.arange(len(y), device=y.device)
@@ -156,13 +158,12 @@ class GradInversion(Attack):
             by_layer = partial(_of_layer, task, precise.theta[0], shown, known)
             left = residual(best)
             told += (
-                f"compared with the inputs of layer {shown.layer.name}, which its gradient shows; "
+                f"compared with the inputs of layer {shown.layer.name}, read from its gradient; "
             )
             if objectives.FIT < left <= PART and by_layer(best) <= objectives.FIT:
                 residual = by_layer
                 told += (
-                    "residual of those and of the statistics, "
-                    f"the whole gradient keeps {left:.2g}; "
+                    f"residual of these inputs and of the statistics (whole gradient: {left:.2g}); "
                 )
         note = f"{how}{told}Adam {runs[0].after(*runs[1:])}"
         return objectives.reconstruction(
@@ -170,7 +171,7 @@ class GradInversion(Attack):
         )
 
     def _shown(self, precise: Target, task: Task, local: Local) -> LayerInputs | None:
-        """Inputs of a layer that its gradient shows, if they are to be compared."""
+        """Return the inputs of a layer that its gradient reveals, if they are to be compared."""
         if not (self.layers and local.steps == 1 and priors.normalises(task)):
             return None
         return convolution_patches.read(
@@ -186,7 +187,7 @@ class GradInversion(Attack):
         known: Statistics | None,
         x: Tensor,
     ) -> Tensor:
-        """All terms but the searches' agreement."""
+        """Return all terms except the agreement of the searches."""
         loss = local_training.l2(target, task, local, x, y) + self._smooth(x)
         if known and self.bn:
             return loss + self.bn * priors.normalisation(task, target.theta[0], x, known)
@@ -195,7 +196,7 @@ class GradInversion(Attack):
     def _layer_loss(
         self, target: Target, task: Task, shown: LayerInputs, known: Statistics | None, x: Tensor
     ) -> Tensor:
-        """All terms but the searches' agreement, from one forward pass up to a layer."""
+        """Return the same terms as `_loss`, from one forward pass up to a layer."""
         names = {*(known or ()), shown.layer.name, *(layer.name for layer in shown.before)}
         seen = priors.inputs(task, target.theta[0], x, names, last=shown.layer.name)
         loss = shown.misfit(seen) + self._smooth(x)
@@ -205,7 +206,7 @@ class GradInversion(Attack):
         return loss
 
     def _smooth(self, x: Tensor) -> Tensor:
-        """Total variation and energy."""
+        """Return total variation and energy."""
         return self.tv * priors.total_variation(x) + self.energy * x.square().mean()
 
     def _search(
@@ -219,15 +220,15 @@ class GradInversion(Attack):
         """Run all searches together.
 
         Args:
-            loss: All terms but the searches' agreement.
+            loss: All terms except the agreement of the searches.
             y: (b,) classes; samples of one class may be exchanged.
             starts: One for each search.
             box: Projects images into their range.
             generator: Draws the noise.
 
         Returns:
-            Where they end, and their mean (seeds, b, *shape) as each of them orders it, empty for
-            one.
+            The final runs, and their mean (seeds, b, *shape) in the order of each run; empty if
+            there is only one.
         """
         middle = starts[0].new_empty(0)
         begin = int(self.wait * self.steps)
@@ -247,7 +248,7 @@ class GradInversion(Attack):
         return runs, self._middle(runs, y) if len(starts) > 1 else middle
 
     def _middle(self, runs: list[SearchRun], y: Tensor) -> Tensor:
-        """Registered mean, from where the search with the lowest objective stands."""
+        """Return the registered mean, starting from the search with the lowest objective."""
         best = min(range(len(runs)), key=lambda s: runs[s].objective)
         return priors.consensus(torch.stack([run.point[0] for run in runs]), y, best, self.most)
 
@@ -255,10 +256,11 @@ class GradInversion(Attack):
 def _of_layer(
     task: Task, theta: Tensor, shown: LayerInputs, known: Statistics | None, x: Tensor
 ) -> float:
-    """Relative residual of a layer's inputs, or of the statistics before it if that is larger.
+    """Return the relative residual of a layer's inputs, or of the preceding statistics if larger.
 
-    Only the statistics show contrast, so the residual is infinite without them. Images far from the
-    true ones may fit both, so it counts only beside the whole gradient's.
+    Only the statistics reveal contrast, so the residual is infinite without them. Images far from
+    the true ones may fit both, so this residual counts only together with that of the whole
+    gradient.
     """
     names = {*(known or ()), shown.layer.name}
     with torch.no_grad():
@@ -271,9 +273,10 @@ def _of_layer(
 
 
 def _settled(x: Tensor, residual: Residual, task: Task) -> Tensor:
-    """Order images as their labels, and round them to the data's grid.
+    """Order images to match their labels, and round them to the data's grid.
 
-    Both only if it lowers the residual: exchanges of two images until none does, then the rounding.
+    Each is kept only if it lowers the residual: exchanges of two images until none does, then the
+    rounding.
     """
     left = residual(x)
     gained = True

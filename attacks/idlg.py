@@ -1,9 +1,9 @@
 """Improved deep leakage from gradients (Zhao et al. 2020).
 
 With cross-entropy and one sample, the slope of the loss in output c is softmax_c - [c is the
-label]: negative for the label only. So the last layer's gradient shows the label by its signs (eq.
-4 to 6 of the paper; `label_signs.from_gradient`), and only the input has to be searched, by
-matching gradients as in DLG.
+label], which is negative only for the label. The signs of the last layer's gradient therefore show
+the label (eq. 4 to 6 of the paper; `label_signs.from_gradient`), and only the input remains to be
+searched, by matching gradients as in DLG.
 """
 
 from __future__ import annotations
@@ -32,66 +32,64 @@ if TYPE_CHECKING:
 @attack("idlg")
 @dataclass(frozen=True)
 class IDLG(Attack):
-    """L2 between gradients of one sample with its label known, minimised with L-BFGS.
+    """L2 between gradients of one sample, minimised with L-BFGS after reading its label.
 
-    Several leaks and starts are searched together.
+    Several leaks and starts are searched in one batch.
     """
 
     exact: ClassVar[bool] = False
     rank: ClassVar[int] = 0
     reads: ClassVar[str] = "plain gradients of one sample at known models, with the last layer"
     paper: ClassVar[str] = "Zhao et al. 2020, iDLG: Improved Deep Leakage from Gradients"
-    cost: ClassVar[str] = "20 double backward passes a step; 2 to 10 s for a LeNet on one core"
+    cost: ClassVar[str] = "20 double backward passes per step; 2 to 10 s for a LeNet on one core"
 
-    steps: int = param(300, "most L-BFGS steps of 20 iterations, each restart")
+    steps: int = param(300, "maximum number of L-BFGS steps (20 iterations each) per restart")
     restarts: int = param(
         3,
-        "most starting points; more are tried, 1, 2, 4, ... at once, "
-        "where ten times the goal was missed",
+        "maximum number of starting points; more are tried, in groups of 1, 2, 4, ..., "
+        "if ten times the goal is missed",
     )
     goal: float = param(3e-5, "relative residual at which the search stops")
-    rows: int = param(1, "most gradients of the leak that are fitted at once")
+    rows: int = param(1, "maximum number of gradients of the leak to fit at once")
     start: Literal["gray", "uniform", "normal"] = param(
         "gray", "dummy input: near 0.5, uniform in [0, 1], or N(0, 1) as published"
     )
     space: Literal["spectrum", "pixels"] = param(
-        "spectrum", "of an image that L-BFGS moves in: scaled frequencies, or pixels as published"
+        "spectrum", "variables of L-BFGS: scaled frequencies of the image, or pixels as published"
     )
     dtype: Literal["mixed", "float32", "float64"] = param(
         "mixed", "number format of the search; mixed: float32, then float64"
     )
 
     def refuses(self, leak: GradientLeak, task: Task) -> str | None:
-        """Need plain gradients of one sample at known models, with the last layer among them."""
+        """Require plain gradients of one sample at known models, including the last layer."""
         if not leak.is_plain:
-            return (
-                "it fits single gradients, and this leak's rows combine several; use differential"
-            )
+            return "it fits single gradients, but this leak contains combinations; use differential"
         if leak.batch is not None and leak.batch > 1:
-            return f"it reads one label, and each gradient comes from {leak.batch} samples; use dlg"
+            return f"it reads one label, but each gradient comes from {leak.batch} samples; use dlg"
         why = objectives.missing(leak, batch=1)
         if why:
             return why
         if label_signs.from_gradient(leak, task) is None:
-            return "the last layer's gradient does not show one label by its signs; use dlg"
+            return "the signs of the last layer's gradient do not show a single label; use dlg"
         return None
 
     def __call__(self, leak: GradientLeak, task: Task, generator: Generator) -> Reconstruction:
-        """Reconstruct the input; the certificate says whether it fits."""
+        """Reconstruct the input; the certificate states whether it fits."""
         return next(found for _, found in self.many([leak], task, [generator]))
 
     def many(
         self, leaks: Sequence[GradientLeak], task: Task, generators: Sequence[Generator]
     ) -> Iterator[tuple[int, Reconstruction]]:
-        """Reconstruct the inputs of several leaks together.
+        """Reconstruct the inputs of several leaks in one batch.
 
         Args:
-            leaks: What was heard.
-            task: What is trained.
+            leaks: The leaks to attack.
+            task: The learning task.
             generators: One for each leak.
 
         Yields:
-            Each one's place and reconstruction, once it is settled.
+            The index of a leak and its reconstruction, as soon as each is finished.
         """
         for leak in leaks:
             why = self.refuses(leak, task)

@@ -1,14 +1,14 @@
-"""Inverting Gradients (Geiping et al. 2020): the cosine between gradients, and a smooth image.
+"""Inverting Gradients (Geiping et al. 2020): cosine similarity of gradients, and a smooth image.
 
 The published loss is 1 - cos(g', g) + alpha TV(x) (eq. 4), minimised with Adam on the sign of the
-slope, in the box of pixels. The cosine ignores how long gradients are, which changes by orders of
-magnitude as a network is trained.
+slope, within the range of pixels. The cosine ignores the length of gradients, which changes by
+orders of magnitude during training.
 
-Two things are new, and ``sign=hard`` goes back. The soft sign shrinks slopes that are small beside
-the others, and ReLUs are rounded at first (`leakaudit.tasks.smoothed_relu`): a quarter of the loss
-that the published recipe ends at, after a quarter of its steps.
+Two things are new, and ``sign=hard`` reverts both. The soft sign shrinks slopes that are small
+compared with the others, and ReLUs are rounded at first (`leakaudit.tasks.smoothed_relu`). This
+reaches a quarter of the final loss of the published recipe, in a quarter of its steps.
 
-Of a local training the cosine is between updates, and all its steps are differentiated (section 6
+For a local training, the cosine compares updates, and all local steps are differentiated (section 6
 of the paper).
 """
 
@@ -41,13 +41,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Wanted:
-    """One leak of single gradients to be searched with others.
+    """One leak of single gradients to be searched together with others.
 
     Attributes:
-        place: Of the leak.
+        place: Index of the leak.
         target: What its gradients are compared with.
         y: (b,) labels.
-        how: How these were found, for the note.
+        how: How the labels were found, for the note.
         generator: Draws the starts.
     """
 
@@ -61,9 +61,10 @@ class _Wanted:
 @attack("inverting")
 @dataclass(frozen=True)
 class Inverting(Attack):
-    """Cosine and total variation with signed Adam.
+    """Cosine and total variation, minimised with signed Adam.
 
-    Labels are read if they are not given. Single gradients are searched together.
+    Labels are read from the last layer if they are not given. Single gradients are searched in one
+    batch.
     """
 
     exact: ClassVar[bool] = False
@@ -76,60 +77,61 @@ class Inverting(Attack):
         "How easy is it to break privacy in federated learning?"
     )
     cost: ClassVar[str] = (
-        "one double backward pass a step, one more for each further local step; "
+        "one double backward pass per step and one more per further local step; "
         "3 to 6 s for a small network on one core"
     )
 
     labels: Sequence[int] = param(
-        (), "known labels, e.g. 3 or 3,1,4; read from the last layer where not given"
+        (), "known labels, e.g. 3 or 3,1,4; default: read from the last layer"
     )
-    steps: int = param(1200, "most steps of Adam, each restart")
-    restarts: int = param(1, "starting points; the best by objective is kept")
+    steps: int = param(1200, "maximum number of Adam steps per restart")
+    restarts: int = param(1, "number of starting points; the one with the best objective is kept")
     rate: float = param(0.1, "first step in the data's units")
     tv: float = param(2e-2, "weight of total variation", "alpha")
     sign: Literal["hard", "soft"] = param(
         "soft",
-        "of slopes; soft: over its size and the mean size, cosine schedule; hard: as published",
+        "sign of slopes; soft: slope divided by its size plus the mean size, with a cosine "
+        "schedule; hard: as published",
     )
     rounding: float = param(
         0.8,
-        "width of rounded ReLUs at the start, over their inputs; "
-        "it falls to a fortieth; 0 or sign=hard: none",
+        "initial width of rounded ReLUs, relative to their inputs; "
+        "decreases to a fortieth; 0 or sign=hard: no rounding",
     )
-    rows: int = param(1, "most gradients of the leak that are fitted at once")
+    rows: int = param(1, "maximum number of gradients of the leak to fit at once")
     batch: int | None = param(
-        None, "samples behind each gradient; as the leak says where not given"
+        None, "number of samples behind each gradient; default: as stated by the leak"
     )
     samples: int | None = param(
         None,
-        "different records of a local training in mini-batches; "
-        "as many as one step takes where not given",
+        "number of different records in a local training with mini-batches; "
+        "default: the size of one mini-batch",
     )
-    decay: float = param(0.0, "weight decay of the steps of a local training")
+    decay: float = param(0.0, "weight decay of the local steps")
     dtype: Literal["float32", "float64"] = param(
-        "float32", "number format of the search; signs need no more"
+        "float32", "number format of the search; float32 is sufficient for signs"
     )
 
     def refuses(self, leak: GradientLeak, task: Task) -> str | None:
-        """Need plain gradients at known models, or local trainings from known ones, and labels."""
+        """Require labels, and plain gradients or local trainings that start from known models."""
         return local_training.refused(leak, task, self.labels, self.batch, self.samples)
 
     def __call__(self, leak: GradientLeak, task: Task, generator: Generator) -> Reconstruction:
-        """Reconstruct the inputs; the certificate says whether they fit."""
+        """Reconstruct the inputs; the certificate states whether they fit."""
         return next(found for _, found in self.many([leak], task, [generator]))
 
     def many(
         self, leaks: Sequence[GradientLeak], task: Task, generators: Sequence[Generator]
     ) -> Iterator[tuple[int, Reconstruction]]:
-        """Reconstruct the inputs of several leaks, single gradients together.
+        """Reconstruct the inputs of several leaks, single gradients in one batch.
 
         Args:
-            leaks: What was heard.
-            task: What is trained.
+            leaks: The leaks to attack.
+            task: The learning task.
             generators: One for each leak.
 
         Yields:
-            Each one's place and reconstruction, local trainings and hard signs first.
+            The index of a leak and its reconstruction; local trainings and hard signs first.
         """
         for leak in leaks:
             why = self.refuses(leak, task)
@@ -160,7 +162,7 @@ class Inverting(Attack):
                 yield one.place, found
 
     def _search(self, wanted: list[_Wanted], task: Task) -> Iterator[tuple[_Wanted, SearchRun]]:
-        """Search targets of one shape from all their starts together; yield each one's best run."""
+        """Search targets of one shape together from all starts; yield the best run of each."""
         each = [one for one in wanted for _ in range(self.restarts)]
         targets = [one.target for one in each]
         y = torch.stack([one.y for one in each])
@@ -188,7 +190,7 @@ class Inverting(Attack):
             yield one, best.after(*(run for run in mine if run is not best))
 
     def _one_by_one(self, leak: GradientLeak, task: Task, generator: Generator) -> Reconstruction:
-        """Reconstruct the inputs of one leak, which may be a local training."""
+        """Reconstruct the inputs of a single leak, which may be a local training."""
         local = local_training.of(leak, self.batch, self.samples, self.decay)
         y, how = read_labels.given_or_read(self.labels, leak, task, local.samples)
         dtype = getattr(torch, self.dtype)
@@ -229,14 +231,14 @@ class Inverting(Attack):
         )
 
     def _rounded(self, task: Task, rounding: Rounding) -> Task:
-        """Return the task with rounded ReLUs, if they are to be rounded."""
+        """Return the task, with rounded ReLUs if they are to be rounded."""
         return task.rounded(rounding) if self.rounding and self.sign == "soft" else task
 
 
 def _objective(
     columns: slice, weight: float, gradients: Gradients, given: Point, point: Point
 ) -> Tensor:
-    """Cosine and total variation of each problem (see `Problems`)."""
+    """Return cosine and total variation of each problem (see `Problems`)."""
     theta, mixing, aim, y = given
     smooth = torch.vmap(priors.total_variation)(point[0])
     found = objectives.mixed(gradients, columns, theta, mixing, point[0], y)

@@ -1,7 +1,7 @@
-"""Labels only: how many samples of each class stand behind a gradient, or behind a local training.
+"""Labels only: the number of samples of each class behind a gradient or a local training.
 
-The last layer's gradient is a sum of (softmax - one-hot label) times features, and the methods read
-the counts of the classes from it in different ways (`label_counts`).
+The last layer's gradient is a sum of (softmax - one-hot label) times features, and the methods
+derive the number of samples of each class from it in different ways (`label_counts`).
 """
 
 from __future__ import annotations
@@ -28,61 +28,62 @@ if TYPE_CHECKING:
 @attack("labels")
 @dataclass(frozen=True)
 class Labels(Attack):
-    """Counts of the classes from the last layer's gradient.
+    """Number of samples of each class, from the last layer's gradient.
 
-    It gives labels and no inputs, so `auto` takes it last.
+    The attack recovers labels but no inputs, so `auto` tries it last.
     """
 
     exact: ClassVar[bool] = False
     rank: ClassVar[int] = 9
-    reads: ClassVar[str] = "plain gradients or local trainings with the last layer"
+    reads: ClassVar[str] = "plain gradients or local trainings that contain the last layer"
     paper: ClassVar[str] = (
         "iDLG (Zhao et al. 2020), Yin et al. 2021, RLG (Dang et al. 2021), "
-        "LLG (Wainakh et al. 2022), iLRG (Ma et al. 2023); pooled: ours"
+        "LLG (Wainakh et al. 2022), iLRG (Ma et al. 2023); pooled: developed for leakaudit"
     )
     cost: ClassVar[str] = "small matrices of the last layer; under a second"
 
     method: Literal[
         "best", "pooled", "ilrg", "llg", "llg-dummies", "yin", "rlg", "bias", "rows"
-    ] = param("best", "how labels are read; rlg, bias and rows give each class they find one label")
+    ] = param("best", "method; rlg, bias and rows report each class that they find only once")
     batch: int | None = param(
-        None, "samples behind the gradient, or the local training; as the leak says where not given"
+        None, "samples behind the gradient or local training; default: as stated by the leak"
     )
 
     def refuses(self, leak: GradientLeak, task: Task) -> str | None:
-        """Need a plain gradient with the last layer, labels, and the number of samples."""
+        """Require a plain gradient with the last layer, labels, and the number of samples."""
         if task.spec.loss == "squared":
-            return "loss 'squared' has no labels"
+            return "it recovers labels, and loss 'squared' has none"
         rows = label_signs.plain_rows(leak)
         if not rows:
             return (
-                "it reads a gradient that is not zero, "
-                "and this leak's rows combine several or are zero"
+                "it reads a single gradient that is not zero, "
+                "but all rows of this leak are combinations or zero"
             )
         head = label_counts.of(leak, task, rows[0])
         if head is None:
             return (
-                "the last linear layer's weights are not in the leak, "
+                "the leak does not contain the weights of the last linear layer, "
                 "or the model has no such layer"
             )
         if self.batch is None and leak.batch is None:
-            return "the number of samples behind a gradient is unknown; set batch=N"
+            return "the number of samples behind each gradient is unknown; set batch=N"
         if self.method in ("pooled", "ilrg") and not head.whole:
             return (
-                f"method {self.method} needs the model and a bias in its last layer; use method=llg"
+                f"method {self.method} requires the model and a last layer with bias; "
+                "use method=llg"
             )
         if self.method == "bias" and head.bias is None:
-            return "method bias needs a bias in the last layer; use method=llg"
+            return "method bias requires a last layer with bias; use method=llg"
         softmax = leak.theta is not None and task.spec.loss == "cross_entropy"
         if self.method == "llg-dummies" and not softmax:
-            return "method llg-dummies needs the model and more than two outputs; use method=llg"
+            return "method llg-dummies requires the model and more than two outputs; use method=llg"
         return None
 
     def __call__(self, leak: GradientLeak, task: Task, generator: Generator) -> Reconstruction:
         """Read the labels.
 
-        The certificate is APPROXIMATE if the counts lie near whole numbers, or if the method does
-        not say how near they are.
+        The certificate is APPROXIMATE if the counts are close to whole numbers, or if the method
+        does not report how close they are.
         """
         why = self.refuses(leak, task)
         if why:
@@ -106,7 +107,7 @@ class Labels(Attack):
         )
 
     def _read(self, leak: GradientLeak, task: Task, batch: int, generator: Generator) -> Read:
-        """Read by the chosen method."""
+        """Read the labels with the chosen method."""
         row = label_signs.plain_rows(leak)[0]
         head = label_counts.of(leak, task, row)
         best = read_labels.read(leak, task, batch) if self.method == "best" else None
@@ -124,7 +125,7 @@ class Labels(Attack):
     def _whole(
         self, leak: GradientLeak, task: Task, head: Head, row: int, batch: int, generator: Generator
     ) -> Tensor:
-        """Counts or classes (C,) of the methods that do not say how sure they are."""
+        """Return counts or classes (C,) for the methods that do not report their certainty."""
         if self.method == "llg-dummies" and leak.theta is not None:
             theta = leak.theta[int(leak.combination[row].abs().argmax())].double()
             impact, offset = label_counts.dummies(task, theta, batch, generator)

@@ -1,9 +1,10 @@
-"""One sample, layer by layer from the last: R-GAP (Zhu and Blaschko 2021), completed by a search.
+"""R-GAP: one sample, layer by layer from the last (Zhu and Blaschko 2021), completed by a search.
 
-The published recursion (`layerwise`) needs as many equations as unknowns at every layer. Here the
-first layer that has fewer stops it, and the input is searched whose activations meet the equations
-of that layer. An evaluation is a forward pass and one backward pass, without second derivatives,
-and it is continuous in the input for every activation, unlike the gradient of a ReLU network.
+The published recursion (`layerwise`) needs as many equations as unknowns at every layer. Here it
+stops at the first layer that has fewer, and a search finds the input whose activations satisfy the
+equations of that layer. Each evaluation requires a forward pass and one backward pass, without
+second derivatives, and is continuous in the input for every activation function, unlike the
+gradient of a ReLU network.
 """
 
 from __future__ import annotations
@@ -31,28 +32,29 @@ from leakaudit.tasks.layer_chain import Layer
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task
 
-# Weights of total variation, each search from where the last one ended, and then none: a smooth
-# image first, whose activations are nearly right, then its details. A choice of four roughly even
-# steps.
+# Weights of total variation. Each search starts from the end of the previous one, and the last has
+# weight zero: first a smooth image with nearly correct activations, then its details. A choice of
+# four roughly even steps.
 SMOOTH = (1e-1, 3e-2, 1e-2, 1e-4)
 
-# L-BFGS steps over which such a search must gain; the next one goes on from where it ends anyway.
+# A search stops if it gains nothing in this many L-BFGS steps; the next one continues from its end
+# anyway.
 PATIENCE = 3
 
-# Differences of neighbours below this count as squares, which keeps L-BFGS going: a quarter of a
-# grey level of 255.
+# Differences of neighbouring pixels below this are squared, so that the objective stays smooth for
+# L-BFGS: a quarter of a grey level of 255.
 BEND = 1e-3
 
-# Root mean square distance to the pixel grid, in its units, at which inputs are moved onto it;
-# 0.289 for anything else. The whole gradient confirms the move, so it may be larger than
-# `pixel_grid.OFF`.
+# Inputs are moved to the pixel grid if their root mean square distance from it, in its units, is
+# below this; arbitrary inputs have 0.289. The whole gradient confirms the move, so the value may be
+# larger than `pixel_grid.OFF`.
 GRID = 0.12
 
-# Least relative error of a gradient in float64.
+# Smallest relative error of a gradient in float64.
 ROUNDING = 1e-12
 
-# Relative residual of the whole gradient that is rounding, of pixels in float32 too; one pixel off
-# by a level makes 1e-4.
+# Relative residual of the whole gradient that rounding explains, also for pixels in float32; one
+# pixel that is off by one level causes 1e-4.
 FITS = 1e-6
 
 # Objective at which a search ends: a relative residual of 1e-9.
@@ -62,12 +64,12 @@ SMALL = 1e-18
 @attack("rgap")
 @dataclass(frozen=True)
 class RGAP(Attack):
-    """Layer after layer in float64 if the equations suffice; L-BFGS for what they leave open."""
+    """Linear equations of each layer in float64; L-BFGS if the equations are not sufficient."""
 
     exact: ClassVar[bool] = True
     rank: ClassVar[int] = 2
     reads: ClassVar[str] = (
-        "plain gradients of one sample at known models, all layers, "
+        "plain gradients of one sample at known models, with all layers, "
         "of a chain of convolutions and linear layers"
     )
     paper: ClassVar[str] = (
@@ -75,41 +77,40 @@ class RGAP(Attack):
         "extended to layers of deficient rank"
     )
     cost: ClassVar[str] = (
-        "a singular value decomposition a layer and up to a few thousand backward passes; "
+        "one singular value decomposition per layer and up to a few thousand backward passes; "
         "1 to 10 s for a small network"
     )
 
-    steps: int = param(30, "most L-BFGS steps at each weight of total variation")
+    steps: int = param(30, "maximum number of L-BFGS steps at each weight of total variation")
     restarts: int = param(
-        3, "most starting points, where the layers' equations leave something open"
+        3, "maximum number of starting points if the layers' equations are not sufficient"
     )
-    goal: float = param(1e-6, "objective of the layer's equations at which no other start is tried")
+    goal: float = param(1e-6, "value of the layer's objective below which no other start is tried")
 
     def refuses(self, leak: GradientLeak, task: Task) -> str | None:
-        """Need a plain gradient of one sample at a known model, of all layers of a chain."""
+        """Require a plain gradient of one sample at a known model, of all layers of a chain."""
         if not leak.is_plain:
             return (
-                "it takes single gradients apart, and this leak's rows combine several; "
-                "use differential"
+                "it reads single gradients, but this leak contains combinations; use differential"
             )
         if leak.batch is not None and leak.batch > 1:
-            return f"it takes one sample apart, and each gradient comes from {leak.batch}"
+            return f"it recovers one sample, but each gradient comes from {leak.batch} samples"
         why = objectives.missing(leak, batch=1)
         if why:
             return why
         if leak.columns != (0, task.layout.size):
             return (
-                "it needs the gradients of all layers, "
-                f"and the leak holds columns {leak.columns[0]}:{leak.columns[1]}"
+                "it requires the gradients of all layers, "
+                f"but the leak contains only columns {leak.columns[0]}:{leak.columns[1]}"
             )
         if task.spec.loss != "squared" and label_signs.from_gradient(leak, task) is None:
-            return "the last layer's gradient does not show one label by its signs; use dlg"
+            return "the signs of the last layer's gradient do not show a single label; use dlg"
         return layer_chain.unfit(task)
 
     def __call__(self, leak: GradientLeak, task: Task, generator: Generator) -> Reconstruction:
         """Reconstruct the input.
 
-        EXACT needs linear equations for every layer, a grid, and `certify.whole_gradient`.
+        EXACT requires linear equations for every layer, a grid, and `certify.whole_gradient`.
         """
         why = self.refuses(leak, task)
         if why:
@@ -118,13 +119,13 @@ class RGAP(Attack):
         theta = target.theta[0]
         error = max(ROUNDING, target.noise)
         layers = layer_chain.layers(task, theta)
-        # The gradient itself, without its factor in the leak and without weight decay.
+        # The gradient itself, without the leak's coefficient and without weight decay.
         gradient = target.value[0] / target.combination[0, 0] - task.l2 * theta
         slopes = task.layout.split(gradient)
         h, held = layerwise.descend(layers, slopes, error)
         if h is not None:
             x = task.denormalise(h)[None]
-            how = "every layer by linear equations"
+            how = "every layer solved by linear equations"
         else:
             search = partial(self._search, task, layers, held[-1])
             goal = max(self.goal, error**2)
@@ -149,12 +150,12 @@ class RGAP(Attack):
     def _search(
         self, task: Task, layers: list[Layer], known: LayerRelations, start: Point
     ) -> SearchRun:
-        """L-BFGS over the input on one layer's equations, with smoothing that fades.
+        """Search for the input with L-BFGS on one layer's equations, with decreasing smoothing.
 
         Args:
-            task: What is trained.
+            task: The learning task.
             layers: The chain.
-            known: What is known around the layer where the descent stopped.
+            known: What is known around the layer where the recursion stopped.
             start: The input (1, *shape) to start from.
         """
 
@@ -175,15 +176,15 @@ class RGAP(Attack):
 
 
 def _on_grid(task: Task, x: Tensor, residual: Callable[[Tensor], float]) -> tuple[Tensor, str]:
-    """Move inputs onto the grid of pixel values if they lie near it and the whole gradient agrees.
+    """Move inputs to the grid of pixel values if they lie near it and the whole gradient agrees.
 
     Args:
-        task: What is trained.
+        task: The learning task.
         x: (1, *shape) in the data's units.
-        residual: Of the whole gradient, relative.
+        residual: Relative residual of the whole gradient.
 
     Returns:
-        The inputs, and a note that says how far they were moved, empty if they were not.
+        The inputs, and a note that states how far they were moved; empty if they were not.
     """
     levels = task.spec.levels
     if not levels:
@@ -191,5 +192,5 @@ def _on_grid(task: Task, x: Tensor, residual: Callable[[Tensor], float]) -> tupl
     snapped = (x * levels).round().clamp(0, levels) / levels
     off = float((x - snapped).mul(levels).square().mean().sqrt())
     if off < GRID and residual(snapped) <= max(residual(x), FITS):
-        return snapped, f"off the pixel grid by {off:.1e} grid units before snapping; "
+        return snapped, f"snapped to the pixel grid from a distance of {off:.1e} grid units; "
     return x, ""

@@ -1,10 +1,12 @@
-"""Every benchmark in a short form, one after the other, as one table of ratios; what `make bench` runs.
+"""Run short forms of all benchmarks and print a table of ratios; `make bench` runs this.
 
 python bench/_all.py [-o FILE] [--seconds 1200] [--only NAME …] [--breaching PYTHON]
 
-Each runs in a process of its own and prints JSON lines; FILE gets all of them with the machine in words. A ratio is of two things that were
-measured side by side in one run. A benchmark that is not done within its share of the time is ended, and its lines so far are kept. The
-code is 1 where one fails by itself; a target that is missed is a word in the table, since other programs on the machine can cause it.
+Each benchmark runs in its own process and prints JSON lines; FILE receives all of them, with a
+description of the machine. A ratio compares two quantities measured side by side in one run. A
+benchmark that exceeds its share of the time is ended, and its lines so far are kept. The exit code
+is 1 if a benchmark fails with an error; a missed target is only marked in the table, since other
+programs on the machine can cause it.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ Line = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Row:
-    """One figure of the table. target: None where none is set; side: whether more or less of it is better."""
+    """One figure of the table. target: None if there is none; side: whether it is a minimum or a maximum."""
 
     name: str
     ratio: float | None
@@ -40,7 +42,7 @@ class Row:
 
     @property
     def met(self) -> str:
-        """What the table says of the target."""
+        """Whether the target is met, as a word for the table."""
         if self.target is None or self.ratio is None:
             return ""
         fits = self.ratio >= self.target if self.side == LEAST else self.ratio <= self.target
@@ -48,12 +50,12 @@ class Row:
 
 
 def plain(lines: Sequence[Line]) -> list[Row]:
-    """Lines that have a ratio and, perhaps, a target."""
+    """Rows of lines that have a ratio and, possibly, a target."""
     return [_row(line) for line in lines if "bench" in line and "ratio" in line]
 
 
 def tap(lines: Sequence[Line]) -> list[Row]:
-    """CPU time of a program that is tapped over that of the same one that is not."""
+    """CPU time of a tapped program relative to the same program without the tap."""
     unit = "times the CPU time of a round without the tap"
     return [
         Row(f"tap/{line['program']}", line["ratio_cpu"], unit, line["target"], MOST)
@@ -63,7 +65,7 @@ def tap(lines: Sequence[Line]) -> list[Row]:
 
 
 def victims(lines: Sequence[Line]) -> list[Row]:
-    """More of the loop's time, less of the floor and of the cost with more nodes."""
+    """Speed relative to the loop (minimum), and cost relative to the floor and to fewer nodes (maximum)."""
     return [
         r if r.unit.startswith("times faster") else Row(r.name, r.ratio, r.unit, r.target, MOST)
         for r in plain(lines)
@@ -71,7 +73,7 @@ def victims(lines: Sequence[Line]) -> list[Row]:
 
 
 def attacks(lines: Sequence[Line]) -> list[Row]:
-    """Pictures a second, attempts where the published loop recovers none, and memory in parts of what is allowed."""
+    """Pictures per second, attempts if the published loop recovers no picture, and memory relative to its limit."""
     rows = []
     for line in lines:
         if "gb" in line:
@@ -101,7 +103,7 @@ def attacks(lines: Sequence[Line]) -> list[Row]:
 
 
 def exact(lines: Sequence[Line]) -> list[Row]:
-    """Share of images, and the time of the largest batch over that of the smallest."""
+    """Fraction of images, and the time of the largest batch relative to the smallest."""
     rows, times = plain(lines), [line["cpu_median"] for line in lines]
     batches = [int(str(line["bench"]).rsplit("-", 1)[1]) for line in lines]
     if len(times) > 1:
@@ -119,7 +121,7 @@ def exact(lines: Sequence[Line]) -> list[Row]:
 
 
 def inverting(lines: Sequence[Line]) -> list[Row]:
-    """The published recipe's CPU seconds over ours, to the same loss; 0 where ours is not as low."""
+    """CPU seconds of the published recipe relative to ours, to the same loss; 0 if ours is higher."""
     said = [line for line in lines if "times_faster" in line]
     unit = "times faster than {}, to a loss as low"
     return [
@@ -135,7 +137,7 @@ def inverting(lines: Sequence[Line]) -> list[Row]:
 
 
 def relations(lines: Sequence[Line]) -> list[Row]:
-    """CPU seconds of dense algebra over the engine's, on the same problems, and how far their results are apart."""
+    """CPU seconds of dense algebra relative to the engine, on the same problems, and the difference of their results."""
     by = [(line["what"], line.get("rounds"), line.get("cpu")) for line in lines]
 
     def cpu(words: str, rounds: int | None = None) -> float | None:
@@ -181,7 +183,7 @@ def _row(line: Line) -> Row:
 
 @dataclass(frozen=True)
 class Bench:
-    """One script in its short form. seconds: after which it is ended."""
+    """One script in its short form. seconds: the time limit."""
 
     name: str
     words: tuple[str, ...]
@@ -198,14 +200,14 @@ SUITE = (
     Bench("inverting", ("--speed", "--pictures", "8", "--steps", "600"), 120, inverting),
     Bench("victims", ("pdmm", "dpsgd", "dpnorm", "fedavg", "secured"), 240, victims),
     Bench("gpu", (), 120),
-    Bench("attacks", (), 900, attacks),  # last: it gets what is left
+    Bench("attacks", (), 900, attacks),  # last: it uses the remaining time
 )
 LEFT_OUT = {
     "dpnorm_accuracy.py": "a replay of accuracy, 28 CPU minutes; it compares no times",
-    "recal_table.py": "a replay of errors, from data that the project does not hold; it compares no times",
-    "record_level.py": "it compares prices with what losses reach, and no times",
+    "recal_table.py": "a replay of errors on data outside the project; it compares no times",
+    "record_level.py": "it compares bounds with attained values, not times",
     "certificates.py": "it counts how often EXACT is wrong, in an hour; it compares no times",
-    "verbs.py": "it compares two installations, of which a checkout holds one",
+    "verbs.py": "it compares two installations, but a checkout contains one",
     "gate.py": "it counts how often a gate is right, in ten minutes; it compares no times",
 }
 
@@ -216,7 +218,9 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("-o", "--output", type=Path, help="JSON file for all lines")
-    parser.add_argument("--seconds", type=float, default=1200.0, help="for everything together")
+    parser.add_argument(
+        "--seconds", type=float, default=1200.0, help="time limit for all benchmarks together"
+    )
     parser.add_argument(
         "--only", nargs="+", choices=[b.name for b in SUITE], default=[b.name for b in SUITE]
     )
@@ -253,7 +257,7 @@ def main() -> int:
     missed = sum(r.met == "missed" for r in rows)
     print(f"{len(rows)} figures, {missed} targets missed; {about['words']}")
     for name, why in LEFT_OUT.items():
-        print(f"left out: {name}: {why}")
+        print(f"omitted: {name}: {why}")
     if asked.output:
         asked.output.parent.mkdir(parents=True, exist_ok=True)
         record = {
@@ -267,7 +271,7 @@ def main() -> int:
 
 
 def run(bench: Bench, limit: float) -> tuple[list[dict[str, Any]], str, float]:
-    """Run one script; return its lines, how it ended and its seconds."""
+    """Run one script; return its lines, how it ended and its duration in seconds."""
     command, start = (
         [sys.executable, str(HERE / f"{bench.name}.py"), *bench.words],
         time.monotonic(),
@@ -281,7 +285,7 @@ def run(bench: Bench, limit: float) -> tuple[list[dict[str, Any]], str, float]:
             out, _ = process.communicate(timeout=limit)
             how = "done" if process.returncode == 0 else f"failed with code {process.returncode}"
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGTERM)  # and what it started
+            os.killpg(process.pid, signal.SIGTERM)  # and its children
             out, _ = process.communicate()
             how = f"ended after {limit:.0f} s, before it was done"
         except KeyboardInterrupt:
@@ -291,7 +295,7 @@ def run(bench: Bench, limit: float) -> tuple[list[dict[str, Any]], str, float]:
 
 
 def parsed(lines: Iterable[str]) -> list[dict[str, Any]]:
-    """JSON objects among the lines."""
+    """Return the JSON objects among the lines."""
     found = []
     for line in lines:
         try:
@@ -303,7 +307,7 @@ def parsed(lines: Iterable[str]) -> list[dict[str, Any]]:
 
 
 def table(rows: Sequence[Row]) -> list[str]:
-    """One line a row."""
+    """Format one line per row."""
     wide = max(len(r.name) for r in rows)
     out = []
     for r in rows:
@@ -314,7 +318,7 @@ def table(rows: Sequence[Row]) -> list[str]:
 
 
 def machine() -> dict[str, Any]:
-    """The machine and the time, in words and numbers."""
+    """Describe the machine and the time, in words and numbers."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8").splitlines() if info.is_file() else []
     model = next(

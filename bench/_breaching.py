@@ -1,11 +1,12 @@
-"""Inverting Gradients of this project against that of breaching, on the same ConvNet, pictures and gradients, in CPU time.
+"""Compare Inverting Gradients in this project with breaching: same ConvNet, pictures and gradients.
 
-sh bench/_breaching.sh        makes an environment with breaching from the package index, and runs this in it
-python bench/_breaching.py --python PYTHON        runs this under the Python of such an environment
+sh bench/_breaching.sh        creates an environment with breaching and runs this in it
+python bench/_breaching.py --python PYTHON        uses the Python of such an environment
 
-One JSON line. Both take the same number of steps from their own start, with their own defaults otherwise (breaching: total variation .2 of
-pixels normalised by 1/2 and 1/2, step .1, which falls at the same shares of its own length). Labels are given to breaching and read by
-ours. ratio: CPU seconds of breaching over ours, medians over pictures.
+Prints one JSON line. Both take the same number of steps from their own start, otherwise with their
+own defaults (breaching: total variation .2 of pixels normalised by 1/2 and 1/2, step .1, which
+decreases at the same fractions of its own length). Labels are given to breaching and inferred by
+our attack. ratio: CPU seconds of breaching over ours, medians over pictures.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ D = torch.float64
 
 
 def psnr(found: Tensor, x: Tensor) -> float:
-    """In dB, of pixels in [0, 1]."""
+    """PSNR in dB, for pixels in [0, 1]."""
     return float(-10 * (found.double().clamp(0, 1) - x.double()).square().mean().log10())
 
 
@@ -72,7 +73,7 @@ def theirs(
             "metadata": told,
         }
     ]
-    with torch.random.fork_rng():  # breaching draws from the global state
+    with torch.random.fork_rng():  # breaching uses the global random state
         torch.default_generator.manual_seed(seed)
         start = time.process_time()
         found, _ = attacker.reconstruct(payload, shared, {}, dryrun=False)
@@ -87,7 +88,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--python", help="of the environment that has breaching; this one where not given"
+        "--python", help="Python of the environment with breaching; by default this one"
     )
     parser.add_argument("--pictures", type=int, default=4)
     parser.add_argument("--steps", type=int, default=300)
@@ -106,7 +107,7 @@ def main() -> None:
             json.dumps(
                 {
                     "bench": "breaching",
-                    "skipped": f"it cannot be imported here ({error}); see bench/_breaching.sh",
+                    "skipped": f"breaching cannot be imported ({error}); see bench/_breaching.sh",
                 }
             )
         )
@@ -146,7 +147,7 @@ def main() -> None:
     about = {
         "steps": asked.steps,
         "pictures": asked.pictures,
-        "unit": "times breaching's CPU seconds for as many steps",
+        "unit": "times breaching's CPU seconds for the same number of steps",
     }
     print(
         json.dumps(

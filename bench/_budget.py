@@ -1,12 +1,16 @@
-"""The noise of DP-Norm's experiment: as each paper prints it, and what the same exact epsilon asks of every method.
+"""The noise in DP-Norm's experiment: as each paper prints it, and as the same exact epsilon requires.
 
-Exact: the mu of Gaussian differential privacy of one who hears every wire, and its epsilon by `bounds.gaussian`. One record of one node
-is replaced; the permutation is public and puts it into every second inner step (B = d_i / 2), here the later of each two, which counts
-more. A record's gradient is at most G in norm, so that a mini-batch's moves by 2 G / B. The loss is convex and mu <= 2 / L: a gradient
-step does not move two models apart. For DP-Norm, whose inner steps are hidden and without noise, `relations.drift` with smoothness 0
-says what follows, from the victim's own declaration. DP-SGD and DP-ADMM draw noise at every inner step and show the last model of a
-round: a shift may then be hidden step by step, in shares a_k that never exceed what has moved so far, and mu^2 = sum_k a_k^2 / sigma^2
-(Feldman, Mironov, Talwar, Thakurta 2018; as mu-GDP Bok, Su, Altschuler 2024). `seen` counts all inner models as seen instead.
+Exact: the Gaussian-DP parameter mu of an adversary who observes every channel, and its epsilon by
+`bounds.gaussian`. One record of one node is replaced; the permutation is public and puts the record
+into every second inner step (B = d_i / 2), here the later one of each pair, which has the larger
+effect. A record's gradient has norm at most G, so that of a mini-batch changes by at most 2 G / B.
+The loss is convex and mu <= 2 / L: a gradient step does not increase the distance of two models.
+The inner steps of DP-Norm are hidden and without noise; for them, `relations.drift` with smoothness
+0 derives the bound from the victim's own declaration. DP-SGD and DP-ADMM draw noise in every inner
+step and reveal the last model of a round: a shift may then be hidden step by step, in shares a_k
+that never exceed the shift so far, and mu^2 = sum_k a_k^2 / sigma^2 (Feldman, Mironov, Talwar,
+Thakurta 2018; as mu-GDP Bok, Su, Altschuler 2024). `seen` treats all inner models as observed
+instead.
 """
 
 from __future__ import annotations
@@ -30,12 +34,12 @@ from leakaudit.victims.dpadmm import DPADMM
 from leakaudit.victims.dpnorm import DPNorm
 from leakaudit.victims.dpsgd import DPSGD
 
-SETTLED = 30  # rounds after which each further one adds the same to mu^2: a drift is carried over by less than a half a round
+SETTLED = 30  # rounds after which each further one adds the same to mu^2: a drift decreases by more than half per round
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Constants of the experiment. lipschitz: G of the exact figures; the printed ones take 1, as their paper does."""
+    """Constants of the experiment. lipschitz: G of the exact figures; the printed ones use 1, as their paper does."""
 
     nodes: int = 6
     rounds: int = 2000
@@ -49,7 +53,7 @@ class Setting:
 
 
 def printed(method: str, alpha: float, epsilon: float, s: Setting) -> float:
-    """Return the noise that the papers print for epsilon, per coordinate, where `_convex.Training` adds it; Theorem 1 as in eq. (8)."""
+    """Return the noise per coordinate that the papers print for epsilon, as added in `_convex.Training`; Theorem 1 as in eq. (8)."""
     if method == "dpnorm":
         norm = DPNorm(
             mu=s.mu,
@@ -84,7 +88,7 @@ def printed(method: str, alpha: float, epsilon: float, s: Setting) -> float:
 
 
 def equal(method: str, alpha: float, epsilon: float, s: Setting) -> float:
-    """Return the noise per coordinate whose exact epsilon is this one."""
+    """Return the noise per coordinate with this exact epsilon."""
     return _unit(method, alpha, s) / gaussian.least_mu(epsilon, s.delta)
 
 
@@ -94,13 +98,13 @@ def exact(method: str, alpha: float, sigma: float, s: Setting) -> float:
 
 
 def seen(method: str, epsilon: float, s: Setting) -> float:
-    """Return the noise per coordinate of DP-SGD or DP-ADMM where an outsider is taken to see every inner model, by `relations.drift`."""
+    """Return the noise per coordinate of DP-SGD or DP-ADMM if an eavesdropper observes every inner model, by `relations.drift`."""
     return _settled(method, 0.0, s) / gaussian.least_mu(epsilon, s.delta)
 
 
 @lru_cache
 def _unit(method: str, alpha: float, s: Setting) -> float:
-    """Return mu at a noise of 1 per coordinate."""
+    """Return mu for noise of standard deviation 1 per coordinate."""
     if method == "dpnorm":
         return _settled(method, alpha, s)
     step = s.mu if method == "dpsgd" else 1 / (4 * s.rho + 1 / s.mu)
@@ -114,7 +118,7 @@ def _unit(method: str, alpha: float, s: Setting) -> float:
 
 
 def shares(moved: Sequence[float]) -> list[float]:
-    """Return the shares of a shift that hide it best: slopes of the largest convex function below the running sum of `moved`."""
+    """Return the shares that hide a shift best: slopes of the largest convex function below the running sum of `moved`."""
     sums, out = [0.0, *accumulate(moved)], list[float]()
     while (k := len(out)) < len(moved):
         slope, to = min(((sums[j] - sums[k]) / (j - k), -j) for j in range(k + 1, len(sums)))
@@ -124,14 +128,14 @@ def shares(moved: Sequence[float]) -> list[float]:
 
 @lru_cache
 def _settled(method: str, alpha: float, s: Setting) -> float:
-    """Return mu at a noise of 1 by `drift`: of so many rounds as settle, continued by what each further round adds."""
+    """Return mu for noise of 1 per coordinate by `drift`: over enough rounds to settle, extrapolated by the increment per round."""
     kept = min(s.rounds, SETTLED if method == "dpnorm" else 2)
     before, now = (_declared(method, alpha, s, rounds) ** 2 for rounds in (kept - 1, kept))
     return math.sqrt(now + (s.rounds - kept) * (now - before))
 
 
 def _declared(method: str, alpha: float, s: Setting, rounds: int) -> float:
-    """Return mu of one node's whole training over a few rounds, by the victim's declaration."""
+    """Return mu of one node's whole training over a few rounds, from the victim's declaration."""
     if not rounds:
         return 0.0
     p = _victim(method, alpha, s).relations(_ring(s), rounds, {"w0": torch.zeros(1)})
@@ -143,7 +147,7 @@ def _declared(method: str, alpha: float, s: Setting, rounds: int) -> float:
 
 
 def _victim(method: str, alpha: float, s: Setting) -> Victim:
-    """Return the victim whose noise per coordinate is 1."""
+    """Return the victim with noise of 1 per coordinate."""
     if method == "dpnorm":
         return DPNorm(mu=s.mu, inner=s.inner, batch=s.batch, alpha=alpha, sigma=1.0)
     if method == "dpsgd":

@@ -1,10 +1,11 @@
-"""What the canary replays of an audit can detect: power against promises of mu and of (epsilon, delta).
+"""Power of an audit's canary replays to refute claims of mu and of (epsilon, delta).
 
     python bench/_canaries.py
     python bench/_canaries.py --replays 1000 --alpha .01
 
-One row a promise: for each mu that the run really has, the chance to refute the promise at level alpha. A quarter of the replays
-chooses the threshold, and the rest is split evenly between both records. Last, the mu that is detected with probability .8.
+One row per claim: for each true mu of the run, the probability to refute the claim at level alpha.
+A quarter of the replays selects the threshold; the rest is split evenly between both records. The
+last column is the mu that is detected with probability .8.
 """
 
 from __future__ import annotations
@@ -26,13 +27,16 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--replays", type=int, default=200, help="of one audit, with either record (default 200)"
+        "--replays",
+        type=int,
+        default=200,
+        help="replays per audit, with either record (default 200)",
     )
     parser.add_argument("--alpha", type=float, default=0.05, help="level of the test (default .05)")
     asked = parser.parse_args()
     counted = asked.replays - int(PILOT * asked.replays)
     evidence = Canary(Counts(0, counted // 2, 0, counted - counted // 2))
-    print("| promise | " + " | ".join(f"true mu {mu:g}" for mu in TRUE) + " | detects mu |")
+    print("| claim | " + " | ".join(f"true mu {mu:g}" for mu in TRUE) + " | detects mu |")
     print("|---|" + "--:|" * (len(TRUE) + 1))
     for name, promise in promises():
         cells = [f"{evidence.power(promise, asked.alpha, mu):.2f}" for mu in TRUE]
@@ -42,7 +46,7 @@ def main() -> None:
 
 
 def promises() -> list[tuple[str, Promise]]:
-    """Return what is promised, with its name in the table."""
+    """Return the claims, with their names in the table."""
     found = [
         (f"mu {mu:g}", Promise("a view", gaussian.epsilon(DELTA, mu), DELTA, mu))
         for mu in (0.3, 0.5, 1.0, 2.0)

@@ -1,10 +1,14 @@
-"""Many trainings of softmax regression on a ring at once, for replays of DP-Norm's Figures 2 and 4.
+"""Simultaneous trainings of softmax regression on a ring, for replays of DP-Norm's Figures 2 and 4.
 
-Models W are (N, C, V, p): nodes, classes, trainings, features. Per node and step two matrix products serve all V trainings. Logits are
-taken relative to class 0, and its gradient is minus the sum of the others', which saves a class. A round of each method is, in the
-notation of the victims dpnorm, dpsgd (order=adapt, noise=step), dpadmm and single (mu is the step size of all, eta of DP-ADMM is 1/mu):
+Models W are (N, C, V, p): nodes, classes, trainings, features. Two matrix products per node and
+step serve all V trainings. Logits are relative to class 0, with a gradient equal to minus the sum
+of the others', which saves a class. A round of each method is, in the notation of the victims
+dpnorm, dpsgd (order=adapt, noise=step), dpadmm and single (mu is the step size of all; eta of
+DP-ADMM is 1/mu):
 
-    w <- keep ( w - mu (g + l2 w) ) + push + n        K times; push is constant within a round, n is drawn by DP-SGD and DP-ADMM alone
+    w <- keep ( w - mu (g + l2 w) ) + push + n        K times
+
+push is constant within a round, and only DP-SGD and DP-ADMM draw n.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ class Training:
     """One curve of the figures.
 
     sigma: standard deviation of the noise per coordinate, on the message (dpnorm) or on the model after each step (dpsgd, dpadmm).
-    noise: where sigma comes from, ``none``, ``printed`` or ``equal``. epsilon: what it is set for.
+    noise: origin of sigma, ``none``, ``printed`` or ``equal``. epsilon: the epsilon for which it is set.
     """
 
     method: str
@@ -54,7 +58,7 @@ def gradient(w: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
 
 class Ring:
-    """The state of all trainings on a ring of N >= 3 nodes; trainings are kept in the order of `METHODS`."""
+    """The state of all trainings on a ring of N >= 3 nodes, in the order of `METHODS`."""
 
     def __init__(
         self,
@@ -64,7 +68,7 @@ class Ring:
         inner: int,
         draw: Callable[[tuple[int, ...]], Tensor],
     ) -> None:
-        """Begin at a common model `start` (C, p). draw: standard normal numbers of a shape."""
+        """Start with a common model `start` (C, p). draw: returns standard normal numbers of a shape."""
         self.trainings = sorted(trainings, key=lambda t: METHODS.index(t.method))
         self.draw, order = draw, [t.method for t in self.trainings]
         self.at = {
@@ -93,13 +97,13 @@ class Ring:
         self.loud = bool(sigma[self.shaken].any())
         self.z = self._part("dpnorm").new_zeros(
             2, *self._part("dpnorm").shape
-        )  # of the arcs to the next node, and to the one before
+        )  # of the arcs to the next node, and to the previous one
         self.sign = torch.ones(2, nodes, 1, 1, 1).to(start)
         self.sign[0, -1] = self.sign[1, 1:] = -1
         self.dual, self.lam = self.z, torch.zeros_like(self._part("dpadmm"))
 
     def round(self, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
-        """Take one step a batch, x (N, B, p) and y (N, B), and exchange."""
+        """Take one step per batch, x (N, B, p) and y (N, B), and exchange."""
         push = torch.zeros_like(self.w)
         push[:, :, self.at["dpnorm"]] = self.pull * (self.sign * self.z).sum(0)
         w = self._part("dpadmm")
@@ -119,7 +123,7 @@ class Ring:
         self._exchange()
 
     def measure(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """Return accuracy on x (n, p), and norms of w and of the dual: means over nodes, or arcs, (V,); NaN where there is no dual."""
+        """Return accuracy on x (n, p), and norms of w and of the dual: means over nodes, or arcs, (V,); NaN without a dual."""
         count = self.w.shape[2]
         right = [
             ((x @ w.flatten(0, 1).T).view(len(x), -1, count).argmax(1) == y[:, None])
@@ -137,7 +141,7 @@ class Ring:
         }
 
     def _exchange(self) -> None:
-        """Let what the nodes have learned travel: y of DP-Norm, models of the others."""
+        """Send the messages: y of DP-Norm, models of the others."""
         w = self._part("dpnorm")
         shown = w + self.sigma[self.at["dpnorm"]] * self.draw(tuple(w.shape)) if w.numel() else w
         self.dual = self.share * (self.z - self.sign * shown)
@@ -153,7 +157,7 @@ class Ring:
         return self.w[:, :, self.at[method]]
 
     def _row(self, values: Sequence[float]) -> Tensor:
-        """Return one constant a training, (V, 1)."""
+        """Return one constant per training, (V, 1)."""
         return torch.tensor(values, dtype=torch.float64)[:, None].to(self.w)
 
 

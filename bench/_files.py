@@ -1,4 +1,4 @@
-"""Image files as their authors publish them, for replays of published experiments."""
+"""Image files in the format of their authors, for replays of published experiments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Images beside the project as arrays that `npz:FILE` reads: the test set of Fashion-MNIST, and a part of CIFAR-10's training set."""
+"""Images outside the project, as arrays for `npz:FILE`: Fashion-MNIST's test set and part of CIFAR-10."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT = Path(
 
 
 def arrays(name: str, folder: Path) -> str:
-    """Return the name by which a scenario calls a data set, written below `folder` where it is one of these; others stay as they are."""
+    """Return a data set's name for a scenario; if it is one of these, it is written to `folder`."""
     if name not in ("fashion", "cifar10"):
         return name
     file = folder / f"{name}.npz"

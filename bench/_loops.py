@@ -1,6 +1,7 @@
-"""The updates of the synchronous victims, one node after the other and one wire after the other, as one would write them down first.
+"""The updates of the synchronous victims as plain loops over nodes and channels.
 
-Each takes a `Loop` and yields the models (list of (d,)) after every round; noise is off. They share no code with the victims.
+Each takes a `Loop` and yields the models (list of (d,)) after every round, without noise. They
+share no code with the victims.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ Models = list[Tensor]
 
 
 class Loop:
-    """A plan's data, graph and constants; `sent` gathers what travels."""
+    """A plan's data, graph and constants; `sent` collects the messages."""
 
     def __init__(self, plan: recording.Plan, start: Tensor) -> None:
         self.plan, self.victim, self.graph, self.start = plan, plan.victim, plan.graph, start
@@ -35,23 +36,23 @@ class Loop:
         return getattr(self.victim, name)
 
     def g(self, i: int, w: Tensor) -> Tensor:
-        """Gradient of node i."""
+        """Return the gradient of node i."""
         return self.plan.task.gradient(w, self.x[i], self.y[i])
 
     def mix(self, i: int, v: Models) -> Tensor:
-        """sum_j W_ij v_j."""
+        """Return sum_j W_ij v_j."""
         total = v[i] * (1 - sum(self.w[i].values()))
         for j, weight in self.w[i].items():
             total = total + weight * v[j]
         return total
 
     def tell(self, v: Models) -> None:
-        """A broadcast of every node."""
+        """Broadcast the vector of every node."""
         for i, value in enumerate(v):
             self.sent += [value] * len(self.near[i])
 
     def around(self, i: int, v: Models) -> Tensor:
-        """sum_j v_j."""
+        """Return sum_j v_j over the neighbours."""
         return torch.stack([v[j] for j in self.near[i]]).sum(0)
 
 
@@ -292,7 +293,7 @@ def single(p: Loop) -> Iterator[Models]:
 
 
 def secured(p: Loop) -> Iterator[Models]:
-    """The average does not depend on the groups, so these are always the same; lam^0 is zero."""
+    """The average does not depend on the groups, so they never change; lam^0 is zero."""
     n, size, t, z = p.nodes, p.group_size, 0, p.start
     while True:
         if t % p.iterations == 0:

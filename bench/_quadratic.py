@@ -1,9 +1,10 @@
-"""Decentralised least squares on a ring by their second moments: the methods of DP-RECAL's Table IV, several step sizes at once.
+"""Decentralised least squares on a ring from second moments: the methods of DP-RECAL's Table IV.
 
-Models are (N, p, G): nodes, features, choices of a step size. A step costs one product with each node's (p, p) matrix, whatever its
-records. The methods are the victims recal, extra, nids, pvpadmm (perturb=none), dpadmmserver, rwadmm and mradmm with exact updates;
-noise, where a level per release is given, is Gaussian on the model wherever it is used, or on the gradient. Each yields (PLF, models)
-after an activation or round.
+Models are (N, p, G): nodes, features, choices of the step size, which run simultaneously. A step
+costs one product with each node's (p, p) matrix, for any number of records. The methods are the
+victims recal, extra, nids, pvpadmm (perturb=none), dpadmmserver, rwadmm and mradmm with exact
+updates. If a noise level per release is given, noise is Gaussian on the model wherever it is used,
+or on the gradient. Each method yields (PLF, models) after an activation or round.
 """
 
 from __future__ import annotations
@@ -19,15 +20,16 @@ from leakaudit.protocols import topology as graphs
 from leakaudit.protocols.walk import draw
 
 Steps = Iterator[tuple[int, Tensor]]
-SAFE = 0.95  # share of the largest step that a theorem allows
+SAFE = 0.95  # fraction of the largest step size that a theorem allows
 
 
 @dataclass(frozen=True)
 class Quadratic:
     """f_i(w) = w' h_i w / 2 - c_i' w and a common l1 |w|_1.
 
-    h: (N, p, p). c: (N, p, 1). best: (p, 1) minimiser of sum_i f_i + l1 |w|_1. change: (N, 1, 1), by how much one record moves a
-    node's gradient; noise of a release is drawn for it. level: noise over what it hides, 0 without noise.
+    h: (N, p, p). c: (N, p, 1). best: (p, 1) minimiser of sum_i f_i + l1 |w|_1. change: (N, 1, 1),
+    the change of a node's gradient by one record, to which the noise of a release is scaled. level:
+    noise relative to the change that it hides, 0 without noise.
     """
 
     h: Tensor
@@ -43,7 +45,7 @@ class Quadratic:
     def of(cls, x: Tensor, y: Tensor, condition: float, l1: float = 0.0) -> Quadratic:
         """Build from records (N, m, p) and targets (N, m), with a ridge of the largest curvature over `condition`.
 
-        l1 is a share of the weight from which the minimiser is zero.
+        l1 is a fraction of the smallest weight with a minimiser of zero.
         """
         count, eye = x.shape[1], torch.eye(x.shape[2]).to(x)
         h, c = x.mT @ x / count, x.mT @ y[:, :, None] / count
@@ -64,7 +66,7 @@ class Quadratic:
 
     @property
     def smooth(self) -> Tensor:
-        """Largest curvature of every node, (N, 1, 1)."""
+        """Return the largest curvature of every node, (N, 1, 1)."""
         return self.values[:, -1:]
 
     def error(self, w: Tensor) -> Tensor:
@@ -87,7 +89,7 @@ class Quadratic:
 
 
 def recal(q: Quadratic, scale: Tensor, plf: int, generator: Generator, decay: float = 1.0) -> Steps:
-    """RECAL, s_i = scale L_i, largest tau_i and beta; the variance of noise on x falls by `decay` with a node's activations."""
+    """RECAL, s_i = scale L_i, largest tau_i and beta; the variance of noise on x changes by `decay` per activation of a node."""
     s = scale * q.smooth
     tau, beta = SAFE / (q.smooth / 2 + 2 * s), SAFE / (2 * s.sum(0))
     y = q.best.new_zeros(q.best.shape[0], len(scale))
@@ -122,7 +124,7 @@ def extra(q: Quadratic, scale: Tensor, plf: int, generator: Generator) -> Steps:
 
 
 def nids(q: Quadratic, scale: Tensor, plf: int, generator: Generator) -> Steps:
-    """NIDS with every node's own step scale / L_i."""
+    """NIDS with step size scale / L_i for every node."""
     a = scale / q.smooth
     pull = a / (2 * a.amax(0))
     w = torch.zeros(len(q.h), q.best.shape[0], len(scale)).to(q.best)
@@ -137,7 +139,7 @@ def nids(q: Quadratic, scale: Tensor, plf: int, generator: Generator) -> Steps:
 
 
 def admm(q: Quadratic, scale: Tensor, plf: int, generator: Generator) -> Steps:
-    """Decentralised ADMM with exact updates, eta = scale L; noise stands for the primal perturbation."""
+    """Decentralised ADMM with exact updates, eta = scale L; noise is the primal perturbation."""
     eta = scale * q.smooth.mean()
     std = q.level * q.change / (4 * eta + q.values[:, :1])
     w = torch.zeros(len(q.h), q.best.shape[0], len(scale)).to(q.best)
@@ -150,7 +152,7 @@ def admm(q: Quadratic, scale: Tensor, plf: int, generator: Generator) -> Steps:
 
 
 def server(q: Quadratic, scale: Tensor, plf: int, generator: Generator) -> Steps:
-    """DP-ADMM with a server (victim dpadmmserver), falling steps eta_k = 1 / (L sqrt k), rho = scale L; noise in units of the gradient."""
+    """DP-ADMM with a server (victim dpadmmserver), step sizes eta_k = 1 / (L sqrt k), rho = scale L; noise in units of the gradient."""
     rho = scale * q.smooth.mean()
     v = torch.zeros(len(q.h), q.best.shape[0], len(scale)).to(q.best)
     w, gam = v[:1], torch.zeros_like(v)
@@ -164,7 +166,7 @@ def server(q: Quadratic, scale: Tensor, plf: int, generator: Generator) -> Steps
 
 
 def rwadmm(q: Quadratic, scale: Tensor, plf: int, generator: Generator) -> Steps:
-    """RW-ADMM with exact updates, rho = scale L, theta = 1/2; z of the arcs to the next node and to the one before."""
+    """RW-ADMM with exact updates, rho = scale L, theta = 1/2; z of the arcs to the next node and to the previous one."""
     rho, count = scale * q.smooth.mean(), len(q.h)
     std = q.level * q.change / (2 * rho + q.values[:, :1])
     w = torch.zeros(count, q.best.shape[0], len(scale)).to(q.best)
@@ -184,7 +186,7 @@ def rwadmm(q: Quadratic, scale: Tensor, plf: int, generator: Generator) -> Steps
 
 
 def mradmm(q: Quadratic, scale: Tensor, plf: int, generator: Generator) -> Steps:
-    """MR-ADMM, eta = theta = scale L, gamma = L: every second round takes no gradient; noise is added to the objective's slope."""
+    """MR-ADMM, eta = theta = scale L, gamma = L: every second round computes no gradient; noise is added to the objective's slope."""
     eta, gamma = scale * q.smooth.mean(), q.smooth.max()
     w = torch.zeros(len(q.h), q.best.shape[0], len(scale)).to(q.best)
     lam = w
@@ -215,12 +217,12 @@ def _minimiser(h: Tensor, c: Tensor, l1: float) -> Tensor:
 
 
 def _first(decay: float, plf: int) -> float:
-    """Return the first noise over that of R = 1 for the same sum of 1 / variance over `plf` activations."""
+    """Return the first noise relative to R = 1 for the same sum of 1 / variance over `plf` activations."""
     return math.sqrt(sum(decay**-k for k in range(plf)) / plf)
 
 
 def _walk(nodes: int, plf: int, generator: Generator) -> Iterator[int]:
-    """Yield the nodes of a random walk on the ring until one would be active more than `plf` times."""
+    """Yield the nodes of a random walk on the ring until a node would exceed `plf` activations."""
     count, at = (
         [0] * nodes,
         draw(graphs.make("ring", nodes, generator), 3 * nodes * plf, generator, "walk").tolist(),

@@ -1,4 +1,4 @@
-"""A narrow ResNet for small images, which GradInversion is measured on in bearable time."""
+"""A narrow ResNet for small images, which allows to measure GradInversion in reasonable time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Block(nn.Module):
         self.side = nn.Sequential(*([] if before == after and stride == 1 else short))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Output for a batch."""
+        """Return the output for a batch."""
         return F.relu(self.main(x) + self.side(x))
 
 

@@ -1,11 +1,14 @@
-"""How many pictures DLG and iDLG recover in a second, against a straight re-implementation of the published loop, and in what memory.
+"""Pictures that DLG and iDLG recover per second, against a re-implementation of the published loop.
 
-python bench/attacks.py        one JSON line a figure; the same networks and pictures for both sides, in one process, in CPU time
-python bench/attacks.py memory the peak of one search of 32 starts for a batch of 8, in a process of its own
+python bench/attacks.py        prints one JSON line per figure; both sides use the same networks and
+                               pictures, in one process, in CPU time
+python bench/attacks.py memory prints the peak memory of one search of 32 starts for a batch of 8
 
-The published loop takes its targets one by one, so that eight of them tell its rate; ours takes all 32 at once. Both stop where they do:
-the loop after 300 steps or below 1e-6 (iDLG looks every 10 steps), ours at a relative residual of 5e-4 or where it has converged.
-`ratio_at_once` lets the loop stop where its picture is recovered for the first time, which it cannot know.
+The published loop processes its targets one by one, so eight of them suffice to measure its rate;
+our attack processes all 32 at once. Each has its own stopping rule: the loop stops after 300 steps
+or below 1e-6 (iDLG checks every 10 steps), ours at a relative residual of 5e-4 or at convergence.
+For `ratio_at_once` the loop stops when its picture is recovered for the first time, which it
+cannot know.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ from leakaudit.tasks.task import Task
 
 torch.set_num_threads(1)
 TOGETHER = 32
-PUBLISHED = 8  # targets or starts that the published loop is timed on
+PUBLISHED = 8  # targets or starts with which the published loop is timed
 SOLVED = 1e-3  # mean squared error
 GOAL = 5e-4
 STEPS = 300
@@ -41,7 +44,7 @@ STEPS = 300
 
 @dataclass
 class Rate:
-    """Attempts, how many recovered the picture, CPU seconds, evaluations; how many met it on their way, seconds until then or the end."""
+    """Attempts, recovered pictures, CPU seconds, evaluations; pictures recovered at any time, and seconds until then or the end."""
 
     tried: int = 0
     solved: int = 0
@@ -62,8 +65,9 @@ def published(
 ) -> tuple[Tensor, int, float]:
     """The loops of Zhu et al. 2019 and of Zhao et al. 2020, float32: L-BFGS with torch's defaults over inputs, and over labels for DLG.
 
-    y: (1, classes) label variables for DLG, (1,) the label for iDLG. Returns the inputs, the number of evaluations, and the process time
-    at the first one that had recovered the truth, infinite where none had.
+    y: (1, classes) label variables for DLG, (1,) the label for iDLG. Returns the inputs, the number
+    of evaluations, and the process time of the first one that had recovered the truth, infinite if
+    there was none.
     """
     module = task.module
     torch.nn.utils.vector_to_parameters(theta.float(), module.parameters())
@@ -99,7 +103,7 @@ def published(
 
 
 def cases(count: int, batch: int = 1) -> list[tuple[Task, GradientLeak, Tensor, Tensor]]:
-    """The LeNet of DLG with fresh weights for each picture or batch; inputs in [0, 1] without normalisation, as published."""
+    """The LeNet of DLG with new weights for each picture or batch; inputs in [0, 1] without normalisation, as published."""
     photos = data.load("photos")
     task = Task.build(replace(photos.spec("lenet"), mean=(0.0,), std=(1.0,)), dtype=torch.float64)
     one, zero = torch.ones(1, 1, dtype=torch.float64), torch.zeros(1)
@@ -123,7 +127,7 @@ def cases(count: int, batch: int = 1) -> list[tuple[Task, GradientLeak, Tensor, 
 
 
 def ours(name: str, wanted: list[tuple[Task, GradientLeak, Tensor, Tensor]]) -> Rate:
-    """Attack all targets together, one start each."""
+    """Attack all targets together, with one start each."""
     task = wanted[0][0]
     attack = registry.configure(registry.get("attacks", name), {"restarts": 1, "goal": GOAL})
     start = time.process_time()
@@ -164,7 +168,7 @@ def theirs(name: str, wanted: list[tuple[Task, GradientLeak, Tensor, Tensor]], s
 
 
 def compared(name: str, what: str, mine: Rate, others: Rate) -> dict[str, Any]:
-    """One figure: how many times the attempts, and the recovered pictures, of the published loop in a CPU second."""
+    """Compare the attempts, and the recovered pictures, per CPU second with those of the published loop."""
     attempts = (mine.tried / mine.seconds) / (others.tried / others.seconds)
     solved = (
         (mine.solved / mine.seconds) / (others.solved / others.seconds) if others.solved else None
@@ -172,7 +176,7 @@ def compared(name: str, what: str, mine: Rate, others: Rate) -> dict[str, Any]:
     return {
         "bench": f"attacks/{name}-{what}",
         "ratio": None if solved is None else round(solved, 1),
-        "unit": "times the pictures that the published loop recovers in a CPU second; null where it recovered none",
+        "unit": "times the pictures that the published loop recovers in a CPU second; null if it recovered none",
         "ratio_of_attempts": round(attempts, 1),
         "ratio_at_once": round(mine.solved / mine.seconds * others.until / others.met, 1)
         if others.met
@@ -190,20 +194,20 @@ def compared(name: str, what: str, mine: Rate, others: Rate) -> dict[str, Any]:
 
 
 def warm() -> None:
-    """Let torch load what its first optimiser needs, which is not timed."""
+    """Let torch load the code of its first optimiser, which is not timed."""
     x = torch.ones(1, requires_grad=True)
     torch.optim.LBFGS([x]).step(lambda: (x * x).sum())
 
 
 def interleaved(mine: Callable[[], Rate], others: Callable[[int], Rate]) -> tuple[Rate, Rate]:
-    """Time the published loop before and after ours, so that a busy machine slows both down."""
+    """Time the published loop before and after ours, so that other load slows both down."""
     warm()
     before, own, after = others(0), mine(), others(1)
     return own, Rate(*(getattr(before, f.name) + getattr(after, f.name) for f in fields(Rate)))
 
 
 def targets(name: str) -> dict[str, Any]:
-    """32 pictures, each behind a gradient of its own."""
+    """32 pictures, each with its own gradient."""
     wanted = cases(TOGETHER)
     some = wanted[:: TOGETHER // PUBLISHED]
     mine, others = interleaved(
@@ -213,7 +217,7 @@ def targets(name: str) -> dict[str, Any]:
 
 
 def restarts(name: str) -> dict[str, Any]:
-    """One picture from 32 starts, each to its own end."""
+    """One picture from 32 starts, each until its own end."""
     wanted = cases(1) * TOGETHER
     mine, others = interleaved(
         lambda: ours(name, wanted), lambda part: theirs(name, wanted[: PUBLISHED // 2], 10 * part)

@@ -1,8 +1,10 @@
-"""How often the word EXACT is wrong, and how often it is said, on images that are alike and on messages that are hard.
+"""How often EXACT is wrong, and how often it is claimed, for similar images and difficult messages.
 
 python bench/certificates.py                              a few minutes on two processes: faces, one seed
 python bench/certificates.py --data faces cifar10 fashion mnist --seeds 3 --processes 16
-One line a family or setting: images, how many are called exact, how many of these are wrong, how many came back bit for bit.
+
+One line per family or setting: images, images claimed as exact, wrong claims among them, and images
+recovered bit for bit.
 """
 
 from __future__ import annotations
@@ -77,11 +79,11 @@ def jobs(data: list[str], seeds: int, batches: list[int]) -> Iterator[Job]:
                             "model": model,
                             "rounds": rounds,
                         }
-                        yield f"wire of {dtype}", "half", {**told, "data": name}
+                        yield f"messages in {dtype}", "half", {**told, "data": name}
 
 
 def _noisy(common: dict[str, Any], samples: int, seed: int) -> Iterator[Job]:
-    """Settings that spoil messages."""
+    """List settings with noisy or rounded messages."""
     settings: list[tuple[str, str, dict[str, Any]]] = []
     for noise in NOISES:
         settings.append((f"noise {noise:.0e}", "dpsgd", {"sigma": noise}))
@@ -112,7 +114,7 @@ def _noisy(common: dict[str, Any], samples: int, seed: int) -> Iterator[Job]:
 
 
 def _rgap(common: dict[str, Any], seed: int) -> Iterator[Job]:
-    """Layer by layer, with noise that once passed for rounding."""
+    """Layer by layer, with noise that was once mistaken for rounding."""
     for noise in (0.0, 1e-6, 1e-4, 1e-3):
         extra = {"hidden": 700, "act": "sigmoid", "sigma": noise}
         told = {**common, "victim": "dpsgd", "samples": 1, "rounds": 3, "set": extra}
@@ -150,7 +152,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--only", help="names of families and settings to run")
-    parser.add_argument("-o", "--output", help="a JSON file for the counts of every run")
+    parser.add_argument("-o", "--output", help="JSON file for the counts of every run")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         names = {
@@ -188,7 +190,7 @@ def main() -> None:
 
 
 def mnist(folder: Path) -> str:
-    """Return the name by which a scenario calls a part of MNIST."""
+    """Return the name of a part of MNIST for a scenario."""
     file = folder / "mnist.npz"
     with np.load(ROOT / "mnist_subset.npz") as given:
         x, y = (

@@ -1,11 +1,12 @@
-"""DP-Norm's Figures 2 and 4 on Fashion-MNIST: accuracy and norms of every method, with printed noise and with noise of one exact epsilon.
+"""DP-Norm's Figures 2 and 4 on Fashion-MNIST: accuracy and norms, with printed and with exact noise.
 
-python bench/dpnorm_accuracy.py FOLDER -o OUT            FOLDER holds the four idx files; the full length, one seed
+python bench/dpnorm_accuracy.py FOLDER -o OUT            FOLDER contains the four idx files; full length, one seed
 python bench/dpnorm_accuracy.py FOLDER -o OUT --rounds 200 --seeds 3
 
-A ring of 6 nodes, 4,000 images of 6 of 10 classes a node, rows of norm 1, softmax regression, by default without intercept. All methods
-share start, mini-batches and test set. Prints one JSON line a curve; OUT gets curves-SEED.json, which grows as the training goes on, and
-of the first seed accuracy.png and norms.png.
+A ring of 6 nodes with 4,000 images of 6 of 10 classes per node, rows of norm 1, softmax regression,
+by default without intercept. All methods share start, mini-batches and test set. The exact noise
+gives every method the same epsilon. Prints one JSON line per curve; OUT receives curves-SEED.json,
+which grows during the training, and accuracy.png and norms.png of the first seed.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ Curves = dict[str, Tensor]
 def trainings(
     s: Setting, epsilons: Sequence[float], l2: float, labels: Sequence[str] = LABELS
 ) -> list[Training]:
-    """List the curves: every method without noise, and at each epsilon with both noises; the single node has none."""
+    """List the curves: every method without noise, and at each epsilon with both noises; the single node has no noise."""
     out = [Training("single", "single node", mu=s.mu, l2=l2)]
     for label, method, alpha in COMPARED:
         bare = Training(method, label, mu=s.mu, alpha=alpha, rho=s.rho, l2=l2)
@@ -60,12 +61,12 @@ def trainings(
 
 
 def with_one(x: Tensor) -> Tensor:
-    """Scale every row to norm 1 and add a constant 1, whose weight is the intercept; a gradient is then at most 2 in norm."""
+    """Scale every row to norm 1 and add a constant 1 for the intercept; a gradient then has norm at most 2."""
     return torch.cat((unit(x), torch.ones(len(x), 1)), 1)
 
 
 def nodes(x: Tensor, y: Tensor, s: Setting, generator: Generator) -> Problem:
-    """Deal each node equally many images of 6 classes of its own choice."""
+    """Distribute equally many images to each node, from 6 classes chosen at random."""
     classes = int(y.max()) + 1
     source = data.Dataset(x, y, "fashion", classes, 255, (), (), ())
     rows = data.split(source, s.nodes, s.records, "classes:6", generator)
@@ -98,7 +99,7 @@ def train(
 def one_seed(
     seed: int, images: tuple[Tensor, ...], s: Setting, args: argparse.Namespace
 ) -> tuple[list[Training], list[int], Curves]:
-    """Train with one seed; returns the trainings in the order of the curves, (evaluations, V) each, and their rounds."""
+    """Train with one seed; return the trainings in the order of the curves, (evaluations, V) each, and their rounds."""
     split, *random = (
         Generator().manual_seed(int(k))
         for k in np.random.SeedSequence(seed).generate_state(4, np.uint64) >> 1
@@ -139,7 +140,7 @@ def report(
 
 
 def figures(order: Sequence[Training], at: Sequence[int], curves: Curves, folder: Path) -> None:
-    """Draw accuracy, and norms of models and duals: a panel an epsilon and noise, a line a method; noise-free curves come in all."""
+    """Draw accuracy, and norms of models and duals: one panel per epsilon and noise, one line per method; noise-free curves appear in all."""
     rounds = np.arange(at[-1] + 1)
     cases = list(dict.fromkeys((r.epsilon, r.noise) for r in order))
     for file, names in (("accuracy.png", ("accuracy",)), ("norms.png", ("norm_w", "norm_dual"))):
@@ -171,7 +172,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             json.dumps(
                 {
                     "bench": "dpnorm_accuracy",
-                    "skipped": "name the folder with Fashion-MNIST's four idx files",
+                    "skipped": "specify the folder with Fashion-MNIST's four idx files",
                 }
             )
         )
@@ -213,7 +214,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Describe the command line."""
+    """Build the command-line parser."""
     out = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -230,10 +231,12 @@ def parser() -> argparse.ArgumentParser:
         default=Path("leakaudit-out"),
         help="folder for curves and figures",
     )
-    out.add_argument("--rounds", type=int, default=2000, help="rounds that the noise is set for, R")
-    out.add_argument("--records", type=int, default=4000, help="images a node")
     out.add_argument(
-        "--batch", type=int, default=2000, help="images of a mini-batch, half of a node's"
+        "--rounds", type=int, default=2000, help="number of rounds for which the noise is set, R"
+    )
+    out.add_argument("--records", type=int, default=4000, help="images per node")
+    out.add_argument(
+        "--batch", type=int, default=2000, help="images per mini-batch, half of a node's"
     )
     out.add_argument("--stop", type=int, default=0, help="rounds to train, 0 for all R")
     out.add_argument("--every", type=int, default=20, help="rounds between two measurements")
@@ -261,7 +264,7 @@ def parser() -> argparse.ArgumentParser:
         type=float,
         nargs="*",
         default=[1.0, 0.5],
-        help="privacy levels beside no noise",
+        help="privacy levels in addition to no noise",
     )
     return out
 

@@ -1,9 +1,11 @@
-"""How many images of a batch come back bit for bit from differential PDMM, how many were claimed wrongly, in what time, and in what noise.
+"""Images of a batch recovered bit for bit from differential PDMM: numbers, wrong claims, times, noise.
 
 python bench/exact.py                                          the bundled faces, batches of 2 to 16
-python bench/exact.py --data fashion cifar10 --batch 1 2 4 8 16 32 64       images beside the project (LEAKAUDIT_TEST_DATA)
-python bench/exact.py --noise 1e-6 1e-5 1e-4 --data fashion --batch 1 2 4 8 median PSNR where the wire is quantised
-One JSON line a figure; seconds are of the attack alone, on one thread: cpu is process time, wall what passed.
+python bench/exact.py --data fashion cifar10 --batch 1 2 4 8 16 32 64       images outside the project (LEAKAUDIT_TEST_DATA)
+python bench/exact.py --noise 1e-6 1e-5 1e-4 --data fashion --batch 1 2 4 8 median PSNR for quantised messages
+
+Prints one JSON line per figure; seconds are those of the attack only, on one thread: cpu is process
+time, wall is elapsed time.
 """
 
 from __future__ import annotations
@@ -31,12 +33,10 @@ torch.set_num_threads(1)
 NODES = {"ring": 4, "rgg": 8}
 ROUNDS = {32: 50, 64: 100}  # batch -> rounds; 20 for smaller ones
 LIMIT = {8: 1.5, 16: 8.0, 32: 40.0, 64: 120.0}  # batch -> seconds
-BYTES = (
-    8_000_000_000  # of the largest recording: CIFAR-10 in float64 for 50 rounds, seven neighbours
-)
+BYTES = 8_000_000_000  # size of the largest recording: CIFAR-10 in float64 for 50 rounds, seven neighbours
 PUBLISHED: dict[
     int, dict[float, float | None]
-] = {  # median PSNR of the first prototype in Gaussian noise of these standard deviations, None where it failed
+] = {  # median PSNR of the first prototype in Gaussian noise of these standard deviations, None if it failed
     1: {1e-6: 97, 1e-5: 77, 1e-4: 57, 1e-3: 37},
     2: {1e-6: 93, 1e-5: 73, 1e-4: 53, 1e-3: None},
     4: {1e-6: 91, 1e-5: 71, 1e-4: None, 1e-3: None},
@@ -46,7 +46,7 @@ PUBLISHED: dict[
 
 @dataclass(frozen=True)
 class Run:
-    """What one attack gave: images, how many are bit-identical, claimed and claimed wrongly, PSNR of each, seconds."""
+    """Result of one attack: images, how many are bit-identical, claimed and wrongly claimed, PSNR of each, seconds."""
 
     images: int
     exact: int
@@ -58,7 +58,7 @@ class Run:
 
 
 def once(scenario: Scenario, node: int | None, folder: Path) -> Run:
-    """Record a scenario in a folder, attack a node (the one of most neighbours where None), count."""
+    """Record a scenario in a folder, attack a node (None: the one with the most neighbours), and count."""
     plan = recording.plan(scenario)
     node = max(range(plan.graph.nodes), key=plan.graph.degree) if node is None else node
     plan = recording.plan(Scenario(**{**vars(scenario), "wires": f"node:{node}"}))
@@ -92,7 +92,7 @@ def figure(name: str, runs: list[Run]) -> dict[str, Any]:
 
 
 def batches(args: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]:
-    """Bit-identical images a setting, without noise."""
+    """Bit-identical images per setting, without noise."""
     settings = [
         (d, g, t, b) for b in args.batch for d in args.data for g in args.graph for t in args.dtype
     ]
@@ -114,7 +114,7 @@ def batches(args: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def noise(args: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]:
-    """Median PSNR a setting and standard deviation of the wire's noise, that of a quantiser of sqrt(12) times its cell."""
+    """Median PSNR per setting and standard deviation of the messages' noise, produced by a quantiser with a cell of sqrt(12) times it."""
     for b in args.batch:
         for data in args.data:
             for std in args.noise:
@@ -151,7 +151,7 @@ def noise(args: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def arguments() -> argparse.Namespace:
-    """Read the flags."""
+    """Read the options."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -165,11 +165,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument(
-        "--rounds", type=int, help="instead of 20, 50 for a batch of 32 and 100 for 64"
+        "--rounds", type=int, help="replaces 20, or 50 for a batch of 32 and 100 for 64"
     )
     parser.add_argument("--z0", type=float, default=0.1)
     parser.add_argument(
-        "--plain", action="store_true", help="single gradients instead of differences"
+        "--plain", action="store_true", help="use single gradients instead of differences"
     )
     return parser.parse_args()
 

@@ -1,12 +1,14 @@
-"""How often the gate of examples/ci-repo passes, fails and says that it cannot tell, end to end.
+"""How often the gate of examples/ci-repo passes, fails and is inconclusive, end to end.
 
-python bench/gate.py [--runs N]        one JSON line a figure; N gates of each kind (default 3; 50 take about ten minutes)
+python bench/gate.py [--runs N]        prints one JSON line per figure; N gates of each kind
+                                       (default 3; 50 take about ten minutes)
 
-unchanged: the same seeds, against the committed baseline. new seeds: unchanged code under other seeds each time. halved: sigma halved,
-in what is drawn and what is declared; or in what is drawn alone, while the recording still declares it in full. removed: no noise, while
-the recording still declares it; and with budgets and lint left out, so that the baseline alone decides. broken: the attacks return
-uniform noise. All are judged against the committed baseline. seconds are of one gate, on one thread: cpu is process time, wall what
-passed.
+unchanged: the same seeds, against the committed baseline. new seeds: unchanged code with other
+seeds each time. halved: sigma is halved, both in the noise drawn and in the declaration; or only in
+the noise drawn, while the recording still declares the full sigma. removed: no noise, while the
+recording still declares it; and without budgets and lint, so that only the baseline decides. broken:
+the attacks return uniform noise. All are judged against the committed baseline. seconds are those
+of one gate, on one thread: cpu is process time, wall is elapsed time.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "ci-repo"
 
 
 def run(gate: Gate, seed: int, base: Baseline | None, times: list[tuple[float, float]]) -> Judged:
-    """Run one gate and keep its times."""
+    """Run one gate and store its times."""
     wall, cpu = time.perf_counter(), time.process_time()
     judged = judge.run(gate, Options(seed), base)
     times.append((time.process_time() - cpu, time.perf_counter() - wall))
@@ -49,7 +51,7 @@ def run(gate: Gate, seed: int, base: Baseline | None, times: list[tuple[float, f
 
 @contextmanager
 def patched(**names: Any) -> Iterator[None]:
-    """Change names of the example's module."""
+    """Replace names in the example's module."""
     train = sys.modules["train"]
     before = {name: getattr(train, name) for name in names}
     vars(train).update(names)
@@ -82,7 +84,7 @@ def broken() -> Iterator[None]:
 
 
 def main() -> None:
-    """Print how often every kind of gate ended with which code."""
+    """Print how often each kind of gate ended with which code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=3, help="gates of each kind")
     runs = parser.parse_args().runs
@@ -91,7 +93,7 @@ def main() -> None:
     codes: dict[str, list[int]] = {}
     sys.path.insert(0, str(EXAMPLE))
     train: Any = importlib.import_module("train")
-    # A function object runs in a fork of this process, which has the names that `patched` changes.
+    # A function object runs in a fork of this process, which sees the names that `patched` replaces.
     gate = replace(gate, checks=tuple(replace(check, run=train.train) for check in gate.checks))
     free = replace(gate, budgets=())
 
@@ -111,7 +113,7 @@ def main() -> None:
         with patched(privatise=lambda model, rng: model):
             changed = run(gate, seed, committed, times)
         count("removed", changed)
-        count("removed, baseline alone", again(free, changed, committed))
+        count("removed, baseline only", again(free, changed, committed))
         with broken():
             count("broken", run(gate, seed, committed, times))
         print(f"{k + 1} of {runs}: {json.dumps(codes)}", file=sys.stderr)
@@ -133,7 +135,7 @@ def main() -> None:
 
 
 def again(gate: Gate, judged: Judged, base: Baseline | None) -> Judged:
-    """Judge what was measured by another configuration."""
+    """Judge the same measurements with another configuration."""
     kept = [r for r in judged.rules if r.kind in ("positive", "negative")]
     other = replace(judged, gate=gate, rules=kept)
     judge.conclude(other, base)

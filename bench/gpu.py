@@ -1,10 +1,12 @@
 """Attacks and victims on CUDA against the CPU of the same machine, in one call.
 
-python bench/gpu.py [--device cuda] [--threads N]        one JSON line a figure; without such a device one line says so, and the code is 0
+python bench/gpu.py [--device cuda] [--threads N]        prints one JSON line per figure; without such
+                                                         a device one line states so, with code 0
 
-ratio: wall seconds on the CPU over those on the device, from the same random numbers, medians of alternating runs after one that warms up.
-apart: how far the results are from each other, relative to the largest: rounding for victims and exact recovery; a search that runs on for
-hundreds of steps drifts, so searches stop after a few. Kernels are counted to their end (torch.cuda.synchronize).
+ratio: wall seconds on the CPU over those on the device, with the same random numbers; medians of
+alternating runs after a warm-up. apart: largest difference of the results, relative to the largest
+value: rounding for victims and exact recovery; a search drifts over hundreds of steps, so searches
+stop after a few. Times include the end of all kernels (torch.cuda.synchronize).
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ ATTACKS: tuple[tuple[str, str, dict[str, Any]], ...] = (  # attack, model, setti
 
 
 def sent(name: str, more: dict[str, Any], device: str) -> Tensor:
-    """Return what a victim records: 32 nodes with 3 records each for ten rounds, its wires left out but one node's."""
+    """Return what a victim records: 32 nodes with 3 records each for ten rounds, only the channels of one node."""
     wires = "node:0" if name != "fedavg" else "all"
     chosen = Scenario(
         name, nodes=32, graph="ring", rounds=10, data="faces", samples=3, wires=wires, **more
@@ -87,7 +89,7 @@ def attacker(name: str, model: str, settings: dict[str, Any]) -> Callable[[str],
 
 
 def compared(name: str, work: Callable[[str], Tensor], device: str) -> dict[str, Any]:
-    """Run on both, alternated."""
+    """Run on both, alternating."""
     times: dict[str, list[float]] = {"cpu": [], device: []}
     results = {d: work(d) for d in times}
     for _ in range(TURNS):
@@ -119,7 +121,7 @@ def compared(name: str, work: Callable[[str], Tensor], device: str) -> dict[str,
 
 
 def figures(device: str) -> Iterator[dict[str, Any]]:
-    """Every figure."""
+    """Yield every figure."""
     for name, more in VICTIMS:
         yield compared(f"victim {name} {more['model']}", partial(sent, name, more), device)
     for name, model, settings in ATTACKS:
@@ -127,20 +129,20 @@ def figures(device: str) -> Iterator[dict[str, Any]]:
 
 
 def main() -> None:
-    """Measure, where there is something to measure."""
+    """Measure, if the device exists."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--device", default="cuda")
     parser.add_argument(
-        "--threads", type=int, default=len(os.sched_getaffinity(0)), help="of the CPU's side"
+        "--threads", type=int, default=len(os.sched_getaffinity(0)), help="threads of the CPU"
     )
     asked = parser.parse_args()
     torch.set_num_threads(asked.threads)
     if asked.device.startswith("cuda") and not torch.cuda.is_available():
         print(
             json.dumps(
-                {"bench": "gpu", "skipped": "torch finds no CUDA device here; nothing was measured"}
+                {"bench": "gpu", "skipped": "torch finds no CUDA device; nothing was measured"}
             )
         )
         return

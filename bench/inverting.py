@@ -1,15 +1,17 @@
-"""Inverting Gradients, GradInversion and R-GAP, measured beside the published recipe of Inverting Gradients.
+"""Inverting Gradients, GradInversion and R-GAP, measured beside the published recipe.
 
 python bench/inverting.py --sweep      PSNR of one picture at equal steps, over the weight of total variation
 python bench/inverting.py --speed      loss reached and CPU seconds, over the number of steps
-python bench/inverting.py --batch      GradInversion and Inverting Gradients on four faces and a ResNet-10, at equal evaluations: by what
-                                       a layer's gradient shows, by gradients alone, and without being told the batch statistics
+python bench/inverting.py --batch      GradInversion and Inverting Gradients on four faces and a ResNet-10,
+                                       at equal evaluations: from a layer's gradient, from gradients only,
+                                       and without the batch statistics
 python bench/inverting.py --layers     R-GAP and Inverting Gradients on single pictures, over networks
 
-One JSON line a figure. Networks are drawn anew for each picture; labels are read from the gradient by our attacks and given to the recipe.
-The recipe is written here from the facts: 1 - cosine + a TV of pixels normalised by 1/2 and 1/2, sign of the slope into Adam at .1,
-a tenth of it after 3/8, 5/8 and 7/8 of the steps, clamped to the box, from N(0, 1), no restart. Its `a` is half of our weight for the same
-smoothing, since our pixels lie in [0, 1].
+Prints one JSON line per figure. Networks are drawn anew for each picture; our attacks read labels
+from the gradient, the recipe receives them. The recipe (Inverting Gradients) is implemented here
+from the published facts: 1 - cosine + a TV of pixels normalised by 1/2 and 1/2, sign of the slope
+into Adam at .1, a tenth of it after 3/8, 5/8 and 7/8 of the steps, clamped to the box, from N(0, 1),
+no restart. Its `a` is half of our weight for the same smoothing, since our pixels lie in [0, 1].
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ OURS = ((75, 1), (100, 1), (150, 1), (300, 1), (600, 1))  # steps and starts in 
 BATCH_WEIGHTS = (1e-3, 1e-2, 1e-1, 3e-1, 1.0)
 BATCHES: dict[
     str, tuple[str, bool, dict[str, Any]]
-] = {  # attack, whether it is told the batch statistics, and its settings
+] = {  # attack, whether it knows the batch statistics, and its settings
     "inverting": ("inverting", False, {}),
     "gradinversion": ("gradinversion", True, {"seeds": 1}),
     "gradients": ("gradinversion", True, {"seeds": 1, "layers": False, "bn": 10.0}),
@@ -63,7 +65,7 @@ NETWORKS: tuple[tuple[str, dict[str, Any]], ...] = (
 
 
 def leak_of(task: Task, x: Tensor, y: Tensor, seed: int) -> GradientLeak:
-    """One gradient at a fresh model."""
+    """Return one gradient at a new model."""
     theta = task.init(Generator().manual_seed(seed))
     value, one = task.gradient(theta, x, y)[None], torch.ones(1, 1, dtype=D)
     return GradientLeak(
@@ -93,7 +95,7 @@ def cases(
 def recipe(
     task: Task, leak: GradientLeak, y: Tensor, steps: int, weight: float, generator: Generator
 ) -> Tensor:
-    """Run the published loop (Geiping et al. 2020) in float32; pixels in [0, 1] come back. weight: of TV of such pixels."""
+    """Run the published loop (Geiping et al. 2020) in float32; return pixels in [0, 1]. weight: of TV of such pixels."""
     assert leak.theta is not None
     module = copy.deepcopy(task.module).float()
     torch.nn.utils.vector_to_parameters(leak.theta[0].float(), module.parameters())
@@ -144,14 +146,14 @@ def attacked(
 
 
 def psnr(found: Tensor, x: Tensor) -> float:
-    """Mean over a batch, each picture with its partner; 150 dB at most."""
+    """Mean PSNR over a batch, each picture with its partner; at most 150 dB."""
     pairs = assignment.match(found, x)
     errors = (found[pairs.found].double() - x[pairs.true]).square().flatten(1).mean(1)
     return float((-10 * errors.log10()).clamp_max(150).mean())
 
 
 def loss(task: Task, leak: GradientLeak, x: Tensor, y: Tensor, weight: float) -> float:
-    """What both minimise, at x, in float64."""
+    """The objective of both attacks, at x, in float64."""
     assert leak.theta is not None
     g = task.gradient(leak.theta[0], x.double(), y)
     return float(
@@ -209,10 +211,11 @@ def sweep(dataset: Dataset, pictures: int, steps: int, first: int) -> None:
 
 
 def speed(dataset: Dataset, pictures: int, most: int, weight: float, first: int) -> None:
-    """Loss and CPU seconds a picture: the recipe on one after the other, ours on all together.
+    """Loss and CPU seconds per picture: the recipe on one after the other, ours on all together.
 
-    The ratio is to the cheapest of ours from which on all are as low as the recipe: every run ends in local minima of its own.
-    The recipe runs on every second picture before ours and on the others after, so that a busy machine slows both down.
+    The ratio is to the cheapest of our runs such that it and all longer ones reach the loss of the
+    recipe: every run ends in a different local minimum. The recipe runs on every second picture
+    before ours and on the others after, so that other load slows both down.
     """
     task = Task.build(dataset.spec("convnet"), dtype=D)
     held, recipes = (
@@ -221,7 +224,7 @@ def speed(dataset: Dataset, pictures: int, most: int, weight: float, first: int)
     )
     recipe(
         task, held[0][0], held[0][2], 2, weight, Generator().manual_seed(0)
-    )  # what torch loads at its first step is not timed
+    )  # torch loads code at its first step, which is not timed
     got: dict[str, list[tuple[float, float, float]]] = {}
     published(task, held, range(0, pictures, 2), recipes, weight, got)
     for steps, starts in OURS:
@@ -301,7 +304,7 @@ def batch(
     model: str,
     chosen: Sequence[str],
 ) -> None:
-    """GradInversion and Inverting Gradients on four images and a network that normalises by the batch, at equal evaluations."""
+    """GradInversion and Inverting Gradients on four images and a network with batch normalisation, at equal evaluations."""
     task = Task.build(
         dataset.spec(model if model in MODELS else f"_resnets:{model}"), dtype=D, trusted=True
     )
@@ -381,42 +384,42 @@ def layers(dataset: Dataset, pictures: int, steps: int, first: int, chosen: str)
 
 
 def main() -> None:
-    """Run the parts that were asked for."""
+    """Run the requested parts."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     for part in ("sweep", "speed", "batch", "layers"):
         parser.add_argument(f"--{part}", action="store_true")
     parser.add_argument(
         "--data",
         default=None,
-        help="a data set by name; photos, or faces for --batch, where not given",
+        help="name of a data set; default photos, or faces for --batch",
     )
-    parser.add_argument("--pictures", type=int, default=8, help="or batches")
-    parser.add_argument("--first", type=int, default=0, help="first record that is used")
+    parser.add_argument("--pictures", type=int, default=8, help="number of pictures, or of batches")
+    parser.add_argument("--first", type=int, default=0, help="first record to use")
     parser.add_argument(
         "--weights",
         type=float,
         nargs="+",
         default=BATCH_WEIGHTS,
-        help="of total variation in --batch",
+        help="weights of total variation in --batch",
     )
     parser.add_argument(
         "--kinds",
         nargs="+",
         default=tuple(BATCHES),
         choices=tuple(BATCHES),
-        help="attacks of --batch",
+        help="attacks in --batch",
     )
     parser.add_argument(
-        "--model", default="narrow", help="network of --batch: narrow, resnet10 or resnet18"
+        "--model", default="narrow", help="network in --batch: narrow, resnet10 or resnet18"
     )
     parser.add_argument(
-        "--network", default="all", help="the only one of --layers, e.g. 'convnet act=tanh'"
+        "--network", default="all", help="run only this one of --layers, e.g. 'convnet act=tanh'"
     )
     parser.add_argument(
         "--steps",
         type=int,
         default=300,
-        help="of Inverting Gradients; most steps of the recipe in --speed",
+        help="steps of Inverting Gradients; maximum steps of the recipe in --speed",
     )
     parser.add_argument(
         "--tv", type=float, default=2e-2, help="weight of total variation in --speed"

@@ -1,11 +1,14 @@
-"""DP-RECAL's Table IV: relative error of decentralised least squares against the privacy leakage frequency, a table a data set.
+"""DP-RECAL's Table IV: relative error of decentralised least squares over the privacy leakage frequency.
 
-python bench/recal_table.py FOLDER            FOLDER holds fashion_mnist/, ijcnn1/ and mnist_subset.npz; what is missing is left out
+python bench/recal_table.py FOLDER            FOLDER contains fashion_mnist/, ijcnn1/ and mnist_subset.npz;
+                                              data sets that are missing are omitted
 
-A ring of 8 nodes, features in [0, 1], targets -1 and 1, equally many records a node. PLF counts how often the busiest node's gradient
-was used in something that travels. RE = |x - x*| / |x*| over all nodes. Every method gets the step size of its grid that ends best.
-With noise, the exact mu over the last PLF is that of (epsilon, delta)-DP for one replaced record, each release hiding the same share;
-a record is assumed to move a gradient by at most C, taken at the optimum (nothing clips, as in the paper).
+Prints one table per data set. A ring of 8 nodes, features in [0, 1], targets -1 and 1, equally many
+records per node. PLF counts how often the busiest node's gradient was used in a message.
+RE = |x - x*| / |x*| over all nodes. Every method uses the step size of its grid with the smallest
+final error. With noise, the exact mu over the last PLF is that of (epsilon, delta)-DP for one
+replaced record, and each release hides the same share; a record is assumed to change a gradient by
+at most C, computed at the optimum (nothing is clipped, as in the paper).
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ NODES = 8
 DUAL = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 METHODS: dict[
     str, tuple[Callable[..., Steps], tuple[float, ...], int]
-] = {  # grid of step sizes, messages a unit of PLF
+] = {  # grid of step sizes, messages per unit of PLF
     "RECAL": (recal, DUAL, 8),
     "RECAL, R = .99": (partial(recal, decay=0.99), DUAL, 8),
     "NIDS": (nids, (0.25, 0.5, 1.0, 1.5, 1.9), 16),
@@ -46,7 +49,7 @@ SMOOTH_ONLY = (
     "DP-ADMM [13]",
     "RW-ADMM",
     "MR-ADMM [17]",
-)  # with l1 their papers' updates need an inner loop, or are not given
+)  # with l1 the updates in their papers need an inner loop, or are not given
 PRINTED = {
     "ijcnn1": 5.8e-15,
     "MNIST 0/1": 4.7e-15,
@@ -55,7 +58,7 @@ PRINTED = {
 
 
 def sets(folder: Path) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Yield (name, records (n, p) in [0, 1], targets (n,) -1 and 1) of what is there; float64."""
+    """Yield (name, records (n, p) in [0, 1], targets (n,) -1 and 1) of the available data sets; float64."""
     if (folder / "ijcnn1" / "ijcnn1.trn.bz2").exists():
         x, y, *_ = read_libsvm(folder / "ijcnn1" / "ijcnn1.trn.bz2")
         low, high = x.amin(0), x.amax(0)
@@ -73,7 +76,7 @@ def sets(folder: Path) -> Iterator[tuple[str, Tensor, Tensor]]:
 
 
 def nodes(x: Tensor, y: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
-    """Shuffle and deal equally many records to each node; what does not divide is left out."""
+    """Shuffle the records and distribute equally many to each node; the remainder is omitted."""
     rows = torch.randperm(len(x), generator=generator)[: len(x) // NODES * NODES].view(NODES, -1)
     return x[rows], y[rows]
 
@@ -85,7 +88,7 @@ def curve(
     marks: Sequence[int],
     seed: int,
 ) -> tuple[Tensor, float]:
-    """Return the errors at each mark of PLF (marks,) for the choice that ends best, and that choice."""
+    """Return the errors at each mark of PLF (marks,) for the choice with the smallest final error, and that choice."""
     errors: dict[int, Tensor] = {}
     for plf, w in method(
         q, torch.tensor(grid).to(q.best), max(marks), Generator().manual_seed(seed)
@@ -98,10 +101,11 @@ def curve(
 
 
 def implied(q: Quadratic, error: float, delta: float) -> float:
-    """Return about the least epsilon at which DP-RECAL can reach a relative error, from its last release alone, whatever came before.
+    """Return an estimate of the smallest epsilon at which DP-RECAL can reach a relative error.
 
-    That release leaves x_i with noise of standard deviation tau_i C / mu in each of p coordinates. error: taken as its square root,
-    the reading under which the print asks least; tau_i: the smallest of the grid.
+    It uses only the last release, regardless of earlier ones. This release leaves x_i with noise of
+    standard deviation tau_i C / mu in each of p coordinates. error: its square root is used, the
+    reading of the print that requires least; tau_i: the smallest of the grid.
     """
     tau = 0.95 / (q.smooth / 2 + 2 * max(DUAL) * q.smooth)
     spread = float((tau * q.change).square().mean().sqrt()) * q.best.shape[0] ** 0.5
@@ -116,7 +120,7 @@ def rows(
     delta: float,
     seed: int,
 ) -> Iterator[dict[str, object]]:
-    """Yield one row a method, without noise and with noise."""
+    """Yield one row per method, without noise and with noise."""
     noisy = replace(q, level=max(marks) ** 0.5 / gaussian.least_mu(epsilon, delta))
     for name in methods:
         method, grid, messages = METHODS[name]
@@ -140,7 +144,7 @@ def rows(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print one JSON line a row."""
+    """Print one JSON line per row."""
     out = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -157,14 +161,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         type=float,
         nargs="*",
         default=[10.0, 100.0],
-        help="largest over least curvature; a ridge makes it so",
+        help="ratio of the largest to the smallest curvature, set by a ridge",
     )
     out.add_argument(
         "--l1",
         type=float,
         nargs="*",
         default=[0.0, 0.01],
-        help="weights of l1, shares of the one from which x* = 0",
+        help="weights of l1, as fractions of the smallest with x* = 0",
     )
     out.add_argument(
         "--methods",
@@ -181,7 +185,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     args = out.parse_args(arguments)
     if args.folder is None:
         print(
-            json.dumps({"bench": "recal_table", "skipped": "name the folder with the data files"})
+            json.dumps(
+                {"bench": "recal_table", "skipped": "specify the folder with the data files"}
+            )
         )
         return
     torch.set_num_threads(args.threads)

@@ -1,10 +1,11 @@
-"""How loose a printed mu of one record is, over protocols that do not release their models.
+"""How loose the computed mu of one record is, for protocols that do not release their models.
 
 python bench/record_level.py           the table of docs/audit.md, in Markdown; about a minute
 
-For each protocol: the largest and the mean ratio, over all nodes and adversaries, of the mu that is printed to the largest that least
-squares reach whose curvature lies between -L and L, and of curvature between 0 and L. Both are attained values, so 1 is exact.
-L is in units of one over the step size.
+For each protocol: the largest and the mean ratio, over all nodes and adversaries, of the computed mu
+to the largest mu that least squares attain with curvature between -L and L, and with curvature
+between 0 and L. Both are attained values, so a ratio of 1 is exact. L is in units of one over the
+step size.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from leakaudit.protocols.topology import make
 from leakaudit.relations import know, reached
 
 torch.set_num_threads(1)
-GRID = 8  # curvatures that are tried on either side of 0
+GRID = 8  # curvatures to try on either side of 0
 STEP, NODES, ROUNDS = 0.2, 4, 5
 SMOOTH = (0.0, 0.25, 1.0)  # step times L
 ROWS: tuple[tuple[str, str, dict[str, Any]], ...] = (
@@ -51,7 +52,7 @@ ROWS: tuple[tuple[str, str, dict[str, Any]], ...] = (
 
 @dataclass(frozen=True)
 class Loose:
-    """Printed over reached, of one view: for curvatures of both signs, and from 0 up."""
+    """Computed over attained mu of one view: for curvatures of both signs, and from 0 up."""
 
     both: float
     upward: float
@@ -82,7 +83,7 @@ def cell(made: Protocol, threats: list[Threat], smoothness: float) -> str:
 
 
 def loose(made: Protocol, threat: Threat, smoothness: float) -> Loose | None:
-    """Return how loose one view's mu is, None if it has none."""
+    """Return how loose the mu of one view is; None if it has none."""
     found: ViewBound = next(
         view_bounds(made, threat.adversary, [threat.node], smoothness=smoothness)
     )
@@ -96,7 +97,7 @@ def loose(made: Protocol, threat: Threat, smoothness: float) -> Loose | None:
 
 
 def attained(made: Protocol, node: int, adversary: Adversary, curvature: float) -> float:
-    """Return what least squares of this curvature reach; 0 if float64 cannot solve it."""
+    """Return the mu that least squares of this curvature attain; 0 if float64 cannot solve it."""
     view = know(made.whole, adversary)
     targets = made.whole.gradients(node)
     try:

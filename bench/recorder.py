@@ -1,6 +1,8 @@
-"""Write throughput of the Recorder beside plain writing of the same bytes, in one process, alternated; one JSON line.
+"""Write throughput of the Recorder against plain writing of the same bytes; prints one JSON line.
 
 python bench/recorder.py [--megabytes 256] [--repetitions 9] [--folder DIR]
+
+Both alternate in one process.
 """
 
 from __future__ import annotations
@@ -19,11 +21,11 @@ import torch
 from leakaudit.trace import Graph, Layout, TaskSpec
 from leakaudit.traces.recorder import Recorder
 
-WIDTH, NODES = 250_000, 16  # 1 MB a message, 16 MB a round
+WIDTH, NODES = 250_000, 16  # 1 MB per message, 16 MB per round
 
 
 def plain(path: Path, chunk: torch.Tensor, rounds: int) -> None:
-    """Write the payloads, and nothing else, with write(2)."""
+    """Write only the payloads, with write(2)."""
     with path.open("wb", buffering=0) as file:
         for _ in range(rounds):
             file.write(chunk.numpy().data)
@@ -49,7 +51,7 @@ def recorder(path: Path, rounds: int, hash: bool, sized: bool = True) -> Recorde
 def copied(
     path: Path, chunk: torch.Tensor, rounds: int, hash: bool = False, sized: bool = True
 ) -> None:
-    """Record a round at a time, written straight into the file's map."""
+    """Record one round at a time, written directly into the mapped file."""
     source, target = torch.arange(NODES), torch.full((NODES,), NODES)
     with recorder(path, rounds, hash, sized) as file:
         for t in range(rounds):
@@ -58,7 +60,7 @@ def copied(
 
 
 def sent(path: Path, chunk: torch.Tensor, rounds: int) -> None:
-    """Record a message at a time, as a user's own loop does."""
+    """Record one message at a time, as a user's own loop does."""
     with recorder(path, rounds, hash=False) as file:
         for t in range(rounds):
             for i in range(NODES):
@@ -66,13 +68,13 @@ def sent(path: Path, chunk: torch.Tensor, rounds: int) -> None:
 
 
 def peak() -> int:
-    """Largest resident memory of this process so far, in bytes."""
+    """Return the largest resident memory of this process so far, in bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) * 1024
 
 
 def speed(write: Callable[[], None], path: Path, size: int) -> float:
-    """MB/s of one run; the file is removed afterwards."""
+    """Return the MB/s of one run; the file is removed afterwards."""
     start = time.perf_counter()
     write()
     seconds = time.perf_counter() - start
@@ -86,7 +88,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--megabytes", type=int, default=256, help="payload of one file")
     parser.add_argument("--repetitions", type=int, default=9)
-    parser.add_argument("--folder", type=Path, help="where to write (default: a temporary folder)")
+    parser.add_argument(
+        "--folder", type=Path, help="folder of the files (default: a temporary one)"
+    )
     options = parser.parse_args()
     chunk = torch.randn(NODES, WIDTH, generator=torch.Generator().manual_seed(0))
     rounds = max(2, options.megabytes * 1_000_000 // chunk.nbytes)
@@ -100,7 +104,7 @@ def main() -> None:
             "send_many_unknown_size": lambda: copied(path, chunk, rounds, sized=False),
             "send_many_and_sha256": lambda: copied(path, chunk, rounds, hash=True),
         }
-        for write in ways.values():  # warm up, and find the disk's blocks
+        for write in ways.values():  # warm up, and let the disk allocate blocks
             speed(write, path, size)
         before = peak()
         found: dict[str, list[float]] = {name: [] for name in ways}

@@ -1,7 +1,9 @@
-"""How long the linear engine takes on 100 nodes of degree six, against dense numpy algebra in the same process.
+"""Time of the linear engine on 100 nodes of degree six, against dense numpy algebra in one process.
 
-python bench/relations.py [name ...]        values, ranks, mu, apply (all by default); one JSON line a figure, one thread
-Dense algebra gets smaller problems of the same kind, which the engine solves beside it; seconds are wall clock, cpu is what it used.
+python bench/relations.py [name ...]        values, ranks, mu, apply (default: all); one JSON line per figure, one thread
+
+Dense algebra gets smaller problems of the same kind, which the engine solves as well; seconds are
+elapsed time, cpu is CPU time.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # before numpy loads its algebra
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before numpy loads its linear algebra
 
 import networkx as nx
 import numpy as np
@@ -51,7 +53,7 @@ torch.set_num_threads(1)
 
 
 def pdmm(near: Near, rounds: int) -> Relations:
-    """Differential PDMM with one gradient step a round, theta = 1, random z^0."""
+    """Declare differential PDMM with one gradient step per round, theta = 1, random z^0."""
     p, rho, alpha = Relations(), Q(2, 5), Q(1, 50)
     w = {i: p.secret("w", i) for i in near}
     z = {(i, j): p.secret("z", i, j) for i in near for j in near[i]}
@@ -74,7 +76,7 @@ def pdmm(near: Near, rounds: int) -> Relations:
 
 
 def dpnorm(rounds: int) -> tuple[Knowledge, float]:
-    """One node of DP-Norm with two wires, K = 1, whose received duals are seen; and its mu in closed form."""
+    """One node of DP-Norm with two channels, K = 1, and known received duals; and its mu in closed form."""
     p, mu, alpha, sigma = Relations(), Q(1, 20), Q(1, 5), 0.1
     gamma = 1 + alpha / (2 * mu)
     a, w = gamma / (gamma + 1), p.public("w")
@@ -92,7 +94,7 @@ def random_graph(nodes: int) -> Near:
 
 
 def timed(what: str, work: Callable[[], Any], **also: Any) -> Any:
-    """Print one figure and return the work's result."""
+    """Print one figure and return the result of the work."""
     start, used = time.perf_counter(), time.process_time()
     result = work()
     seconds = {
@@ -104,12 +106,12 @@ def timed(what: str, work: Callable[[], Any], **also: Any) -> Any:
 
 
 def said(what: str, **figures: Any) -> None:
-    """Print figures that are no times."""
+    """Print figures that are not times."""
     print(json.dumps({"what": what, **figures}), flush=True)
 
 
 def values() -> None:
-    """Weights of every node's differences: one window of rounds serves all rounds."""
+    """Weights of every node's differences: one window of rounds is valid for all rounds."""
     near = random_graph(NODES)
     base = timed("declare 9 rounds of the whole network", partial(pdmm, near, 9))
 
@@ -169,7 +171,7 @@ def values() -> None:
 
 
 def dense_std(k: Knowledge, targets: list[Expression]) -> float:
-    """Return the largest std of the same estimates by dense singular values, as a user without the engine would."""
+    """Return the largest std of the same estimates by dense singular values, as without the engine."""
     s = system(k, 1e-7)
     f, b = s.flat.toarray(), s.noise.toarray()
     c = np.zeros((f.shape[1], len(targets)))
@@ -184,7 +186,7 @@ def dense_std(k: Knowledge, targets: list[Expression]) -> float:
 
 
 def ranks() -> None:
-    """Exact ranks of every node's gradients over the whole network, and singular values on a smaller one."""
+    """Exact ranks of every node's gradients in the whole network, and singular values for a smaller one."""
 
     def solve(p: Relations) -> list[int]:
         found = determined_each(
@@ -228,7 +230,7 @@ def ranks() -> None:
 
 
 def mu() -> None:
-    """The whole account of DP-Norm for one node, certificate included, and dense algebra on fewer rounds."""
+    """The complete bound of DP-Norm for one node, including its certificate, and dense algebra on fewer rounds."""
     view, expected = dpnorm(2000)
     bound = timed(
         "DP-Norm mu and certificate, one node",
@@ -260,7 +262,7 @@ def mu() -> None:
 
 
 def apply() -> None:
-    """Weights on 1.92 GB of messages on disk, 24 a value, against reading them and doing nothing; cold: out of the page cache."""
+    """Weights on 1.92 GB of messages on disk, 24 per value, against only reading them; cold: not in the page cache."""
     rounds, width = 40, 1_000_000
     p = pdmm({0: list(range(1, DEGREE + 1)), **{j: [0] for j in range(1, DEGREE + 1)}}, rounds)
     part = know(p, Adversary()).within(range(18, 23)).near([0])

@@ -1,14 +1,17 @@
-"""A sweep of 200 small cells: two workers against one, what a cell costs beside its own work, and kills that change nothing.
+"""A sweep of 200 small cells: two workers against one, the overhead per cell, and resuming after kills.
 
-python bench/sweep.py [--cells N] [--repetitions N]     one JSON line a figure; wall clock, since it is about working at the same time
+python bench/sweep.py [--cells N] [--repetitions N]     prints one JSON line per figure, in elapsed
+                                                        time, since parallel work is measured
 
-two-workers: `leakaudit sweep` as a process of its own from its start to its end, with `--workers` 1 and 2; either has that process, which
-plans and counts, and so many others, which work. One pair of runs a repetition, in alternating order: median, least and most of their
-ratios. start_s: what one worker's run takes beside its cells and the waits between them. cells_s, cells_two_s: the cells' own seconds with
-one worker and with two; the same where nothing disturbs. floor: how much plain arithmetic two processes do over what one does in the same
-time, after each pair: what the processors, and whatever else runs on them, leave of 2. overhead: what one worker waits from the end of a
-cell to the begin of the next. killed: the sweep is killed twice (SIGKILL) and resumed; ratio is 1 where every byte of results.json and of
-all cells is the same. load: of the machine when it began.
+two-workers: `leakaudit sweep` as a separate process from start to end, with `--workers` 1 and 2; in
+both cases this process plans and counts, and the workers are further processes. One pair of runs
+per repetition, in alternating order: median, minimum and maximum of their ratios. start_s: time of
+the run with one worker in addition to its cells and the waits between them. cells_s, cells_two_s:
+the cells' own seconds with one worker and with two; equal without disturbance. floor: plain
+arithmetic of two processes relative to one in the same time, after each pair: what the processors
+and other programs leave of 2. overhead: waiting time of one worker from the end of a cell to the
+start of the next. killed: the sweep is killed twice (SIGKILL) and resumed; ratio is 1 if every byte
+of results.json and of all cells is the same. load: of the machine at the start.
 """
 
 from __future__ import annotations
@@ -47,7 +50,7 @@ steps = [1, 2, 3, 4, 5]
 
 
 def start(plan: Path, folder: Path, workers: int) -> subprocess.Popen[bytes]:
-    """Begin or go on with a sweep."""
+    """Start or continue a sweep."""
     words = [
         sys.executable,
         "-m",
@@ -66,7 +69,7 @@ def start(plan: Path, folder: Path, workers: int) -> subprocess.Popen[bytes]:
 
 
 def whole(plan: Path, folder: Path, workers: int) -> float:
-    """Wall-clock seconds of a sweep from nothing to results.json."""
+    """Return the elapsed seconds of a sweep from nothing to results.json."""
     begin = time.perf_counter()
     if code := start(plan, folder, workers).wait():
         raise SystemExit(f"the sweep ended with code {code}")
@@ -74,7 +77,7 @@ def whole(plan: Path, folder: Path, workers: int) -> float:
 
 
 def arithmetic(_: int = 0) -> float:
-    """Wall-clock seconds of numeric work that no memory limits."""
+    """Return the elapsed seconds of numeric work that is not limited by memory."""
     import numpy as np
 
     x, begin = np.full(4096, 0.5), time.perf_counter()
@@ -84,7 +87,7 @@ def arithmetic(_: int = 0) -> float:
 
 
 def floor() -> float:
-    """How many times as much arithmetic two processes do as one in the same time; the median of three alternations."""
+    """Return the arithmetic of two processes relative to one in the same time; the median of three alternations."""
     with ProcessPoolExecutor(2) as pool:
         return statistics.median(
             2 * pool.submit(arithmetic).result() / max(pool.map(arithmetic, range(2)))
@@ -93,24 +96,24 @@ def floor() -> float:
 
 
 def finished(folder: Path) -> int:
-    """Number of cells that have a result."""
+    """Return the number of cells with a result."""
     return len([*folder.glob("cells/*.json")])
 
 
 def own(folder: Path) -> list[float]:
-    """Seconds that each cell took, in the order of their ends."""
+    """Return the seconds that each cell took, in the order in which they ended."""
     (file,) = folder.glob("times-*.jsonl")
     return [float(json.loads(line)["seconds"]) for line in file.read_text().splitlines()]
 
 
 def waits(folder: Path) -> float:
-    """Seconds that one worker waited between cells, together: from the first result's time to the last one's, less the cells between."""
+    """Return the total seconds that one worker waited between cells: from the first result to the last one, minus the cells between."""
     ends = [path.stat().st_mtime for path in folder.glob("cells/*.json")]
     return max(ends) - min(ends) - sum(own(folder)[1:])
 
 
 def killed(plan: Path, folder: Path, total: int) -> list[int]:
-    """Kill a sweep at a third and at two thirds, and let it end; return the cells that were there at each kill."""
+    """Kill a sweep at a third and at two thirds, and let it end; return the number of finished cells at each kill."""
     counts = []
     for share in (total // 3, 2 * total // 3):
         with start(plan, folder, 2) as process:
@@ -123,7 +126,7 @@ def killed(plan: Path, folder: Path, total: int) -> list[int]:
 
 
 def kept(folder: Path) -> dict[str, bytes]:
-    """Every result, by name."""
+    """Return every result, by name."""
     return {p.name: p.read_bytes() for p in [folder / "results.json", *folder.glob("cells/*.json")]}
 
 

@@ -1,12 +1,15 @@
-"""What the tap costs a program that sends a model of 800k parameters: rounds with and without it, alternated in the same processes.
+"""Overhead of the tap for a program that sends a model of 800k parameters, with and without it.
 
 python bench/tap.py [--repetitions 60] [--rounds 5] [--records 64] [--ranks 2] [--folder DIR]
 
-Two programs: ``train`` is D-PSGD (a gradient on --records records, an exchange, an average); ``exchange`` sends and receives alone.
-Each keeps one log, as a program does, and blocks of rounds with and without the tap take turns. ``ratio_cpu`` is the median of the
-ratios of neighbouring blocks, in CPU time of all ranks, the kernel's work for them included; ``ratio_wall`` that of the slowest rank's
-wall time; their quartiles follow. ``copy_cpu`` and ``copy_wall`` are the same ratios for a bare write of the sent bytes to a file, which
-follows the tap, and the target of ``exchange``. Each writes 3.2 MB a rank and round, 2 GB with the defaults.
+Two programs: ``train`` is D-PSGD (a gradient on --records records, an exchange, an average);
+``exchange`` only sends and receives. Each writes one log, as a program does, and blocks of rounds
+with and without the tap alternate in the same processes. ``ratio_cpu`` is the median of the ratios
+of consecutive blocks, in CPU time of all ranks, including the kernel's work for them;
+``ratio_wall`` is that of the slowest rank's elapsed time; their quartiles follow. ``copy_cpu`` and
+``copy_wall`` are the same ratios for merely writing the sent bytes to a file, measured after the
+tap; they are the target of ``exchange``. Each writes 3.2 MB per rank and round, 2 GB with the
+defaults.
 """
 
 from __future__ import annotations
@@ -61,7 +64,7 @@ def program(rank: int, ranks: int, records: int) -> dict[str, Callable[[], None]
     fixed = [
         torch.rand_like(theirs[0]),
         torch.rand_like(theirs[0]),
-    ]  # in turns: what is sent twice is logged once
+    ]  # alternating, because a payload that is sent twice is logged once
 
     def swap(w: Tensor) -> None:
         works = [dist.isend(w, j) for j in near] + [
@@ -90,7 +93,7 @@ def program(rank: int, ranks: int, records: int) -> dict[str, Callable[[], None]
 
 @contextmanager
 def hooked(install: Callable[[], None]) -> Iterator[None]:
-    """Have the process group's methods replaced while inside, as `leakaudit tap` does in a process of a program."""
+    """Replace the process group's methods inside the context, as `leakaudit tap` does in a process of a program."""
     before = {
         name: vars(dist.ProcessGroup)[name] for name in METHODS if name in vars(dist.ProcessGroup)
     }
@@ -103,7 +106,7 @@ def hooked(install: Callable[[], None]) -> Iterator[None]:
 
 
 def copy(file: BinaryIO) -> None:
-    """Have what is sent written to a file, and nothing else done with it: what any recording costs here."""
+    """Only write what is sent to a file: the minimum cost of any recording."""
     real = dist.ProcessGroup.send
 
     def send(self: Any, tensors: list[Tensor], *args: Any) -> Any:
@@ -115,7 +118,7 @@ def copy(file: BinaryIO) -> None:
 
 
 def block(play: Callable[[], None], rounds: int) -> tuple[float, float]:
-    """Play some rounds; returns CPU seconds of all ranks and wall seconds of the slowest."""
+    """Run some rounds; return CPU seconds of all ranks and elapsed seconds of the slowest."""
     dist.barrier()
     wall, cpu = time.perf_counter(), time.process_time()
     for _ in range(rounds):
@@ -132,7 +135,7 @@ def block(play: Callable[[], None], rounds: int) -> tuple[float, float]:
 def compare(
     play: Callable[[], None], args: argparse.Namespace, install: Callable[[], None]
 ) -> dict[str, list[float]]:
-    """Return milliseconds a round of neighbouring blocks, plain and hooked, which take turns at being first, and their ratios."""
+    """Return milliseconds per round of consecutive blocks, plain and hooked, in alternating order, and their ratios."""
     out = defaultdict[str, list[float]](list)
     block(play, 3)
     for k in range(args.repetitions):
@@ -156,7 +159,7 @@ def worker(rank: int, args: argparse.Namespace, folder: str) -> None:
     out: dict[str, dict[str, dict[str, list[float]]]] = {}
     for name, play in program(rank, args.ranks, args.records).items():
         capture = Capture(f"{folder}/{name}")
-        capture.event("start", torch.zeros(4))  # opens the log, which happens once in a program
+        capture.event("start", torch.zeros(4))  # opens the log, which happens once per program
         tapped = compare(play, args, partial(group.listen, dist, capture))
         capture.end()
         dist.barrier()
@@ -172,7 +175,7 @@ def worker(rank: int, args: argparse.Namespace, folder: str) -> None:
 
 
 def main() -> None:
-    """Print one JSON line a program."""
+    """Print one JSON line per program."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -181,7 +184,7 @@ def main() -> None:
     parser.add_argument("--records", type=int, default=64)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument(
-        "--folder", help="where the logs go (default: the system's temporary folder)"
+        "--folder", help="folder of the logs (default: the system's temporary folder)"
     )
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:

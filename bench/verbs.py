@@ -1,12 +1,12 @@
-"""CPU time of every command on small inputs, in two installations side by side: what a change costs or saves each verb.
+"""CPU time of every command on small inputs, in two installations side by side.
 
-python bench/verbs.py BEFORE AFTER [--runs 5] [--only VERB …]     BEFORE, AFTER: the python of each installation
+python bench/verbs.py BEFORE AFTER [--runs 5] [--only VERB …]     BEFORE, AFTER: the Python of each installation
 
-One JSON line per verb, then a table. A figure is user and system time of the process and of all
-its children: the least of `--runs` runs, which alternate between the two installations after one
-run each that fills the caches. ratio: after over before. Each run starts in a folder of its own, so
-that neither checkout is on the path, and uses one thread. code: the exit code, equal on both sides.
-A verb that does not end in a verdict (0, 1 or 3) has no ratio, and the script then exits with 1.
+Prints one JSON line per command, then a table. A figure is the user and system time of the process
+and its children: the minimum of `--runs` runs, which alternate between the two installations after
+one run each that fills the caches. ratio: after over before. Runs start in empty folders, so that
+neither checkout is on the path, and with one thread. code: the exit codes, equal on both sides; a
+command that does not end with a verdict (0, 1 or 3) has no ratio, and the script then exits with 1.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ measure = "exact"
 most = 0.0
 """
 RECORD = "record pdmm --nodes 4 --graph ring --rounds 5 --data faces --samples 1 -q"
-# Each runs in a fresh copy of the prepared folder.
+# Each command runs in a fresh copy of the prepared folder.
 VERBS = {
     "record": f"{RECORD} -o new.pt",
     "attack": "attack trace.pt -o new -q",
@@ -127,10 +127,15 @@ VERDICTS = (0, 1, 3)
 
 
 def cpu(python: str, words: str, folder: Path) -> tuple[float, int]:
-    """Seconds of the processor that a call takes, and its exit code."""
+    """Return the CPU seconds of a call, and its exit code."""
     command = [python, "-m", "leakaudit", *words.split()]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # as users run it: compiled once
+    # Byte code is kept beside `folder`, so that a longer source is not slower after the first run.
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONDONTWRITEBYTECODE": "",
+        "PYTHONPYCACHEPREFIX": str(folder.parent / "bytecode"),
+    }
     process = subprocess.Popen(
         command,
         cwd=folder,
@@ -145,7 +150,7 @@ def cpu(python: str, words: str, folder: Path) -> tuple[float, int]:
 
 
 def prepare(python: str, folder: Path) -> None:
-    """Write what the verbs read."""
+    """Write the files that the commands read."""
     folder.mkdir()
     (folder / "scenario.toml").write_text(
         SCENARIO.replace("scenario.set", "set").replace("[scenario]", "")
@@ -174,15 +179,17 @@ def fresh(verb: str, prepared: Path, folder: Path) -> None:
 
 
 def main() -> int:
-    """Measure, print lines and the table."""
+    """Measure, print the lines and the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "before", metavar="BEFORE", help="python of the installation to compare with"
+        "before", metavar="BEFORE", help="Python of the installation to compare with"
     )
-    parser.add_argument("after", metavar="AFTER", help="python of the installation that changed")
-    parser.add_argument("--runs", type=int, default=5, help="of each verb on each side (default 5)")
+    parser.add_argument("after", metavar="AFTER", help="Python of the changed installation")
+    parser.add_argument(
+        "--runs", type=int, default=5, help="runs of each command on each side (default 5)"
+    )
     parser.add_argument("--only", nargs="+", choices=VERBS, default=list(VERBS), metavar="VERB")
     asked = parser.parse_args()
     lines = []
@@ -212,7 +219,7 @@ def main() -> int:
             lines.append(line)
             print(json.dumps(line), flush=True)
     print(
-        f"\n{'verb':16} {'before':>8} {'after':>8} {'ratio':>7}  (CPU seconds, least of {asked.runs})"
+        f"\n{'verb':16} {'before':>8} {'after':>8} {'ratio':>7}  (CPU seconds, minimum of {asked.runs})"
     )
     for line in lines:
         name = str(line["bench"]).removeprefix("verbs/")

@@ -1,6 +1,6 @@
-"""How fast victims run: against a plain loop over nodes, against the memory that a round must move, and with more nodes.
+"""Speed of victims: against a plain loop over nodes, a memory floor per round, and with more nodes.
 
-python bench/victims.py [NAME …]        one JSON line a figure; ratios within one process, medians of alternating runs
+python bench/victims.py [NAME …]        prints one JSON line per figure; ratios within one process, medians of alternating runs
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ GRADIENTS = {
     "gossip": 0.0,
     "muffliato": 0.2,
     "secured": 1.0,
-}  # evaluations a round, where it is not one
-# vectors (N, d) that a round of degree 4 must read or write beside its gradients: each state once where it is read and once where it
-# changes, the gradient once, and of a sum over neighbours (and the node itself) the 4 or 5 vectors that are added up
+}  # evaluations per round, if not one
+# vectors (N, d) that a round of degree 4 must read or write in addition to its gradients: each
+# state once when it is read and once when it changes, the gradient once, and of a sum over
+# neighbours (and the node itself) the 4 or 5 vectors that are added
 MOVED = {
     "fedsgd": 1, "fedavg": 3, "fedsplit": 6, "pdmm": 11, "gossip": 6, "muffliato": 6.6, "dpsgd": 9, "tracking": 15, "choco": 12,
     "extra": 12, "nids": 13, "dpadmm": 15, "pvpadmm": 15, "dpadmmserver": 6, "dpnorm": 11, "dkm": 7, "secured": 13, "single": 1,
@@ -48,7 +49,7 @@ MOVED = {
 
 
 def start(task: Task) -> torch.Tensor:
-    """The common model that all runs begin with."""
+    """Return the common initial model of all runs."""
     return task.init(torch.Generator().manual_seed(0))
 
 
@@ -59,7 +60,7 @@ def run(
     kind: type[Kind],
     **more: Any,
 ) -> Kind:
-    """The protocol as the package runs it, recorded in memory."""
+    """Run the protocol with the package, recorded in memory."""
     task, wires = plan.task, list(wires)
     messages = plan.victim.messages(plan.graph, 0 if kind is Warm else rounds, wires)
     public = {"w0": start(task), **_schedule(plan)}
@@ -94,7 +95,7 @@ def run(
 
 
 def _schedule(plan: recording.Plan) -> Mapping[str, torch.Tensor]:
-    """What the victim draws before it runs, once a plan."""
+    """Return what the victim draws before it runs, once per plan."""
     if id(plan) not in SCHEDULES:
         SCHEDULES[id(plan)] = plan.victim.schedule(
             plan.graph, 100, torch.Generator().manual_seed(0)
@@ -103,25 +104,25 @@ def _schedule(plan: recording.Plan) -> Mapping[str, torch.Tensor]:
 
 
 class Clocked(Recorder):
-    """Notes the processor's seconds at the end of each round."""
+    """Stores the CPU seconds at the end of each round."""
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
         self.ends: list[float] = []
 
     def end_round(self, round: int) -> None:
-        """Keep the round, and note the time."""
+        """Store the round and the time."""
         super().end_round(round)
         self.ends.append(time.process_time())
 
 
 class Warm(Clocked):
-    """Lets a round write into memory that has been written before: the victim's own time, without the recorder's."""
+    """Makes each round write into memory that has been written before: the victim's own time, without the recorder's."""
 
     def _append(
         self, round: int, src: Any, dst: Any, kind: str, secure: bool, row: Any
     ) -> torch.Tensor:
-        """Give the same rows in every round."""
+        """Return the same rows in every round."""
         self.rows: dict[Any, torch.Tensor] = getattr(self, "rows", {})
         count = int(row.max()) + 1
         return self.rows.setdefault(
@@ -130,30 +131,30 @@ class Warm(Clocked):
         )
 
     def state(self, *_: Any) -> None:
-        """Keep nothing."""
+        """Store nothing."""
 
     def end_round(self, *_: Any) -> None:
-        """Note the time alone."""
+        """Store only the time."""
         self.ends.append(time.process_time())
 
 
 def a_round(
     plan: recording.Plan, rounds: int, wires: Iterable[tuple[int, int]], kind: type[Clocked]
 ) -> float:
-    """Processor seconds of a round after the first, by the clock between rounds of one run; no start is in it."""
+    """Return the CPU seconds of a round after the first, by the clock between rounds of one run; without the start."""
     ends = run(plan, rounds + 1, wires, kind).ends
     return (ends[rounds] - ends[0]) / rounds
 
 
 def clock(work: Callable[[], object]) -> float:
-    """Processor seconds of one call; everything runs on one thread, and other programs disturb them less than the wall clock."""
+    """Return the CPU seconds of one call; everything runs on one thread, and other programs disturb them less than elapsed time."""
     before = time.process_time()
     work()
     return time.process_time() - before
 
 
 def plain(plan: recording.Plan, rounds: int) -> torch.Tensor:
-    """The models (N, d) after so many rounds of the loop."""
+    """Return the models (N, d) after this number of rounds of the loop."""
     return torch.stack(
         next(
             itertools.islice(
@@ -164,7 +165,7 @@ def plain(plan: recording.Plan, rounds: int) -> torch.Tensor:
 
 
 def against_loop(name: str, model: str, nodes: int = 100, rounds: int = 20) -> dict[str, object]:
-    """Small work a node, every wire recorded; the loop and the victim end at the same models."""
+    """Little work per node, every channel recorded; the loop and the victim end with the same models."""
     graph, nodes = ("complete", nodes - nodes % 3) if name in COMPLETE else ("rgg", nodes)
     chosen = Scenario(
         name,
@@ -197,9 +198,9 @@ def against_loop(name: str, model: str, nodes: int = 100, rounds: int = 20) -> d
 def with_more_nodes(
     name: str, few: int = 100, many: int = 1000, rounds: int = 30
 ) -> dict[str, object]:
-    """Seconds of a node-round among many nodes over those among few; 2 neighbours a node, every wire recorded.
+    """Seconds of a node-round among many nodes over those among few; 2 neighbours per node, every channel recorded.
 
-    Where all talk to all no wire is recorded, since each node's own messages grow with N.
+    With complete graphs no channel is recorded, since the number of messages per node grows with N.
     """
     few, many = (30, 300) if name in COMPLETE else (few, many)  # many edges take long to start with
     times: dict[int, list[float]] = {few: [], many: []}
@@ -232,7 +233,7 @@ def with_more_nodes(
 
 
 def against_memory(name: str, model: str, recorded: int = 0, nodes: int = 30) -> dict[str, object]:
-    """A round of 30 nodes, degree 4, one 28x28 sample each, over its gradients and the memory that it must move (see `MOVED`)."""
+    """A round of 30 nodes, degree 4, one 28x28 sample each, relative to its gradients and the memory that it must move (see `MOVED`)."""
     plan = _images(name, model, nodes)
     wires, size = [e for e in plan.graph.edges if min(e) < recorded], plan.task.layout.size
     state, rounds = nodes * size, 10 if model == "mlp" else 5
@@ -305,7 +306,7 @@ def _images(name: str, model: str, nodes: int) -> recording.Plan:
 
 
 def figures(names: Iterable[str]) -> Iterable[dict[str, object]]:
-    """Every figure of the named victims."""
+    """Yield every figure of the given victims."""
     for name in names:
         yield against_loop(name, "logistic")
         yield against_loop(name, "linear")
@@ -322,7 +323,7 @@ if __name__ == "__main__":
         nargs="*",
         choices=[*LOOPS, []],
         metavar="NAME",
-        help=f"victims: {', '.join(LOOPS)}; all by default",
+        help=f"victims: {', '.join(LOOPS)}; default all",
     )
     for figure in figures(reader.parse_args().names or LOOPS):
         print(json.dumps(figure), flush=True)

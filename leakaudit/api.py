@@ -22,10 +22,11 @@ if TYPE_CHECKING:
     from leakaudit.papers import JudgedClaim
     from leakaudit.protocols.scenario import Scenario
     from leakaudit.reconstruction import Attack, Reconstruction
+    from leakaudit.results.model import AuditRecord
     from leakaudit.sweeping.plan import SweepPlan
     from leakaudit.sweeping.run import Swept
     from leakaudit.tasks.task import Task
-    from leakaudit.trace import Json, Trace, Truth
+    from leakaudit.trace import Trace, Truth
 
 File = str | os.PathLike[str]
 OUTPUT = "leakaudit-out"
@@ -168,7 +169,7 @@ def audit(
     download: bool = False,
     device: str = "cpu",
     max_seconds: float = 0.0,
-) -> dict[str, Json]:
+) -> AuditRecord:
     """Attack and test a scenario over a grid of epsilons, and judge what it claims.
 
     Args:
@@ -180,7 +181,7 @@ def audit(
         max_seconds: Limit for all of them together; 0 for none.
 
     Returns:
-        The record, as results.json holds it.
+        The record that results.json holds: ``audit.verdicts`` are the judged claims.
 
     Raises:
         LeakauditError: The plan, its data or the folder cannot be used. Nothing is written then.
@@ -188,13 +189,11 @@ def audit(
     from leakaudit.auditing.plan import AuditPlan
     from leakaudit.auditing.run import audit as run
     from leakaudit.auditing.where import Where
-    from leakaudit.results import record_file
 
     if not isinstance(plan, AuditPlan):
         plan = AuditPlan.from_toml(Path(plan))
     root = None if data_root is None else Path(data_root)
-    run(plan, Path(folder), Where(root, download, device, max_seconds))
-    return record_file.read(Path(folder) / RECORD)
+    return run(plan, Path(folder), Where(root, download, device, max_seconds))
 
 
 def check(

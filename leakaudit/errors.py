@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from abc import ABCMeta
 from collections.abc import Iterable
 
 
@@ -41,3 +42,22 @@ def suggest(name: str, known: Iterable[str]) -> str:
     if near:
         return f"; did you mean {near[0]!r}?"
     return f" (known: {', '.join(known)})"
+
+
+def check_methods(kind: ABCMeta, role: str, needed: str) -> None:
+    """Refuse a class that lacks a method, before Python does so with a TypeError.
+
+    Args:
+        kind: The class of which an instance is made.
+        role: What it is, for the message.
+        needed: The methods that every class of this role has, for the message.
+
+    Raises:
+        LeakauditError: The class does not define all abstract methods.
+    """
+    missing = sorted(kind.__abstractmethods__)
+    if missing:
+        raise LeakauditError(
+            f"the {role} {kind.__name__} of {kind.__module__} does not define "
+            f"{' and '.join(missing)}; every {role} needs both {needed}"
+        )

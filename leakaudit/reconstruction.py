@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol, Self, runtime_checkable
 
 from torch import Generator, Tensor
 
-from leakaudit.errors import LeakauditError
+from leakaudit.errors import check_methods
 
 if TYPE_CHECKING:
     from leakaudit.leak import GradientLeak
@@ -95,17 +95,8 @@ class Attack(ABC):
     cost: ClassVar[str] = "not measured"
 
     def __new__(cls, *_: object, **__: object) -> Self:
-        """Refuse a class that lacks a method, before Python does so with a TypeError.
-
-        Raises:
-            LeakauditError: The class does not define all abstract methods.
-        """
-        missing = sorted(cls.__abstractmethods__)
-        if missing:
-            raise LeakauditError(
-                f"the attack {cls.__name__} of {cls.__module__} does not define "
-                f"{' and '.join(missing)}; every attack needs both refuses and __call__"
-            )
+        """Refuse a class that does not define all abstract methods."""
+        check_methods(cls, "attack", "refuses and __call__")
         return super().__new__(cls)
 
     @abstractmethod

@@ -10,7 +10,7 @@ import torch
 from torch import Generator, Tensor
 
 from leakaudit.claim import Claim as Claim  # plug-ins import both from here
-from leakaudit.errors import LeakauditError
+from leakaudit.errors import check_methods
 from leakaudit.trace import Graph
 
 if TYPE_CHECKING:
@@ -49,17 +49,8 @@ class Victim(ABC):
     regular: ClassVar[bool] = False
 
     def __new__(cls, *_: object, **__: object) -> Self:
-        """Refuse a class that lacks a method, before Python does so with a TypeError.
-
-        Raises:
-            LeakauditError: The class does not define all abstract methods.
-        """
-        missing = sorted(cls.__abstractmethods__)
-        if missing:
-            raise LeakauditError(
-                f"the victim {cls.__name__} of {cls.__module__} does not define "
-                f"{' and '.join(missing)}; every victim needs both run and relations"
-            )
+        """Refuse a class that does not define all abstract methods."""
+        check_methods(cls, "victim", "run and relations")
         return super().__new__(cls)
 
     @property

@@ -1,4 +1,4 @@
-"""Reports: one format, one file; each registers itself under the name of its file."""
+"""Report formats: one file per format, registered under the name of the file."""
 
 if not __name__.startswith("leakaudit."):
     raise ImportError(

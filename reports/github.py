@@ -1,4 +1,4 @@
-"""Workflow commands of GitHub Actions: annotations of a run, the worst first."""
+"""Annotations of a run as workflow commands of GitHub Actions, the most severe first."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from leakaudit.results.grading import checks
 from leakaudit.results.wording import clean
 from leakaudit.trace import Json
 
-# GitHub shows ten annotations of each kind in a step. Two of them are for the sentence of the
-# summary and for the number of those that are left out; a comparison's sentence takes a third.
+# GitHub shows ten annotations of each kind per step. Two of them are reserved for the summary and
+# for the number of omitted annotations; the summary of a comparison takes a third.
 SHOWN = 8
 _COMMANDS = {"error": "error", "warning": "warning", "note": "notice"}
 
 
 @renderer("github")
 def render(results: Mapping[str, Json]) -> str:
-    """Write the summary and one line for each check; the job's summary is the Markdown report.
+    """Return the summary and one line per check; the Markdown report serves as the job's summary.
 
     Args:
         results: A record.
@@ -39,17 +39,17 @@ def render(results: Mapping[str, Json]) -> str:
             lines.append(_line(command, check.name, check.message))
         left = len(some) - room[level]
         if left > 0:
-            more = f"{left} more of this kind, none of them worse; see the whole report"
+            more = f"{left} more of this kind, none of them more severe; see the full report"
             lines.append(_line(command, "leakaudit", more))
     return "\n".join(lines) + "\n"
 
 
 def _line(command: str, title: object, text: object) -> str:
-    """One workflow command; a colon or a comma would end its title."""
+    """One workflow command; colons and commas are escaped because they would end its title."""
     name = _escape(title).replace(":", "%3A").replace(",", "%2C")
     return f"::{command} title={name}::{_escape(text)}"
 
 
 def _escape(text: object) -> str:
-    """Write text so that the runner reads it back as it is; `clean` has removed line breaks."""
+    """Escape text so that the runner decodes it unchanged; `clean` has removed line breaks."""
     return clean(text).replace("%", "%25")

@@ -1,4 +1,4 @@
-"""A page for a browser, and for print."""
+"""A page for web browsers and for printing."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from leakaudit.trace import Json
 
 @renderer("html")
 def render(results: Mapping[str, Json]) -> str:
-    """Write one self-contained file without script.
+    """Return one self-contained page without scripts.
 
     Args:
         results: A record.
 
     Returns:
-        A page that is safe to open whatever the names of a trace are.
+        HTML in which names from the trace cannot act as markup.
     """
     return page(Shown.of(results))

@@ -1,4 +1,4 @@
-"""The record itself, for programs."""
+"""The record itself, for use by programs."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from leakaudit.trace import Json
 
 @renderer("json")
 def render(results: Mapping[str, Json]) -> str:
-    """Write a record as indented JSON in ASCII.
+    """Return a record as indented JSON in ASCII.
 
     Args:
         results: A record.
 
     Returns:
-        Every value as it was written.
+        JSON with every value unchanged.
     """
     return json.dumps(results, indent=2, allow_nan=False) + "\n"

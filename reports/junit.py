@@ -1,6 +1,6 @@
-"""A test report with one case for each check.
+"""A JUnit test report with one case per check.
 
-A case fails if a record is given away, a claim is refuted or a limit is exceeded.
+A case fails if a record is recovered, a claim is refuted or a limit is exceeded.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from leakaudit.trace import Json
 
 @renderer("junit")
 def render(results: Mapping[str, Json]) -> str:
-    """Write JUnit XML as Jenkins and GitLab read it.
+    """Return JUnit XML in the form that Jenkins and GitLab read.
 
     Args:
         results: A record.
 
     Returns:
-        One suite for each adversary; what is inconclusive or not determined is a skipped case.
+        XML with one suite per adversary. Checks that are inconclusive, and nodes for which no leak
+        is determined, are skipped cases.
     """
     record = model.of_run(results)
     suites: dict[str, list[Tree.Element]] = {}
@@ -46,7 +47,7 @@ def render(results: Mapping[str, Json]) -> str:
 
 
 def _suite(record: RunRecord, adversary: str, cases: list[Tree.Element]) -> Tree.Element:
-    """The cases of one adversary, "" for those of the lint."""
+    """The cases of one adversary; "" stands for the cases of the lint."""
     name = "leakaudit lint"
     if adversary:
         name = f"leakaudit as {adversary}"
@@ -65,7 +66,7 @@ def _suite(record: RunRecord, adversary: str, cases: list[Tree.Element]) -> Tree
 
 
 def _count(cases: list[Tree.Element], outcome: str) -> str:
-    """Number of cases with an outcome, "failure" or "skipped"."""
+    """Number of cases with the given outcome, "failure" or "skipped"."""
     return str(sum(case.find(outcome) is not None for case in cases))
 
 
@@ -87,10 +88,10 @@ def _case(record: RunRecord, check: Check) -> Tree.Element:
 
 
 def _unknown(record: RunRecord, one: Undetermined) -> Tree.Element:
-    """The skipped case of a node whose leak is not determined."""
+    """The skipped case of a node for which no leak is determined."""
     case = Tree.Element(
         "testcase",
-        name=f"node {one.node}: nothing determined",
+        name=f"node {one.node}: no leak determined",
         classname=_class(record, "none"),
         time="0.000",
     )
@@ -99,5 +100,5 @@ def _unknown(record: RunRecord, one: Undetermined) -> Tree.Element:
 
 
 def _class(record: RunRecord, rule: str) -> str:
-    """Name of the class under which a viewer groups the cases of one rule."""
+    """Name of the class under which viewers group the cases of one rule."""
     return f"leakaudit.{clean(record.trace.protocol)}.{rule}"

@@ -18,13 +18,13 @@ from leakaudit.trace import Json
 
 @renderer("markdown")
 def render(results: Mapping[str, Json]) -> str:
-    """Write GitHub-flavoured Markdown.
+    """Return GitHub-flavoured Markdown.
 
     Args:
         results: A record of any kind.
 
     Returns:
-        A page; names from the trace are escaped, so that they are neither markup, links nor
+        A page; names from the trace are escaped, so that they cannot act as markup, links or
         mentions.
     """
     if results["kind"] == "sweep":
@@ -39,15 +39,15 @@ def render(results: Mapping[str, Json]) -> str:
 
 
 def _attacks(shown: Shown) -> str:
-    """The page of an attack, or of the attacks of an audit."""
+    """The page about an attack, or about the attacks of an audit."""
     record = shown.record
-    blocks = ["# What this adversary learns", f"**{md.escape(record.summary)}**"]
+    blocks = ["# What the adversary learns", f"**{md.escape(record.summary)}**"]
     if shown.against:
-        blocks += ["## Against the earlier results", md.items(lines(shown.against))]
+        blocks += ["## Comparison with the earlier results", md.items(lines(shown.against))]
     if record.findings:
         blocks += ["## Nodes", md.table(*table(record.findings)), _notes(record.findings)]
     if record.picture:
-        blocks.append(f"![Originals over reconstructions]({quote(record.picture, safe='')})")
+        blocks.append(f"![Originals above reconstructions]({quote(record.picture, safe='')})")
     if record.undetermined:
         blocks += ["## Not determined", md.items(not_determined(record.undetermined))]
     blocks += ["## Not tried", md.items(record.not_tried or ["not recorded"])]
@@ -57,13 +57,13 @@ def _attacks(shown: Shown) -> str:
 
 
 def _notes(findings: Sequence[Finding]) -> str:
-    """What the certificates mean, and each finding's own note and formula."""
+    """What the certificates mean, and the note and formula of each finding."""
     meant = {}
     formulas = []
     for one in findings:
         meant[one.certificate.name.lower()] = one.certificate.sentence
         if one.leak.formula:
-            formulas.append(f"{one.leak.kind} got by: {one.leak.formula}")
+            formulas.append(f"{one.leak.kind} computed as {one.leak.formula}")
     certificates = [f"certificate {name}: {sentence}" for name, sentence in meant.items()]
     once = [*certificates, *dict.fromkeys(formulas)]
     return md.items([*once, *scopes(findings), *notes(findings)])

@@ -1,4 +1,4 @@
-"""SARIF 2.1.0, for code scanning: one rule for each attack or test, one result for each check."""
+"""SARIF 2.1.0 for code scanning: one rule per attack or test, one result per check."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from leakaudit.trace import Json
 SCHEMA = (
     "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 )
-LOCATION = "leakaudit.toml"  # of the user's repository, if the record names no file of it
+LOCATION = "leakaudit.toml"  # in the user's repository, if the record names no file in it
 _STATES = {"new": "new", "worse": "updated", "better": "updated", "same": "unchanged"}
 
 
 @renderer("sarif")
 def render(results: Mapping[str, Json]) -> str:
-    """Write one run of one tool.
+    """Return a log with one run of one tool.
 
     Args:
-        results: A record. Its ``location`` names a file of the user's repository; a comparison in
-            ``against`` gives each result its state.
+        results: A record. Its ``location`` names a file in the user's repository; a comparison in
+            ``against`` provides the baseline state of each result.
 
     Returns:
-        JSON; rule ids and fingerprints depend on what was looked at, not on what came out.
+        JSON; rule ids and fingerprints depend on what was examined, not on the outcome.
     """
     shown = Shown.of(results)
     record = shown.record
@@ -64,7 +64,7 @@ def render(results: Mapping[str, Json]) -> str:
 
 
 def _states(shown: Shown) -> dict[str, str]:
-    """Fingerprints and their states; SARIF has no result for a check that is gone."""
+    """Baseline states by fingerprint; a check that was not repeated has no result in SARIF."""
     if shown.against is None:
         return {}
     states = {}
@@ -77,18 +77,18 @@ def _states(shown: Shown) -> dict[str, str]:
 def _rule(record: RunRecord, rule: str) -> dict[str, Json]:
     """Describe an attack, a pitfall of the lint or a test."""
     short = f"Training inputs leak: {rule}"
-    text = f"what {rule} gives away of training inputs"
+    text = f"leakage of training inputs, tested by: {rule}"
     advice = " ".join(LIMITS)
     known = given(record.attacks, {}).get(rule)
     pitfall = _pitfalls(record).get(rule)
     if known:
-        text = f"attack {rule} ({clean(known.paper)}) reads {clean(known.reads)}"
+        text = f"attack {rule} ({clean(known.paper)}); uses {clean(known.reads)}"
     elif pitfall:
         short = f"Not as declared: {rule}"
         text = f"pitfall {rule} of the lint: {clean(pitfall.name)}"
         advice = clean(pitfall.fix)
     elif rule == "lint":
-        short = "What a recording declares and claims, against what it shows"
+        short = "What a recording declares and claims, compared with what it contains"
         text = short
     return {
         "id": _id(rule),
@@ -101,20 +101,20 @@ def _rule(record: RunRecord, rule: str) -> dict[str, Json]:
 
 
 def _pitfalls(record: RunRecord) -> dict[str, PitfallText]:
-    """Texts of the pitfalls by rule, which only a gate's record has."""
+    """Texts of the pitfalls by rule; only the record of a gate has them."""
     if isinstance(record, CheckRecord):
         return given(record.gate.pitfalls, {})
     return {}
 
 
 def _result(check: Check, rule: int, file: str, state: str | None) -> dict[str, Json]:
-    """Write one check as a result.
+    """Return one check as a result.
 
     Args:
-        check: What was looked at, and what came out.
-        rule: Place of its rule in the list of rules.
-        file: File of the user's repository that the result points to.
-        state: Against the earlier results, None if there are none.
+        check: What was examined, and the outcome.
+        rule: Index of its rule in the list of rules.
+        file: File in the user's repository that the result points to.
+        state: Baseline state relative to the earlier results, None if there are none.
 
     Returns:
         A SARIF result.
@@ -128,9 +128,9 @@ def _result(check: Check, rule: int, file: str, state: str | None) -> dict[str, 
     place: Json = {"artifactLocation": {"uri": file}, "region": {"startLine": 1}}
     message = f"{check.message}."
     if check.adversary:
-        message = f"{check.message}; heard by {check.adversary}."
-    # A result of kind fail, the default, is an alert. What a gate found within its limits is not
-    # one: its kind is pass (or open, if it is inconclusive), and its level none.
+        message = f"{check.message}; adversary: {check.adversary}."
+    # A result of kind "fail", the default, is an alert. A check of a gate that is within its limits
+    # is not an alert: its kind is "pass" (or "open" if it is inconclusive), and its level "none".
     outcome = "fail"
     level: str = check.level
     if check.cell and check.level == "note":
@@ -151,5 +151,5 @@ def _result(check: Check, rule: int, file: str, state: str | None) -> dict[str, 
 
 
 def _id(rule: str) -> str:
-    """Identifier of a rule; a slash or a space within its name becomes a hyphen."""
+    """Identifier of a rule; slashes and spaces in its name become hyphens."""
     return "leakaudit/" + "-".join(rule.replace("/", " ").split())

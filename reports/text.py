@@ -29,20 +29,20 @@ from leakaudit.trace import Json
 
 _STYLES = {"exact": "bold red", "approximate": "yellow", "failed": "dim"}
 _RIGHT = ("node", "PSNR dB", "SSIM", "LPIPS", "rel. error", "seconds")  # columns of numbers
-_SPARE = ("SSIM", "LPIPS", "identified", "seconds")  # columns that a narrow terminal leaves out
-_ROOM = 110  # columns of a terminal below which `_SPARE` is left out, so that no word is broken
-SHOWN = 200  # findings in a terminal; a choice
-WIDTH = 120  # columns of a terminal that show the table of findings unfolded
+_SPARE = ("SSIM", "LPIPS", "identified", "seconds")  # columns that a narrow terminal omits
+_ROOM = 110  # terminals with fewer columns omit `_SPARE`, so that no word is broken
+SHOWN = 200  # findings shown in a terminal; a choice
+WIDTH = 120  # terminal columns that the table of findings needs without line breaks
 
 
 @renderer("text")
 def render(results: Mapping[str, Json], width: int | None = None, color: bool = False) -> str:
-    """Write text for a terminal.
+    """Return text for a terminal.
 
     Args:
         results: A record of any kind.
         width: Columns; None for as many as the tables of this kind need.
-        color: Whether to add a terminal's codes.
+        color: Whether to add terminal codes for colours.
 
     Returns:
         The text.
@@ -61,7 +61,7 @@ def render(results: Mapping[str, Json], width: int | None = None, color: bool = 
 
 
 def _parts(shown: Shown, wide: bool) -> RenderableType:
-    """The whole report, part under part; wide: with the columns of `_SPARE`."""
+    """The whole report from top to bottom; `wide` includes the columns of `_SPARE`."""
     record = shown.record
     parts: list[RenderableType] = [Text(clean(record.summary), style="bold")]
     parts += map(Text, lines(shown.against))
@@ -69,7 +69,7 @@ def _parts(shown: Shown, wide: bool) -> RenderableType:
         parts.append(_findings(record.findings, wide))
     left = len(record.findings) - SHOWN
     if left > 0:
-        more = f"the {SHOWN} worst findings are shown, {left} more are in the HTML report"
+        more = f"only the {SHOWN} worst findings are shown; the HTML report has {left} more"
         parts.append(Text(more))
     failed = [one for one in record.findings if one.certificate.name == "FAILED"]
     parts += map(Text, notes(failed))
@@ -80,7 +80,7 @@ def _parts(shown: Shown, wide: bool) -> RenderableType:
 
 
 def _findings(findings: Sequence[Finding], wide: bool) -> Table:
-    """The findings as a table, or the `SHOWN` worst ones if there are more."""
+    """The findings as a table, limited to the `SHOWN` worst ones."""
     some = findings
     if len(some) > SHOWN:
         some = sorted(some, key=harm, reverse=True)[:SHOWN]

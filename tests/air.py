@@ -1,11 +1,11 @@
-"""How densely a folder of Python is written, and which public names lack an argument list.
+"""Measure how dense the Python code of a folder is, and find public names without argument lists.
 
-    python tests/air.py                        the product's code, one row a room
+    python tests/air.py                        the product's code, one row per package
     python tests/air.py FOLDER ...             any other code, for example an installed package
     python tests/air.py --missing [FOLDER ...] public functions and classes without Args, by line
 
-Figures are per 1,000 lines that are not blank. `LIMITS` are twice the widest figure of eight packages
-that we take as models (lineax, optimistix, foolbox, jax_privacy, dp_accounting, inspect_ai's scorers,
+Figures are per 1,000 non-blank lines. Each of `LIMITS` is twice the largest figure of eight packages
+that serve as models (lineax, optimistix, foolbox, jax_privacy, dp_accounting, inspect_ai's scorers,
 httpx, click), measured in the same way.
 """
 
@@ -29,7 +29,7 @@ COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
 def measure(file: Path) -> Counter[str]:
-    """Count what `COUNTED` names in one file, and its lines that are not blank."""
+    """Count what `COUNTED` names in one file, and its non-blank lines."""
     text = file.read_text(encoding="utf-8")
     lines = [line for line in text.split("\n") if line.strip()]
     found = Counter(lines=len(lines), wide=sum(len(line) > COLUMNS for line in lines))
@@ -54,7 +54,7 @@ def _has_several_targets(node: ast.AST) -> bool:
 
 
 def without_args(file: Path) -> Iterator[tuple[int, str]]:
-    """Yield the line and the name of every public function or class whose docstring lists no arguments.
+    """Yield the line and the name of every public function or class without an argument list.
 
     A function without parameters and a class without fields need no list.
     """
@@ -79,7 +79,7 @@ def _takes_arguments(node: ast.FunctionDef | ast.ClassDef) -> bool:
 
 
 def _is_described(field: ast.AnnAssign) -> bool:
-    """Return whether a field needs no entry: it is the class's own, or `param` holds its text."""
+    """Return whether a field needs no entry: it is a class variable, or `param` contains its text."""
     if "ClassVar" in ast.unparse(field.annotation):
         return True
     value = field.value
@@ -87,7 +87,7 @@ def _is_described(field: ast.AnnAssign) -> bool:
 
 
 def rooms(project: Path) -> dict[str, list[Path]]:
-    """Return the product's files by room; a room of rooms is split."""
+    """Return the product's files by package; a package that consists of packages is split."""
     found: dict[str, list[Path]] = {}
     for file in sorted((project / "leakaudit").rglob("*.py")):
         parts = file.relative_to(project / "leakaudit").parts[:-1]
@@ -98,7 +98,7 @@ def rooms(project: Path) -> dict[str, list[Path]]:
 
 
 def table(folders: dict[str, list[Path]]) -> Iterator[str]:
-    """Yield a line for each folder, and one for all together."""
+    """Yield one line per folder, and one for the total."""
     yield f"{'':24s}" + "".join(f"{name:>15s}" for name in ("lines", *COUNTED, "without Args"))
     total: Counter[str] = Counter()
     for name, files in folders.items():
@@ -118,7 +118,7 @@ def _row(name: str, found: Counter[str]) -> str:
 
 
 def main() -> None:
-    """Read the arguments."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

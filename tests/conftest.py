@@ -1,4 +1,4 @@
-"""What all tests share: one thread, seeded generators, the data that lies beside the project, the list of modules."""
+"""Shared fixtures: one thread, seeded generators, external data, and the list of modules."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ torch.set_num_threads(1)
 
 
 def module_names() -> list[str]:
-    """Every module of the package. The mapped folders are not subfolders of it, so they are listed apart."""
+    """Return every module of the package. The mapped folders are not its subfolders, so they are listed separately."""
     found = set(PACKAGES)
     for package in PACKAGES:
         folders = importlib.import_module(package).__path__
@@ -32,25 +32,27 @@ def module_names() -> list[str]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test with an argument `module_name` runs once a module."""
+    """Run a test with an argument `module_name` once per module."""
     if "module_name" in metafunc.fixturenames:
         metafunc.parametrize("module_name", module_names())
 
 
 @pytest.fixture(scope="session")
 def project() -> Path:
-    """The folder with pyproject.toml."""
+    """Return the folder with pyproject.toml."""
     return PROJECT
 
 
 @pytest.fixture(scope="session")
 def shared_data() -> Callable[[str], Path]:
-    """`shared_data(name)`: a file or folder beside the project; skips the test with its name where it is absent."""
+    """`shared_data(name)`: a file or folder outside the project; skips the test, naming the file, if it is missing."""
     root = Path(os.environ.get("LEAKAUDIT_TEST_DATA") or PROJECT.parent / "shared" / "data")
 
     def find(name: str) -> Path:
         if not (root / name).exists():
-            pytest.skip(f"{name} is not there (LEAKAUDIT_TEST_DATA names the folder that holds it)")
+            pytest.skip(
+                f"{name} is missing (LEAKAUDIT_TEST_DATA names the folder that contains it)"
+            )
         return root / name
 
     return find
@@ -58,9 +60,9 @@ def shared_data() -> Callable[[str], Path]:
 
 @pytest.fixture(scope="session")
 def fresh_seed() -> int:
-    """Seed of the random cases in tests/adversarial; print it in a failure's message, so that the case can be drawn again.
+    """Seed of the random cases in tests/adversarial; print it in a failure message, so that the case can be reproduced.
 
-    `make test` draws the same few cases each time. `make selfcheck` and nightly runs ask for others, and for more of them:
+    `make test` draws the same few cases each time. `make selfcheck` and nightly runs use other seeds and more cases:
     ``LEAKAUDIT_FRESH_SEED=20261122 LEAKAUDIT_FRESH_CASES=200 pytest tests/adversarial``.
     """
     return int(os.environ.get("LEAKAUDIT_FRESH_SEED", "0"))
@@ -68,7 +70,7 @@ def fresh_seed() -> int:
 
 @pytest.fixture(scope="session")
 def fresh_cases() -> Callable[[int], int]:
-    """`fresh_cases(n)`: how many random cases a test draws, n unless LEAKAUDIT_FRESH_CASES asks for another number."""
+    """`fresh_cases(n)`: the number of random cases of a test, n unless LEAKAUDIT_FRESH_CASES sets another number."""
 
     def number(usual: int) -> int:
         return int(os.environ.get("LEAKAUDIT_FRESH_CASES", usual))
@@ -78,7 +80,7 @@ def fresh_cases() -> Callable[[int], int]:
 
 @pytest.fixture(scope="session")
 def paper() -> Callable[[str], str]:
-    """`paper("003")`: the text of a paper that lies beside the project; skips the test if it is absent."""
+    """`paper("003")`: the text of a paper outside the project; skips the test if it is missing."""
     root = (
         Path(os.environ.get("LEAKAUDIT_TEST_DATA") or PROJECT.parent / "shared" / "data").parent
         / "papers"
@@ -88,7 +90,7 @@ def paper() -> Callable[[str], str]:
         found = sorted(root.glob(f"{number}_*.txt"))
         if not found:
             pytest.skip(
-                f"the text of paper {number} is not there (a folder papers beside the one that LEAKAUDIT_TEST_DATA names)"
+                f"the text of paper {number} is missing (expected in a folder papers beside the one that LEAKAUDIT_TEST_DATA names)"
             )
         return found[0].read_text()
 
@@ -97,13 +99,13 @@ def paper() -> Callable[[str], str]:
 
 @pytest.fixture
 def generator() -> torch.Generator:
-    """A fresh generator with seed 0."""
+    """Return a new generator with seed 0."""
     return torch.Generator().manual_seed(0)
 
 
 @pytest.fixture(scope="session")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The trace of `invoked.RECORD`, its truth and their sha256; not to be changed."""
+    """Return the trace of `invoked.RECORD`, its truth and their sha256; tests must not change them."""
     trace = tmp_path_factory.mktemp("recorded") / "trace.pt"
     assert main([*RECORD, "-o", str(trace)]) == 0
     return trace
@@ -111,7 +113,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def place(tmp_path: Path, recorded: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working folder: one of its own, with a copy of that trace."""
+    """Change to a temporary working folder with a copy of that trace."""
     shutil.copytree(recorded.parent, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     return tmp_path

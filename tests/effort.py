@@ -1,4 +1,4 @@
-"""What a piece of work costs, counted: no clock is read, so a busy machine changes nothing."""
+"""Measure the cost of work by counting instead of timing, so that a busy machine does not matter."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ IO = Path("/proc/self/io")
 
 @dataclass
 class Effort:
-    """What was counted.
+    """The counts.
 
     Attributes:
-        calls: Calls of functions, Python's own and those of C.
-        pages: Pages of memory that were touched for the first time.
-        read: Bytes that were read from files, 0 where the system does not say.
+        calls: Calls of Python and C functions.
+        pages: Memory pages that were accessed for the first time.
+        read: Bytes read from files, 0 if the system does not report them.
     """
 
     calls: int = 0
@@ -31,7 +31,7 @@ class Effort:
 
 @contextmanager
 def counted() -> Iterator[Effort]:
-    """Count what the block does in this thread; the figures are complete when it has ended."""
+    """Count what the block does in this thread; the counts are complete when it has ended."""
     effort = Effort()
 
     def called(_: FrameType, event: str, __: Any) -> None:

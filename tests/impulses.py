@@ -1,9 +1,11 @@
-"""An oracle for `leakaudit bound`: what one record does to a view, from the victims' own run code, without their declarations.
+"""An oracle for `leakaudit bound`: the effect of one record on a view, from the victims' run code only.
 
-Losses are quadratic: the gradient of node i is c_i w + a constant, and a changed record moves the constant by one unit vector. A run
-is then linear in these constants and in the noise, and every coordinate of the model obeys the same recursion. So one run answers
-everything: each coordinate carries another impulse, a record's or one draw of noise, and what is recorded in it is the response.
-Both data sets give Gaussian views with one covariance; the mu between them is the length of the whitened difference of their means.
+Declarations are not used. Losses are quadratic: the gradient of node i is c_i w + a constant, and
+changing a record changes the constant by a unit vector. A run is then linear in these constants and
+in the noise, and every coordinate of the model follows the same recursion. One run is therefore
+sufficient: each coordinate carries a different impulse, from a record or one draw of noise, and its
+recorded values are the response. Both data sets give Gaussian views with one covariance; the mu
+between them is the length of the whitened difference of their means.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from leakaudit.victim import Victim
 
 Key = tuple[int, int, int, str, bool]  # round, src, dst, kind, secure
 Array = np.ndarray[Any, np.dtype[np.float64]]
-SMALL = 1e-9  # singular values and signals below this, relative, are rounding
+SMALL = 1e-9  # singular values and signals below this, relative, are rounding errors
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class Response:
     owner: list[int]
 
     def mu(self, node: int, record: int, adversary: Adversary) -> float:
-        """Return the mu of one changed record in what an adversary sees; its own nodes' noise is known to it."""
+        """Return the mu of one changed record in an adversary's view; the adversary knows its own nodes' noise."""
         rows = [k for k, key in enumerate(self.keys) if heard(key, adversary)]
         a = self.moved[node, record][rows]
         size = float(np.abs(a).max(initial=0.0))
@@ -56,7 +58,7 @@ class Response:
 
 
 def heard(key: Key, adversary: Adversary) -> bool:
-    """Whether an adversary reads a message."""
+    """Return whether an adversary can read a message."""
     _, src, dst, _, secure = key
     if src in adversary.corrupt or dst in adversary.corrupt:
         return True
@@ -66,7 +68,7 @@ def heard(key: Key, adversary: Adversary) -> bool:
 
 
 class Quadratic:
-    """Stands in for a task: gradients curvature_i w + impulse, for each node i, whose number and records the data carry."""
+    """Replaces a task: gradients are curvature_i w + impulse for each node i; the data contain its number and records."""
 
     def __init__(
         self, task: Task, curvature: Sequence[float], impulses: Mapping[tuple[int, int], int]
@@ -84,7 +86,7 @@ class Quadratic:
         chunk: int | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
-        """Return (N, d); the record `b` of node `i` moves a gradient by one at its own coordinate if it is in the batch."""
+        """Return (N, d); record `b` of node `i` changes a gradient by one at its own coordinate if it is in the batch."""
         nodes, records = x[:, 0, 0].long().tolist(), x[:, :, 1].long().tolist()
         g = torch.stack([self.curvature[i] * theta for i, theta in zip(nodes, thetas, strict=True)])
         for row, node in enumerate(nodes):
@@ -95,7 +97,7 @@ class Quadratic:
 
 
 class Draws:
-    """Stands in for torch.randn: zeros with one 1 a row, each row of each call at a coordinate of its own, from `first` on."""
+    """Replaces torch.randn: zeros with one 1 per row, each row of each call at its own coordinate, from `first` on."""
 
     def __init__(self, first: int, drawer: Callable[[int], int]) -> None:
         self.at, self.calls, self.owner, self.drawer = first, 0, list[int](), drawer
@@ -128,11 +130,12 @@ def respond(
 ) -> Response:
     """Return the responses of a run of the victim.
 
-    curvature: of every node's loss. public: its schedule. holders: nodes with data. drawer: the node of a draw of noise, by its place
-    among all draws, for victims that draw for one node at a time.
+    curvature: of every node's loss. public: its schedule. holders: nodes with data. drawer: returns
+    the node of a draw of noise from its index among all draws, for victims that draw for one node
+    at a time.
     """
     records = [(node, record) for node in range(holders) for record in range(samples)]
-    size = 2 + len(records)  # for a first run that counts the noise
+    size = 2 + len(records)  # for a first run that counts the draws of noise
     for _ in range(2):
         draws = Draws(len(records), drawer)
         keys, payload = _run(victim, graph, rounds, curvature, public, records, max(2, size), draws)

@@ -1,4 +1,4 @@
-"""Calls of the command line that several test modules make."""
+"""Calls of the command line that several test modules share."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Batches in which images are alike, or hard in other ways, to try the word EXACT on; and who claims it wrongly.
+"""Batches of similar or otherwise difficult images to test EXACT certificates, and the count of wrong ones.
 
-A family turns ordinary images of one node, (b, c, h, w) in grey levels 0 to 255, into images that are hard to tell apart. Settings turn
-ordinary images into hard messages: noise, half precision, clipping, weight decay.
+A family turns ordinary images of one node, (b, c, h, w) in grey levels 0 to 255, into images that
+are hard to distinguish. Settings turn ordinary images into difficult messages: noise, half
+precision, clipping, weight decay.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def second(change: Family) -> Family:
 
 
 def copies(change: Family) -> Family:
-    """Make all images changed copies of the first, which stays."""
+    """Make all images changed copies of the first, which stays unchanged."""
 
     def family(x: Tensor, g: Generator) -> Tensor:
         return torch.stack([x[0], *[change(x[0], g) for _ in x[1:]]])
@@ -46,7 +47,7 @@ def copies(change: Family) -> Family:
 
 
 def each(change: Family) -> Family:
-    """Change every image by itself."""
+    """Change every image separately."""
 
     def family(x: Tensor, g: Generator) -> Tensor:
         return torch.stack([change(one, g) for one in x])
@@ -60,28 +61,28 @@ def little(x: Tensor, g: Generator) -> Tensor:
 
 
 def some_pixels(x: Tensor, g: Generator) -> Tensor:
-    """The same in one pixel of twenty."""
+    """The same, in one pixel of twenty."""
     return x + torch.randint(-1, 2, x.shape, generator=g) * (
         torch.rand(x.shape, generator=g) < 0.05
     )
 
 
 def three_pixels(x: Tensor, g: Generator) -> Tensor:
-    """Two levels more in three pixels."""
+    """Two more levels in three pixels."""
     out = x.flatten().clone()
     out[torch.randperm(len(out), generator=g)[:3]] += 2
     return out.reshape(x.shape)
 
 
 def burst(x: Tensor, g: Generator) -> Tensor:
-    """The next frame of a camera that hardly moves: a part of a pixel to the side, and noise of its sensor."""
+    """The next frame of an almost static camera: a shift by a fraction of a pixel, and sensor noise."""
     side = float(torch.rand(1, generator=g)) * 0.3
     moved = (1 - side) * x + side * x.roll(1, -1)
     return moved + 1.5 * torch.randn(x.shape, generator=g)
 
 
 def portrait(x: Tensor, g: Generator) -> Tensor:
-    """Another picture of one person: a turn of the light, a shift by up to a pixel, a smile in one corner."""
+    """Another picture of the same person: different light, a shift by up to a pixel, a smile in one corner."""
     high, wide = x.shape[-2:]
     light = torch.linspace(-1, 1, wide) * 12 * float(torch.randn(1, generator=g))
     step = int(torch.randint(-1, 2, (1,), generator=g))
@@ -91,7 +92,7 @@ def portrait(x: Tensor, g: Generator) -> Tensor:
 
 
 def augmented(x: Tensor, g: Generator) -> Tensor:
-    """Flip, shift by up to two pixels, contrast."""
+    """Flip, shift by up to two pixels, and change the contrast."""
     if float(torch.rand(1, generator=g)) < 0.5:
         x = x.flip(-1)
     step = torch.randint(-2, 3, (2,), generator=g).tolist()
@@ -100,7 +101,7 @@ def augmented(x: Tensor, g: Generator) -> Tensor:
 
 
 def jpeg(x: Tensor, g: Generator) -> Tensor:
-    """Compressed again by a random quality from 60 to 95."""
+    """Compress again with a random quality from 60 to 95."""
     quality = int(torch.randint(60, 96, (1,), generator=g))
     raw = x.round().clamp(0, 255).byte().permute(1, 2, 0).numpy()
     kept = io.BytesIO()
@@ -110,7 +111,7 @@ def jpeg(x: Tensor, g: Generator) -> Tensor:
 
 
 def steps(count: int) -> Family:
-    """Only so many grey levels, spread over the whole range."""
+    """Reduce to this number of grey levels over the whole range."""
 
     def change(x: Tensor, g: Generator) -> Tensor:
         return (x / 255 * (count - 1)).round() * (255 / (count - 1))
@@ -158,7 +159,7 @@ FAMILIES: dict[str, Family] = {
 
 @dataclass
 class Count:
-    """images: of the nodes attacked. claims: images called exact. false: that are not in the batch. bits: bit-identical to one that is."""
+    """images: of the attacked nodes. claims: images claimed as exact. false: claims not in the batch. bits: bit-identical to a true image."""
 
     images: int = 0
     claims: int = 0
@@ -176,7 +177,7 @@ class Count:
 
 
 def planned(scenario: Scenario, family: str, seed: int) -> recording.Plan:
-    """Plan a scenario whose nodes hold images of a family."""
+    """Plan a scenario with nodes that hold images of a family."""
     plan = recording.plan(scenario)
     g = Generator().manual_seed(seed)
     for own in plan.rows:
@@ -186,7 +187,7 @@ def planned(scenario: Scenario, family: str, seed: int) -> recording.Plan:
 
 
 def claimed(found: la.Reconstruction, truth: Tensor, case: str) -> Count:
-    """Count what a reconstruction claims of a node's true images (b, c, h, w)."""
+    """Count the claims of a reconstruction about a node's true images (b, c, h, w)."""
     count = Count(images=len(truth))
     if not len(found.x):
         return count
@@ -214,7 +215,7 @@ def attacked(
     attack: str = "auto",
     nodes: Container[int] = range(1_000),
 ) -> Count:
-    """Record a scenario on images of a family, attack those of these nodes that hold data, and count."""
+    """Record a scenario on images of a family, attack those of the given nodes that hold data, and count."""
     recorder = recording.record(planned(scenario, family, seed), None)
     holding = hearing.targets(recorder.trace, la.Adversary())
     leaks = la.leaks(recorder.trace, nodes=[node for node in holding if node in nodes])
@@ -235,7 +236,7 @@ def half(
     rounds: int = 3,
     data: str = "faces",
 ) -> Count:
-    """Count the same where a server and three clients exchange gradients in half precision, in a recording of one's own."""
+    """Count the same for a server and three clients that exchange gradients in half precision, in a user's own recording."""
     source = recording.plan(Scenario(victim="fedsgd", nodes=4, data=data, samples=batch, seed=seed))
     g = Generator().manual_seed(seed)
     clients = source.rows[-3:]

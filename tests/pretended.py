@@ -1,9 +1,9 @@
-"""A second device without hardware: `other` holds its values on the CPU, and torch refuses to mix the two as it does with CUDA.
+"""A second device without hardware: `other` stores its values on the CPU; torch refuses to mix both, as with CUDA.
 
-python tests/pretended.py victims|attacks [NAME …]        one JSON line a run on both devices, with how far they are apart
+python tests/pretended.py victims|attacks [NAME …]        prints one JSON line per run on both devices, with their difference
 
-The backend is global to a process, hence the script. A tensor's values are kept beside it, by its storage. It
-cannot show that CUDA lacks an operator.
+The backend is global to a process, therefore this is a script. A tensor's values are stored beside
+it, by its storage. The script cannot show that CUDA lacks an operator.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ MIXED = (
     "aten::index.Tensor",
     "aten::index",
     "aten::_index_put_impl_",
-)  # CUDA takes indices on the CPU too
+)  # CUDA accepts indices on the CPU too
 aten = torch.ops.aten
 
 
 def there(t: Any) -> bool:
-    """Whether it is a tensor of the second device."""
+    """Return whether this is a tensor of the second device."""
     return isinstance(t, Tensor) and t.device.type == NAME
 
 
 def inside(t: Any) -> Any:
-    """The values of such a tensor, or what it is."""
+    """Return the values of such a tensor, and other things unchanged."""
     if not there(t):
         return t
     values = VALUES[t.untyped_storage()._cdata]
@@ -56,7 +56,7 @@ def inside(t: Any) -> Any:
 
 
 def outside(values: Any) -> Any:
-    """A tensor of the second device with these values."""
+    """Return a tensor of the second device with these values."""
     if not isinstance(values, Tensor):
         return values
     made: Tensor = torch._C._acc.create_empty_tensor(tuple(values.shape), values.dtype)
@@ -111,7 +111,7 @@ def every(op: Any, *args: Any, **kwargs: Any) -> Any:
 def strided(
     values: Tensor, known: Tensor, size: list[int], stride: list[int], offset: int | None = None
 ) -> Tensor:
-    """A view of the values, whose strides are others than torch knows of the tensor; each is a multiple of that of one dimension."""
+    """Return a view of the values if torch assumes other strides for the tensor; each is a multiple of that of one dimension."""
     left, at = offset or 0, values.storage_offset()
     for k, step in enumerate(known.stride()):
         at += left // step * values.stride(k) if step else 0
@@ -127,7 +127,7 @@ def strided(
 
 
 def convolution(x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Any:
-    """Compute a convolution, which no fallback reaches."""
+    """Compute a convolution, which the fallback does not reach."""
     return outside(aten.convolution(inside(x), inside(weight), inside(bias), *rest))
 
 
@@ -140,7 +140,7 @@ def convolution_backward(g: Tensor, x: Tensor, weight: Tensor, *rest: Any) -> An
 
 
 def register() -> list[torch.library.Library]:
-    """Make the device known; it lasts as long as what is returned."""
+    """Register the device, which exists as long as the returned objects."""
     backend_registration._setup_privateuseone_for_python_backend(NAME)
     anything, ours = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")
     anything.fallback(every, "PrivateUse1")
@@ -150,7 +150,7 @@ def register() -> list[torch.library.Library]:
 
 
 def victims(names: list[str]) -> Iterator[dict[str, Any]]:
-    """Record every victim on both devices; difference: the largest of all messages and states."""
+    """Record every victim on both devices; difference: the largest over all messages and states."""
     for name in names or registry.names("victims"):
         exact = name in ("mradmm", "pvpadmm", "rwadmm")  # they solve a small convex problem
         shape: dict[str, Any] = (

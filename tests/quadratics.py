@@ -1,4 +1,4 @@
-"""Random quadratic problems over all victims with Gaussian noise: who runs what, how losses bend, who listens to whom."""
+"""Random quadratic problems over all victims with Gaussian noise: protocol, curvatures, adversary."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ DRAWS: dict[str, Draw] = {
 
 @dataclass(frozen=True)
 class Problem:
-    """A protocol, the curvature of every node's loss, and who listens to which node."""
+    """A protocol, the curvature of every node's loss, and the adversary of one node."""
 
     protocol: Protocol
     curvature: tuple[float, ...]
@@ -113,12 +113,12 @@ class Problem:
         )
 
     def bound(self, smoothness: float | None = None) -> ViewBound:
-        """Return its price at sensitivity 1."""
+        """Return its bound at sensitivity 1."""
         return next(view_bounds(self.protocol, self.adversary, [self.node], smoothness=smoothness))
 
 
 def path(nodes: int) -> Graph:
-    """Return nodes in a row."""
+    """Return the graph of nodes in a row."""
     return Graph(nodes, tuple((i, i + 1) for i in range(nodes - 1)))
 
 

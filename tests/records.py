@@ -1,4 +1,4 @@
-"""Records as `leakaudit.results.record_file` describes them, one of each kind, for the tests of what is made from a record."""
+"""Example records as described in `leakaudit.results.record_file`, one per kind, for tests of their rendering."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def verdict(word: str, epsilon: float | str, hits: int) -> Record:
 
 
 def in_a_cell(scores: Scores) -> CellFinding:
-    """A reconstruction as the file of a sweep's cell holds it."""
+    """Return a reconstruction in the form of a sweep's cell file."""
     return CellFinding(
         node=0,
         adversary="eavesdropper",

@@ -1,14 +1,14 @@
-"""Whether a change that should change nothing changes nothing: twenty recorded runs, before and after.
+"""Check that a refactoring changes no results: twenty recorded runs, before and after.
 
     git worktree add ../before COMMIT          and a .venv in it, made with the README's commands
     python tests/same_runs.py make ../before FOLDER/before
     python tests/same_runs.py make . FOLDER/after
     python tests/same_runs.py compare FOLDER/before FOLDER/after
 
-Each run is recorded, described, explained, priced, attacked and reported by the command line. Every
-file is compared: traces tensor by tensor, bit by bit, pictures byte by byte, texts and JSON word by word. Only what
-differs between any two runs of the same code is masked: the random ids of a recording, times, and
-digests of files that hold them.
+The command line records, describes, explains, bounds, attacks and reports each run. Every file is
+compared: traces tensor by tensor, bit by bit, pictures byte by byte, texts and JSON word by word.
+Only what differs between any two runs of the same code is masked: the random ids of a recording,
+times, and digests of files that contain them.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def run(checkout: Path, folder: Path, recorded: list[str]) -> str:
 
 
 def call(checkout: Path, folder: Path, arguments: list[str], file: str) -> int:
-    """Run one command; what it prints goes to a file."""
+    """Run one command and write its output to a file."""
     python = checkout / ".venv" / "bin" / "python"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "COLUMNS": "100"}
     printed = (folder / file).open("w", encoding="utf-8")
@@ -124,18 +124,18 @@ def call(checkout: Path, folder: Path, arguments: list[str], file: str) -> int:
 
 
 def compare(before: Path, after: Path) -> int:
-    """Write what differs; return 1 if anything does."""
+    """Print the differences; return 1 if there are any."""
     found = [p.relative_to(top) for top in (before, after) for p in top.rglob("*") if p.is_file()]
     names = sorted({name.as_posix() for name in found if name.suffix != ".sha256"})
     different = [name for name in names if not same(before / name, after / name)]
     for name in different:
-        sys.stdout.write(f"{name} differs, or one side lacks it\n")
+        sys.stdout.write(f"{name} differs, or is missing on one side\n")
     sys.stdout.write(f"{len(names)} files, {len(different)} differ\n")
     return int(bool(different))
 
 
 def same(one: Path, other: Path) -> bool:
-    """Return whether two files hold the same but for what varies."""
+    """Return whether two files are equal apart from what varies."""
     if not one.is_file() or not other.is_file():
         return False
     return masked(one) == masked(other)
@@ -158,7 +158,7 @@ def masked(path: Path) -> object:
 
 
 def plain(value: Any) -> Any:
-    """Return what a trace or a truth holds; the ids and the time in its JSON text are masked."""
+    """Return the contents of a trace or a truth; the ids and the time in its JSON text are masked."""
     if isinstance(value, dict):
         return {key: plain(entry) for key, entry in value.items()}
     if isinstance(value, torch.Tensor):
@@ -180,7 +180,7 @@ def stable(value: Any) -> Any:
 
 
 def main() -> None:
-    """Read the arguments."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

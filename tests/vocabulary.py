@@ -1,9 +1,9 @@
-"""Words and phrases that our readers stumble over, and what to write in their place.
+"""Words and phrases that our readers stumble over, and suggested replacements.
 
     python tests/vocabulary.py                     the documentation
     python tests/vocabulary.py leakaudit attacks   comments and texts of the Python files in these folders
 
-The list holds habits of this project, not rules of English: most entries are words that are fine
+The list describes habits of this project, not rules of English: most entries are words that are fine
 elsewhere. `tests/contract/test_vocabulary.py` keeps the documentation free of them.
 """
 
@@ -27,7 +27,7 @@ class Tell:
 
     Attributes:
         pattern: Regular expression; case does not matter.
-        instead: What to write.
+        instead: The suggested replacement.
     """
 
     pattern: str
@@ -58,7 +58,7 @@ def prose(text: str) -> Iterator[tuple[int, str]]:
     """Yield the lines of a Markdown page that are not code, with their numbers.
 
     Args:
-        text: Of the page.
+        text: Text of the page.
     """
     fenced = False
     for number, line in enumerate(text.split("\n"), start=1):
@@ -72,7 +72,7 @@ def texts(source: str) -> Iterator[tuple[int, str]]:
     """Yield the lines of comments and string literals of a Python file, with their numbers.
 
     Args:
-        source: Of the file.
+        source: Source of the file.
     """
     spoken = [tokenize.COMMENT, tokenize.STRING]
     if sys.version_info >= (3, 12):
@@ -84,7 +84,7 @@ def texts(source: str) -> Iterator[tuple[int, str]]:
 
 
 def tells(path: Path) -> Iterator[str]:
-    """Yield one line for each tell in a file: place, words, advice.
+    """Yield one line for each tell in a file: location, words, suggestion.
 
     Args:
         path: A Markdown page or a Python file.
@@ -97,13 +97,13 @@ def tells(path: Path) -> Iterator[str]:
 
 
 def pages() -> list[Path]:
-    """Return all Markdown pages of the project but the changelog."""
+    """Return all Markdown pages of the project except the changelog."""
     top = [PROJECT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")]
     return [*top, *sorted((PROJECT / "docs").rglob("*.md"))]
 
 
 def main() -> int:
-    """Print the tells of the documentation, or of the files that are named; 1 if there are any."""
+    """Print the tells of the documentation, or of the given files; return 1 if there are any."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("paths", nargs="*", type=Path)
     files: list[Path] = []

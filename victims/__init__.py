@@ -1,7 +1,7 @@
-"""Victims: one protocol, one file; each registers itself under the name of its file."""
+"""Victims: one file per protocol, registered under the name of the file."""
 
 if not __name__.startswith("leakaudit."):
     raise ImportError(
         "victims/ is the package leakaudit.victims: write 'import leakaudit.victims', "
-        "or all of it would exist twice"
+        "otherwise every victim would be loaded twice"
     )

@@ -1,16 +1,17 @@
-"""CHOCO-SGD: gossip over compressed differences to public copies xh of the models.
+"""CHOCO-SGD: nodes exchange compressed updates of public copies xh of their models.
 
 Koloskova, Stich and Jaggi 2019, Algorithm 2, with Metropolis weights; xh = 0 at the start:
 
     h_i  <- w_i - alpha g_i(w_i)
-    q_i   = Q(h_i - xh_i)                                travels
+    q_i   = Q(h_i - xh_i)                                is sent
     xh_i <- xh_i + q_i
     w_i  <- h_i + gamma sum_j W_ij (xh_j - xh_i)
 
-Q keeps the largest coordinates (top), as many at random (random), rounds to multiples of a cell
-(quantize), or does nothing (none). What it leaves out, r = h - xh - q, is zero wherever a
-coordinate was kept, and everybody sees where that is: between two such rounds of a coordinate the
-sum of its gradients follows exactly.
+Q keeps the largest coordinates (top), the same number of random coordinates (random), rounds to
+multiples of a cell (quantize), or leaves the vector unchanged (none). The part that Q omits,
+r = h - xh - q, is zero on every coordinate that was kept, and the positions of these coordinates
+are public. Between two rounds that keep a coordinate, the sum of its gradients is therefore
+determined exactly.
 """
 
 from __future__ import annotations
@@ -42,12 +43,12 @@ if TYPE_CHECKING:
 @victim("choco")
 @dataclass(frozen=True)
 class Choco(Victim):
-    """Decentralised gradient descent whose messages are compressed."""
+    """Decentralised gradient descent with compressed messages."""
 
     paper: ClassVar[str] = "Koloskova, Stich and Jaggi 2019, Algorithm 2 (CHOCO-SGD)"
     leaks_what: ClassVar[str] = (
-        "on every coordinate, sums of gradients between two rounds that send it; "
-        "quantized: every gradient to the cell"
+        "for every coordinate, the sum of the gradients between two rounds that send it; "
+        "with quantize, every gradient up to the cell width"
     )
     separable: ClassVar[bool] = True
     regular: ClassVar[bool] = True
@@ -55,11 +56,11 @@ class Choco(Victim):
     alpha: float = param(0.1, "step size", "eta")
     slow: float = param(0.0, "step size of round t is alpha / (1 + slow (t - 1))")
     gamma: float = param(0.2, "consensus step", "gamma")
-    compress: Literal["top", "random", "quantize", "none"] = param("top", "what Q does", "Q")
+    compress: Literal["top", "random", "quantize", "none"] = param("top", "compression", "Q")
     share: float = param(
-        0.2, "part of the coordinates that top and random keep, at least one", "k / d"
+        0.2, "fraction of the coordinates that top and random keep (at least one)", "k / d"
     )
-    cell: float = param(0.001, "cell width of quantize", "Delta")
+    cell: float = param(0.001, "cell width of compress=quantize", "Delta")
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -76,7 +77,7 @@ class Choco(Victim):
         return not self.slow
 
     def fits(self, task: Task, graph: Graph, samples: int) -> None:
-        """Refuse steps that diverge on the task's l2 term."""
+        """Reject step sizes that diverge on the task's l2 term."""
         stable("choco", task, alpha=self.alpha)
 
     def compressed(self, v: Tensor, generator: Generator) -> Tensor:
@@ -129,15 +130,16 @@ class Choco(Victim):
             step("recording", t, rounds)
 
     def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
-        """Declare the steps and the copies.
+        """Declare the local steps and the copies.
 
-        A cell is an error of the channel; other compressions leave out a vector r.
+        Rounding to a cell is declared as an error of the channel; the other compressions are
+        declared with the omitted vector r.
         """
         p = Relations(graph)
         mix = Mixing(graph)
         gamma = decimal(self.gamma)
         steps = Steps(self.alpha, slow=self.slow)
-        # Rounding to a cell errs by up to half of it, uniformly: variance cell^2 / 12.
+        # The rounding error is uniform on up to half a cell: variance cell^2 / 12.
         std = self.cell / 12**0.5 if self.compress == "quantize" else 0.0
         nodes = range(graph.nodes)
         w = dict(everybody(p, graph.nodes))

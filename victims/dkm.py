@@ -6,17 +6,16 @@ k:
     x^k(m) <- sum_l w_ml xt^{k-1}(l) + alpha_{k-1} ( T(x^{k-1}(m)) - x^{k-1}(m) )
     xt^k(m) = x^k(m) + noise                                                  is broadcast
 
-    gd    T = I - gamma grad f                                                l1 has no part in it
+    gd    T = I - gamma grad f                                                does not use l1
     pgd   T = prox_{gamma R} (I - gamma grad f)
     dr    T = I + prox_{gamma f} (2 prox_{gamma R} - I) - prox_{gamma R}
 
-
 with R = l1 |x|_1. With dr the model is prox_{gamma R}(x). f is the task's loss: model=linear
-gives the paper's least squares (halved), model=logistic its logistic regression. The table of the
-paper's operators is lost; these are the standard ones. With pgd and dr the agents' mean stays off
-the optimum of the sum: a mean of such operators is not the operator of the mean. Theorem 6 is
-implemented as printed, but it is not private: the two densities differ by more than e^epsilon on
-their common support.
+gives the paper's least squares (halved), model=logistic its logistic regression. The paper's table
+of operators is not available to us; the operators above are the standard ones. With pgd and dr the
+agents' mean does not converge to the optimum of the sum, because a mean of such operators is not
+the operator of the mean. Theorem 6 is implemented as printed, but the mechanism does not satisfy
+it: the two densities differ by more than e^epsilon on their common support.
 """
 
 from __future__ import annotations
@@ -69,31 +68,31 @@ class DKM(Victim):
 
     paper: ClassVar[str] = "DP-dKM 2024, Algorithm 1"
     leaks_what: ClassVar[str] = (
-        "every T(x) - x up to the noise of its round, "
-        "which gives every gradient where l1 = 0 or operator=gd"
+        "every T(x) - x up to the noise of its round; "
+        "this gives every gradient if l1 = 0 or operator=gd"
     )
     claims_what: ClassVar[str] = (
-        "(epsilon, delta) of a broadcast and of all (Theorems 4 and 6); sensitivity (Theorem 1)"
+        "(epsilon, delta) of one broadcast and of all (Theorems 4 and 6); sensitivity (Theorem 1)"
     )
     separable: ClassVar[bool] = True
     regular: ClassVar[bool] = True
 
     operator: Literal["gd", "pgd", "dr"] = param(
-        "gd", "gradient, proximal gradient, or Douglas-Rachford (convex models)", "T"
+        "gd", "gradient, proximal gradient, or Douglas-Rachford (convex models only)", "T"
     )
     gamma: float = param(0.1, "step size of the operator", "gamma")
     l1: float = param(0.0, "weight of the l1 regulariser of operators pgd and dr", "lambda")
-    alpha: float = param(0.5, "relaxation of the first iteration", "alpha_0")
+    alpha: float = param(0.5, "relaxation in the first iteration", "alpha_0")
     fade: float = param(0.0, "alpha_k = alpha / (1 + k / fade); 0 keeps alpha constant")
-    batch: int = param(0, "records of a mini-batch; 0 takes all")
+    batch: int = param(0, "records per mini-batch; 0 uses all")
     mechanism: Literal["none", "laplace", "gaussian", "truncated_laplace", "truncated_gaussian"] = (
         param("none", "noise of the broadcasts")
     )
     epsilon: float = param(0.5, "epsilon of one release", "epsilon")
     delta: float = param(1e-3, "delta of one release", "delta")
-    sensitivity: float = param(0.01, "how far one record moves one release", "Delta")
+    sensitivity: float = param(0.01, "largest change of one release by one record", "Delta")
     bound: float = param(1.0, "largest |T(x) - x|, for Theorem 1", "B")
-    records: int = param(0, "records an agent, for Theorem 1; 0 where they are not told", "N")
+    records: int = param(0, "records per agent, for Theorem 1; 0 if unknown", "N")
 
     def __post_init__(self) -> None:
         """Check the ranges and that the mechanism exists."""
@@ -112,14 +111,14 @@ class DKM(Victim):
 
     @property
     def stationary(self) -> bool:
-        """All rounds have the same relations if alpha does not fade."""
+        """All rounds have the same relations if alpha is constant."""
         return not self.fade
 
     def fits(self, task: Task, graph: Graph, samples: int) -> None:
-        """Refuse what cannot run.
+        """Reject settings that cannot run.
 
-        That is operator dr of a model that is not convex, a mini-batch that a node cannot fill,
-        and steps that diverge on the task's l2 term.
+        These are operator=dr with a model that is not convex, a mini-batch larger than a node's
+        data, and step sizes that diverge on the task's l2 term.
         """
         enough(self.batch, samples)
         if self.operator == "dr":
@@ -136,7 +135,7 @@ class DKM(Victim):
         generator: Generator,
         wires: Iterable[tuple[int, int]],
     ) -> None:
-        """Train; the curves are those of the model, which is prox(x) with operator dr."""
+        """Train; the curves are those of the model, which is prox(x) for operator=dr."""
         x = common(recorder, problem)
         told = x
         noise = self._noise()
@@ -190,7 +189,7 @@ class DKM(Victim):
     ) -> tuple[Claim, ...]:
         """Return the mechanism's theorem, Theorem 4 and Theorem 1.
 
-        They are about one broadcast, the sum over all broadcasts (eps_1 of Theorem 4), and the
+        They concern one broadcast, the sum over all broadcasts (eps_1 of Theorem 4), and the
         sensitivity of the result.
         """
         noise = self._noise()
@@ -199,7 +198,7 @@ class DKM(Victim):
             source, norm = SOURCES[self.mechanism]
             delta = 0.0 if self.mechanism == "laplace" else self.delta
             count = rounds * graph.nodes
-            moves = f"one record moves a broadcast by at most Delta = {self.sensitivity:g}"
+            moves = f"one record changes a broadcast by at most Delta = {self.sensitivity:g}"
             one = Claim(
                 source=source,
                 promise="one broadcast is differentially private",
@@ -217,7 +216,7 @@ class DKM(Victim):
                 source="DP-dKM, Theorem 4",
                 classic=False,
                 promise=f"all {count} broadcasts together are differentially private "
-                "(eps_1: the sum of all)",
+                "(eps_1: the sum over all)",
                 epsilon=count * self.epsilon,
                 delta=count * delta,
                 rounds=rounds,
@@ -227,11 +226,11 @@ class DKM(Victim):
             most = self._theorem_1(graph, rounds)
             moved = Claim(
                 source="DP-dKM, Theorem 1",
-                promise=f"one record moves the final average by at most {most:.4g} in expectation",
+                promise=f"one record changes the final mean by at most {most:.4g} in expectation",
                 adjacency=ADJACENCY,
                 neighbours=Adjacency.REPLACE,
                 rounds=rounds,
-                assumes=("|T(x) - x| <= B", "X^0 = 0", "one random record an iteration"),
+                assumes=("|T(x) - x| <= B", "X^0 = 0", "one random record per iteration"),
             )
             claims.append(moved)
         return tuple(claims)
@@ -245,7 +244,7 @@ class DKM(Victim):
         2 B sum_k alpha_k / (N M) + 4 B sum_k (1 + 2 alpha_k) sum_{j<k} alpha_j lambda^{k-1-j}
         """
         w = matrix(metropolis(graph), torch.zeros(0, dtype=torch.float64))
-        mixing = float(torch.linalg.eigvalsh(w)[:-1].abs().max())  # lambda: all but the largest, 1
+        mixing = float(torch.linalg.eigvalsh(w)[:-1].abs().max())  # lambda: without the largest, 1
         total = 0.0  # sum of the alpha so far
         past = 0.0  # the inner sum, over j < k
         far = 0.0  # the outer sum
@@ -257,7 +256,7 @@ class DKM(Victim):
         return 2 * self.bound * total / (self.records * graph.nodes) + 4 * self.bound * far
 
     def _relaxation(self, t: int) -> Fraction:
-        """Return alpha_{t-1}, which round t uses."""
+        """Return alpha_{t-1}, the relaxation of round t."""
         if not self.fade:
             return decimal(self.alpha) / 1
         return decimal(self.alpha) / (1 + (t - 1) / decimal(self.fade))
@@ -269,7 +268,7 @@ class DKM(Victim):
         return x.sign() * (x.abs() - self.gamma * self.l1).clamp(min=0)
 
     def _residual(self, part: Problem, x: Tensor, t: int, recorder: Recorder) -> Tensor:
-        """Return T(x) - x of every agent, (N, d)."""
+        """Return T(x) - x of all agents, (N, d)."""
         if self.operator == "dr":
             r = self._shrink(x)
             weight = torch.full_like(x[:, :1], 1 / self.gamma)
@@ -299,7 +298,7 @@ class DKM(Victim):
         return self._unknown(p, "v", i, p.state("u", i, eq=moved)) - x
 
     def _unknown(self, p: Relations, name: str, i: int, of: Expression) -> Expression:
-        """Declare prox_{gamma R}, a nonlinear function if there is a regulariser."""
+        """Declare prox_{gamma R}, which is nonlinear if there is a regulariser."""
         if not self.l1:
             return of
         out = p.state(name, i)

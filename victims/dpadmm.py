@@ -1,19 +1,19 @@
-"""DP-ADMM with several noised gradient steps a round, over a graph.
+"""DP-ADMM with several noisy gradient steps per round, over a graph.
 
-Huang and Gong 2020, as DP-Norm's Table II compares with it. The update is what the table's
-curvature 2 rho E_i + eta forces, derived and verified; its noise is printed there. With E_i
+Huang and Gong 2020, in the form to which DP-Norm's Table II compares. The update is derived from
+the table's curvature 2 rho E_i + eta and was verified; the noise is printed in the table. With E_i
 neighbours and n ~ N(0, (sigma / (2 rho E_i + eta))^2):
 
     b_i   = rho sum_j (w_i^r + w_j^r) - 2 lam_i^r
     w_i   <- ( eta w_i + b_i - g_i(w_i) ) / (2 rho E_i + eta) + n          K times from w_i^r
     lam_i <- lam_i + rho/2 sum_j ( w_i^{r+1} - w_j^{r+1} )
 
-sigma is the noise in units of the gradient. Table II asks for
-sigma >= 2 G sqrt(2 K R log(1.25/delta)) / (eps d_i) for d_i records of a node. w_i^{r+1}, the
-last inner iterate, travels to all neighbours (whether the last or the average does is not known).
-With K = 1 and no noise this is IC-ADMM (Chang, Hong, Wang 2015) with p = 2 lam and beta = eta.
-The paper's eta^{k,r} grows with sqrt(2 k r); here eta is constant, as in DP-Norm's experiments
-(eta = 1/mu).
+sigma is the noise in units of the gradient. Table II requires
+sigma >= 2 G sqrt(2 K R log(1.25/delta)) / (eps d_i) for a node with d_i records. w_i^{r+1}, the
+last inner iterate, is sent to all neighbours (the sources do not state whether the paper sends the
+last iterate or the average). With K = 1 and no noise this is IC-ADMM (Chang, Hong, Wang 2015) with
+p = 2 lam and beta = eta. The paper's eta^{k,r} grows with sqrt(2 k r); here eta is constant, as in
+DP-Norm's experiments (eta = 1/mu).
 """
 
 from __future__ import annotations
@@ -51,35 +51,34 @@ class DPADMM(Victim):
 
     paper: ClassVar[str] = "Huang and Gong 2020, in the form of DP-Norm's Table II"
     leaks_what: ClassVar[str] = (
-        "sum_k a^(K-1-k) g_k of every round, a = eta / (2 rho E_i + eta); "
-        "K = 1: every gradient; - noise"
+        "sum_k a^(K-1-k) g_k of every round, a = eta / (2 rho E_i + eta), up to the noise; "
+        "for K = 1, every gradient"
     )
     claims_what: ClassVar[str] = "(epsilon, delta) of all rounds (DP-Norm, Table II)"
     separable: ClassVar[bool] = True
 
     rho: float = param(0.3, "penalty of disagreement", "rho")
     eta: float = param(2.0, "curvature of the linearised loss", "eta^{k,r}")
-    steps: int = param(1, "inner steps a round", "K")
+    steps: int = param(1, "inner steps per round", "K")
     batch: int = param(
         0,
-        "records of an inner step, drawn anew from a node's own without replacement; 0 takes all",
+        "records per inner step, drawn each time without replacement from the node's; 0 uses all",
         "B",
     )
     sigma: float = param(
         0.0,
-        "standard deviation of the noise of an inner step, in units of the gradient; "
-        "0 without noise",
+        "standard deviation of the noise of an inner step, in units of the gradient; 0 adds none",
         "sigma",
     )
     epsilon: float = param(
-        0.0, "where above 0, sigma is what Table II prints for it and for `horizon` rounds", "eps"
+        0.0, "if above 0, sigma is what Table II prints for it and for `horizon` rounds", "eps"
     )
-    horizon: int = param(0, "rounds that epsilon > 0 is meant for", "R")
-    delta: float = param(1e-3, "of the claim and of the printed noise", "delta")
+    horizon: int = param(0, "number of rounds for which epsilon > 0 is stated", "R")
+    delta: float = param(1e-3, "delta of the claim and of the printed noise", "delta")
     lipschitz: float = param(
         1.0, "bound on the norm of a record's gradient, assumed by the claim", "G"
     )
-    records: int = param(1, "records of a node, assumed by the claim", "d_i")
+    records: int = param(1, "records per node, assumed by the claim", "d_i")
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -96,7 +95,7 @@ class DPADMM(Victim):
             )
         if self.epsilon and self.horizon < 1:
             raise LeakauditError(
-                "dpadmm: the noise of epsilon depends on the number of rounds; set horizon to it"
+                "dpadmm: the noise for epsilon depends on the number of rounds; set horizon to it"
             )
 
     @property
@@ -105,10 +104,10 @@ class DPADMM(Victim):
         return True
 
     def fits(self, task: Task, graph: Graph, samples: int) -> None:
-        """Refuse a mini-batch that a node cannot fill."""
+        """Reject a mini-batch that is larger than a node's data."""
         if self.batch > samples:
             raise LeakauditError(
-                f"dpadmm: expected batch up to the {samples} records of a node, got {self.batch}"
+                f"dpadmm: expected batch of at most a node's {samples} records, got {self.batch}"
             )
 
     @property
@@ -127,7 +126,7 @@ class DPADMM(Victim):
         generator: Generator,
         wires: Iterable[tuple[int, int]],
     ) -> None:
-        """Train; each inner step takes all nodes' gradients at once."""
+        """Train; each inner step computes all nodes' gradients at once."""
         w = common(recorder, problem)
         lam = torch.zeros_like(w)
         spare = torch.empty_like(w)
@@ -159,7 +158,7 @@ class DPADMM(Victim):
             step("recording", t, rounds)
 
     def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
-        """Declare the inner steps, and lam as what the broadcasts make of it."""
+        """Declare the inner steps; lam is computed from the broadcasts."""
         p = Relations(graph)
         rho = decimal(self.rho)
         eta = decimal(self.eta)
@@ -193,7 +192,7 @@ class DPADMM(Victim):
             return ()
         epsilon = self._printed(rounds) / std
         degree = max(map(graph.degree, range(graph.nodes)))
-        norm = NormAssumption("gradients of a record of norm at most", self.lipschitz)
+        norm = NormAssumption("gradients of single records have norm at most", self.lipschitz)
         claim = Claim(
             source="DP-Norm, Table II, row DP-ADMM (Huang and Gong 2020)",
             promise=f"({epsilon:.4g}, {self.delta:g})-differential privacy "
@@ -204,7 +203,7 @@ class DPADMM(Victim):
             neighbours=Adjacency.REPLACE,
             std=std / (2 * self.rho * degree + self.eta),
             rounds=rounds,
-            assumes=(str(norm), f"{self.records} records a node"),
+            assumes=(str(norm), f"{self.records} records per node"),
             gradient_norm=norm,
             sensitivity=replaced(self.lipschitz, self.batch, self.records),
             sampled=is_drawn(self.batch, self.records),

@@ -1,14 +1,16 @@
-"""DP-ADMM with a server: linearised local updates, and noise that follows the step size.
+"""DP-ADMM with a server: linearised local updates, and noise proportional to the step size.
 
-Huang, Hu, Guo, Chan-Tin and Gong 2020, recalled and verified; the noise is confirmed by two printed
-sources. Client i's noised v_i travels up, the server's w travels down:
+Huang, Hu, Guo, Chan-Tin and Gong 2020, written from memory and verified; the noise is confirmed by
+two printed sources. Client i sends the noised v_i to the server, which sends w to the clients:
 
-    v_i   <- ( v_i/eta_k + rho w + gam_i - g_i(v_i) ) / (rho + 1/eta_k) + N(0, (sigma / (rho +
-    1/eta_k))^2) w     <- mean_i( v_i - gam_i/rho ) gam_i <- gam_i - rho (v_i - w)
+    v_i   <- ( v_i/eta_k + rho w + gam_i - g_i(v_i) ) / (rho + 1/eta_k)
+             + N(0, (sigma / (rho + 1/eta_k))^2)
+    w     <- mean_i( v_i - gam_i/rho )
+    gam_i <- gam_i - rho (v_i - w)
 
 sigma is the noise in units of the gradient: the printed 2 c1 sqrt(2 ln(1.25/delta)) / (m eps (rho
-+ 1/eta_k)) falls with eta_k as the update does, so that what hides the gradient is the same in
-every iteration, 2 c1 sqrt(2 ln(1.25/delta)) / (m eps).
++ 1/eta_k)) decreases with eta_k as the update does, so the noise relative to the gradient is the
+same in every iteration, 2 c1 sqrt(2 ln(1.25/delta)) / (m eps).
 """
 
 from __future__ import annotations
@@ -41,32 +43,32 @@ if TYPE_CHECKING:
 @victim("dpadmmserver")
 @dataclass(frozen=True)
 class DPADMMServer(Victim):
-    """DP-ADMM of Huang et al. on a star; without noise, linearised consensus ADMM."""
+    """DP-ADMM of Huang et al. on a star; without noise, this is linearised consensus ADMM."""
 
-    paper: ClassVar[str] = "Huang, Hu, Guo, Chan-Tin, Gong 2020 (IEEE TIFS 15), recalled"
+    paper: ClassVar[str] = "Huang, Hu, Guo, Chan-Tin, Gong 2020 (IEEE TIFS 15), from memory"
     leaks_what: ClassVar[str] = (
-        "every gradient - (rho + 1/eta_k) xi, noise of the same size in every iteration"
+        "every gradient - (rho + 1/eta_k) xi, with noise of the same size in every iteration"
     )
-    claims_what: ClassVar[str] = "(epsilon, delta) of each iteration, about sqrt(T) epsilon in all"
+    claims_what: ClassVar[str] = "(epsilon, delta) of each iteration, about sqrt(T) epsilon overall"
     centralised: ClassVar[bool] = True
     regular: ClassVar[bool] = True
 
     rho: float = param(0.5, "penalty of disagreement", "rho")
     eta: float = param(0.5, "step size of the first iteration", "eta_1")
-    fall: bool = param(False, "the step size falls: eta_k = eta / sqrt(k)")
+    fall: bool = param(False, "decrease the step size: eta_k = eta / sqrt(k)")
     sigma: float = param(
         0.0,
-        "standard deviation of the noise in units of the gradient; 0 without noise",
+        "standard deviation of the noise in units of the gradient; 0 adds none",
         "sigma_{i,k}",
     )
     epsilon: float = param(
-        0.0, "where above 0, sigma is what the paper prints for this claim per iteration", "eps"
+        0.0, "if above 0, sigma is what the paper prints for this epsilon per iteration", "eps"
     )
-    delta: float = param(1e-3, "of the claim per iteration", "delta")
+    delta: float = param(1e-3, "delta of the claim per iteration", "delta")
     lipschitz: float = param(
         1.0, "Lipschitz constant of the loss of a record, assumed by the claim", "c1"
     )
-    records: int = param(1, "records of a client, assumed by the claim", "m_i")
+    records: int = param(1, "records per client, assumed by the claim", "m_i")
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -96,7 +98,7 @@ class DPADMMServer(Victim):
         generator: Generator,
         wires: Iterable[tuple[int, int]],
     ) -> None:
-        """Train; the server's model is what the clients agree on."""
+        """Train; the model is the one that the server sends."""
         clients = torch.tensor([i for i, _ in wires], dtype=torch.long)
         server = graph.nodes - 1
         servers = torch.full_like(clients, server)
@@ -132,7 +134,7 @@ class DPADMMServer(Victim):
             step("recording", t, rounds)
 
     def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
-        """Declare the clients' updates and the server's mean; gam follows from the messages."""
+        """Declare the clients' updates and the server's mean; messages determine gam."""
         p = Relations(graph)
         server = graph.nodes - 1
         rho = decimal(self.rho)
@@ -158,7 +160,7 @@ class DPADMMServer(Victim):
     ) -> tuple[Claim, ...]:
         """Return the claim per iteration.
 
-        The total, c0 sqrt(T) eps, has a constant that the paper leaves open.
+        The total, c0 sqrt(T) eps, contains a constant that the paper does not specify.
         """
         if not self.noise:
             return ()
@@ -175,7 +177,7 @@ class DPADMMServer(Victim):
             neighbours=Adjacency.REPLACE,
             std=self.noise / (self.rho + float(self._slope(1))),
             rounds=1,
-            assumes=(str(norm), f"{self.records} records a client", "eps < 1"),
+            assumes=(str(norm), f"{self.records} records per client", "eps < 1"),
             gradient_norm=norm,
             classic=True,
         )
@@ -183,7 +185,7 @@ class DPADMMServer(Victim):
 
     @property
     def _printed(self) -> float:
-        """sigma_{i,k} (rho + 1/eta_k) at epsilon = 1."""
+        """Return sigma_{i,k} (rho + 1/eta_k) at epsilon = 1."""
         return 2 * self.lipschitz * math.sqrt(2 * math.log(1.25 / self.delta)) / self.records
 
     def _slope(self, t: int) -> Fraction:

@@ -1,19 +1,19 @@
-"""DP-Norm: primal-dual learning with noise on its messages; with sigma = alpha = 0 it is ECL.
+"""DP-Norm: primal-dual learning with noisy messages; with sigma = alpha = 0 it is ECL.
 
 DP-Norm (2023), Algorithm 1. Node i has E_i neighbours j; A_{i|j} = +1 if i < j, else -1;
 eta_i = 1 / (mu E_i K), gamma_i = 1 + alpha eta_i; z starts at zero and w at a common model. In a
-round, with one draw n_i:
+round, with one noise vector n_i:
 
     w_i    <- gamma_i / (gamma_i + eta_i mu E_i)
               ( w_i - mu g_i(w_i) + mu eta_i / gamma_i sum_j A_{i|j} z_{i|j} )       K times
-    y_{i|j} = 2 / gamma_i ( z_{i|j} - A_{i|j} (w_i + n_i) ) - z_{i|j}                travels i -> j
+    y_{i|j} = 2 / gamma_i ( z_{i|j} - A_{i|j} (w_i + n_i) ) - z_{i|j}                is sent i -> j
     z_{j|i} <- y_{i|j}
 
-The appendix draws noise at every inner step, where it takes mu eta_i / gamma_i E_i n_i from the
-bracket; what travels then has the last draw. Node-wise eta_i weighs the losses by E_i: on
-irregular graphs the fixed point is argmin sum_i E_i f_i, which the paper's ring does not show;
-eta=common, with the mean degree in place of E_i, repairs it. Theorem 1 prints epsilon below the
-root of its noise level; its proof, eq. (8), has it outside.
+The appendix draws noise in every inner step and subtracts mu eta_i / gamma_i E_i n_i inside the
+bracket; the message then contains the last draw. Node-wise eta_i weights the losses by E_i: on
+irregular graphs the fixed point is argmin sum_i E_i f_i, which the paper's ring does not reveal;
+eta=common, with the mean degree in place of E_i, corrects this. Theorem 1 prints epsilon under the
+square root of its noise level; in its proof, eq. (8), epsilon is outside the root.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ FORMS: dict[Theorem, str] = {"eq8": "in the form of eq. (8)", "printed": "as pri
 @victim("dpnorm")
 @dataclass(frozen=True)
 class DPNorm(Victim):
-    """ECL and DP-Norm with K inner steps a round and noise on the dual messages."""
+    """ECL and DP-Norm with K inner steps per round and noise on the dual messages."""
 
-    paper: ClassVar[str] = "DP-Norm 2023, Algorithm 1; ECL where sigma = alpha = 0"
+    paper: ClassVar[str] = "DP-Norm 2023, Algorithm 1; ECL if sigma = alpha = 0"
     leaks_what: ClassVar[str] = (
         "the weighted sum of a round's gradients, up to the noise of two rounds; "
-        "exactly where a round sends twice"
+        "without noise if a round sends twice"
     )
     claims_what: ClassVar[str] = (
         "(epsilon, delta) of all messages of a node (Theorem 1, in two forms)"
@@ -63,28 +63,28 @@ class DPNorm(Victim):
     separable: ClassVar[bool] = True
 
     mu: float = param(0.05, "step size", "mu")
-    inner: int = param(1, "inner steps a round", "K")
-    alpha: float = param(0.0, "weight of the denoising normalisation; 0 leaves it out", "alpha")
+    inner: int = param(1, "inner steps per round", "K")
+    alpha: float = param(0.0, "weight of the denoising normalisation; 0 disables it", "alpha")
     eta: Literal["node", "common"] = param(
-        "node", "dual step: each node's own, or one of the mean degree"
+        "node", "dual step size: from each node's degree, or from the mean degree"
     )
     sigma: float = param(
-        0.01, "noise per coordinate, where epsilon is not given; 0 sends none", "sigma"
+        0.01, "standard deviation of the noise if epsilon is not given; 0 adds none", "sigma"
     )
     noise: Literal["round", "inner"] = param(
-        "round", "one draw a round (Algorithm 1), or one an inner step (appendix)"
+        "round", "one draw per round (Algorithm 1), or one per inner step (appendix)"
     )
     resend: bool = param(
-        False, "send after half of the inner steps as well, with the noise of the round"
+        False, "also send after half of the inner steps, with the noise of the round"
     )
-    batch: int = param(0, "records of a mini-batch; 0 takes all", "B")
-    epsilon: float | None = param(None, "where given, Theorem 1 sets sigma from it", "epsilon")
+    batch: int = param(0, "records per mini-batch; 0 uses all", "B")
+    epsilon: float | None = param(None, "if given, Theorem 1 sets sigma from it", "epsilon")
     delta: float = param(1e-3, "delta of Theorem 1", "delta")
     theorem: Literal["eq8", "printed"] = param(
-        "eq8", "form of Theorem 1: its proof's eq. (8), or as printed"
+        "eq8", "form of Theorem 1: eq. (8) of its proof, or as printed"
     )
-    lipschitz: float = param(1.0, "largest gradient of one record, for Theorem 1", "G")
-    records: int = param(0, "records a node, for Theorem 1; 0 where they are not told", "d_i")
+    lipschitz: float = param(1.0, "largest gradient norm of one record, for Theorem 1", "G")
+    records: int = param(0, "records per node, for Theorem 1; 0 if unknown", "d_i")
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -101,7 +101,7 @@ class DPNorm(Victim):
             )
         if self.epsilon is not None and self.records < max(1, self.batch):
             raise LeakauditError(
-                "dpnorm: epsilon needs the records a node for Theorem 1; "
+                "dpnorm: epsilon needs the number of records per node for Theorem 1; "
                 f"set records=…, got {self.records}"
             )
         if self.resend and self.inner < 2:
@@ -113,11 +113,11 @@ class DPNorm(Victim):
         return True
 
     def turns(self, rounds: int) -> Turns | None:
-        """Return the turns of `batches`, which are known if `records` is; a round shuffles anew."""
+        """Return the turns of `batches`, known if `records` is; every round shuffles anew."""
         return turns(self.batch, self.inner, rounds, self.records)
 
     def fits(self, task: Task, graph: Graph, samples: int) -> None:
-        """Refuse a mini-batch that a node cannot fill, and noise for another number of records."""
+        """Reject a mini-batch larger than a node's data, and noise for another record count."""
         enough(self.batch, samples)
         if self.epsilon is not None and self.records != samples:
             raise LeakauditError(
@@ -126,7 +126,7 @@ class DPNorm(Victim):
             )
 
     def schedule(self, graph: Graph, rounds: int, generator: Generator) -> Mapping[str, Tensor]:
-        """Publish the noise levels (N,) that Theorem 1 sets for this many rounds."""
+        """Publish the noise levels (N,) that Theorem 1 sets for this number of rounds."""
         if self.epsilon is None:
             return {}
         return {"sigma": torch.tensor(self._levels(graph, rounds), dtype=torch.float64)}
@@ -148,7 +148,7 @@ class DPNorm(Victim):
         generator: Generator,
         wires: Iterable[tuple[int, int]],
     ) -> None:
-        """Train, on synchronous exchanges."""
+        """Train with synchronous exchanges."""
         self.fits(problem.task, graph, problem.samples)
         w = common(recorder, problem)
         constants = [self._constants(graph, i) for i in range(graph.nodes)]
@@ -186,9 +186,9 @@ class DPNorm(Victim):
             step("recording", t, rounds)
 
     def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
-        """Declare the inner steps and what travels.
+        """Declare the inner steps and the messages.
 
-        A draw of noise is one vector on all wires and in both messages of a round.
+        One draw of noise is the same vector on all channels and in both messages of a round.
         """
         p = Relations(graph)
         mu = decimal(self.mu)
@@ -225,9 +225,9 @@ class DPNorm(Victim):
     def claims(
         self, graph: Graph, rounds: int, public: Mapping[str, Tensor] | None = None
     ) -> tuple[Claim, ...]:
-        """Return Theorem 1 in both forms if the records are told; without noise, the optimum."""
+        """Return Theorem 1 in both forms if `records` is known; without noise, convergence."""
         if not (self.sigma or self.epsilon):
-            regular = "every node has as many neighbours (assumed for simple presentation)"
+            regular = "all nodes have the same number of neighbours (assumed for simplicity)"
             reached = Claim(
                 "DP-Norm, Algorithm 1 and Theorem 2",
                 "all nodes reach the optimum",
@@ -244,7 +244,7 @@ class DPNorm(Victim):
             needed = level(epsilon, self.delta, rounds, form)
             claim = Claim(
                 source=f"DP-Norm, Theorem 1 {FORMS[form]}",
-                promise="everything that a node sends in all rounds is differentially private",
+                promise="all messages of a node over all rounds are differentially private",
                 epsilon=epsilon,
                 delta=self.delta,
                 adjacency="one record of one node is replaced",
@@ -256,12 +256,12 @@ class DPNorm(Victim):
                     "(A1) G-Lipschitz losses",
                     "(A2) L-smooth losses",
                     "random permutation",
-                    "mu <= 1 / (c K L)",
+                    "one message per round",
                     "one message a round",
                 ),
                 sensitivity=replaced(self.lipschitz, self.batch, self.records),
                 sampled=is_drawn(self.batch, self.records),
-                # With room for rounding: `guaranteed` inverts `level` by bisection.
+                # The tolerance covers rounding: `guaranteed` inverts `level` by bisection.
                 met=needed <= least * (1 + 1e-9),
             )
             claims.append(claim)

@@ -1,16 +1,16 @@
-"""D-PSGD: decentralised gradient descent by averaging, and decentralised DP-SGD with it.
+"""D-PSGD: decentralised gradient descent with averaging, and decentralised DP-SGD.
 
-Lian et al. 2017, Algorithm 1, with Metropolis weights; round t begins from the models w of round
+Lian et al. 2017, Algorithm 1, with Metropolis weights; round t starts from the models w of round
 t - 1, and w0 is common:
 
-    order=combine    w_i <- sum_j W_ij w_j - alpha g_i(w_i)                        w travels
-    order=adapt      h_i <- w_i - alpha g_i(w_i)        w_i <- sum_j W_ij h_j      h travels
+    order=combine    w_i <- sum_j W_ij w_j - alpha g_i(w_i)                        w is sent
+    order=adapt      h_i <- w_i - alpha g_i(w_i)        w_i <- sum_j W_ij h_j      h is sent
 
-With K > 1 further gradient steps follow the first before anything travels. noise=step is DP-SGD
-as Fukami et al. (DP-Norm) compare with it: every step adds N(0, sigma^2 I). Their text leaves
-open where the averaging stands; here `order` decides. noise=message adds it once a round to what
-travels; own=plain lets a node average its own model without it, which makes the noise of a round
-matter less later.
+With K > 1, further gradient steps follow the first before anything is sent. noise=step is DP-SGD
+as in the comparison of Fukami et al. (DP-Norm): every step adds N(0, sigma^2 I). Their text does
+not specify the position of the averaging; here `order` sets it. noise=message adds noise once per
+round to the model that is sent. With own=plain, a node averages its own model without this noise,
+which reduces the effect of a round's noise on later rounds.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 @victim("dpsgd")
 @dataclass(frozen=True)
 class DPSGD(Victim):
-    """Models are averaged with the neighbours' and follow the own gradient.
+    """Nodes average their models with their neighbours' and follow their own gradients.
 
     Noise and clipping make it decentralised DP-SGD.
     """
@@ -63,36 +63,36 @@ class DPSGD(Victim):
         "Lian et al. 2017, Algorithm 1 (D-PSGD); Fukami et al. (DP-Norm), Table II (DP-SGD)"
     )
     leaks_what: ClassVar[str] = (
-        "every gradient, (W w - w) / alpha; "
-        "with noise up to noise / alpha, of several steps their sum"
+        "every gradient, (W w - w) / alpha, up to noise / alpha; "
+        "of several steps, the sum of the gradients"
     )
     claims_what: ClassVar[str] = (
-        "(epsilon, delta) of all messages where epsilon sets the noise (DP-Norm, Table II)"
+        "(epsilon, delta) of all messages if epsilon sets the noise (DP-Norm, Table II)"
     )
     separable: ClassVar[bool] = True
     regular: ClassVar[bool] = True
 
     alpha: float = param(0.1, "step size", "alpha, mu")
-    slow: float = param(0.0, "step size of round t is alpha / (1 + slow (t - 1))")
-    steps: int = param(1, "gradient steps a round", "K")
+    slow: float = param(0.0, "the step size of round t is alpha / (1 + slow (t - 1))")
+    steps: int = param(1, "gradient steps per round", "K")
     order: Literal["combine", "adapt"] = param(
-        "combine", "average first, or step first and send that"
+        "combine", "combine: average, then step; adapt: step, then send and average"
     )
-    batch: int = param(0, "records of a step, 0 for all", "B")
-    clip: float = param(0.0, "norm to which every record's gradient is cut, 0 for none", "C, G")
+    batch: int = param(0, "records per step; 0 uses all", "B")
+    clip: float = param(0.0, "norm to which each record's gradient is clipped; 0: none", "C, G")
     sigma: float = param(0.0, "standard deviation of the noise", "sigma")
     noise: Literal["message", "step"] = param(
-        "message", "noise on what travels, or on every gradient step"
+        "message", "add noise to messages, or to every gradient step"
     )
     own: Literal["noised", "plain"] = param(
-        "noised", "which copy of its own model a node averages, under noise=message"
+        "noised", "which copy of its own model a node averages if noise=message"
     )
     epsilon: float = param(
-        0.0, "where above 0, sigma is what Table II of DP-Norm prints for DP-SGD", "epsilon"
+        0.0, "if above 0, sigma is what Table II of DP-Norm prints for DP-SGD", "epsilon"
     )
-    delta: float = param(1e-3, "of that formula", "delta")
-    horizon: int = param(0, "rounds that the formula reckons with", "R")
-    samples: int = param(0, "records of a node; a recording fills it in", "d_i")
+    delta: float = param(1e-3, "delta of that formula", "delta")
+    horizon: int = param(0, "number of rounds in that formula", "R")
+    samples: int = param(0, "records per node; set automatically when recording", "d_i")
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -113,25 +113,25 @@ class DPSGD(Victim):
             )
         if self.epsilon and (self.sigma or self.noise != "step" or self.horizon < 1):
             raise LeakauditError(
-                "dpsgd: epsilon sets the noise itself: "
-                "give noise=step and horizon=ROUNDS, and no sigma"
+                "dpsgd: epsilon sets the noise itself; "
+                "set noise=step and horizon=ROUNDS, and leave sigma at 0"
             )
 
     def std(self, samples: int) -> float:
-        """Return sigma, or what Table II prints: sqrt(K R log(1 / delta)) mu / (epsilon d_i).
+        """Return sigma, or the noise of Table II: sqrt(K R log(1 / delta)) mu / (epsilon d_i).
 
         Args:
-            samples: Records of a node, d_i; 0 if that is not known.
+            samples: Records per node, d_i; 0 if unknown.
 
         Raises:
-            LeakauditError: The table's noise depends on the records, and they are not known.
+            LeakauditError: The table's noise depends on the number of records, which is unknown.
         """
         if not self.epsilon:
             return self.sigma
         if not samples:
             raise LeakauditError(
-                f"dpsgd: epsilon={self.epsilon:g} needs samples=…, the records of a node, "
-                "for its noise"
+                f"dpsgd: the noise for epsilon={self.epsilon:g} depends on the number of records "
+                "per node; set samples=…"
             )
         spread = math.sqrt(self.steps * self.horizon * math.log(1 / self.delta))
         return spread * self.alpha / (self.epsilon * samples)
@@ -142,11 +142,11 @@ class DPSGD(Victim):
         return not self.slow
 
     def turns(self, rounds: int) -> Turns | None:
-        """Return the turns: an order serves until all records have come. Known if `samples` is."""
+        """Return the turns: an order is used until all records were drawn. Needs `samples`."""
         return self._steps(0.0).turns(rounds, self.samples)
 
     def fits(self, task: Task, graph: Graph, samples: int) -> None:
-        """Refuse steps that diverge on the task's l2 term."""
+        """Reject step sizes that diverge on the task's l2 term."""
         stable("dpsgd", task, alpha=self.alpha)
 
     def run(
@@ -198,7 +198,7 @@ class DPSGD(Victim):
             step("recording", t, rounds)
 
     def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
-        """Declare both orders; a model that travels without noise is its message."""
+        """Declare both orders; a model that is sent without noise is identical to its message."""
         p = Relations(graph)
         mix = Mixing(graph)
         std = self.std(self.samples)
@@ -210,7 +210,7 @@ class DPSGD(Victim):
         def share(
             name: str, models: Mapping[int, Expression]
         ) -> tuple[dict[int, Expression], dict[int, Expression]]:
-            """Return the models, and what the neighbours hold of them."""
+            """Return the models, and the versions of them that the neighbours hold."""
             told = {}
             if not noised:
                 for i, model in models.items():
@@ -243,7 +243,7 @@ class DPSGD(Victim):
     def claims(
         self, graph: Graph, rounds: int, public: Mapping[str, Tensor] | None = None
     ) -> tuple[Claim, ...]:
-        """Return what the printed noise is said to give, where it is used."""
+        """Return the guarantee stated for the printed noise, if that noise is used."""
         if not self.epsilon:
             return ()
         norm = NormAssumption("gradients of single records have norm at most G =", 1.0)
@@ -252,7 +252,7 @@ class DPSGD(Victim):
             promise="all messages of a node together are (epsilon, delta)-differentially private",
             epsilon=self.epsilon,
             delta=self.delta,
-            adjacency="one record of a node's data is another",
+            adjacency="one record of a node's data is replaced by another",
             neighbours=Adjacency.REPLACE,
             std=self.std(self.samples),
             rounds=self.horizon,

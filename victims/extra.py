@@ -1,17 +1,17 @@
-"""EXTRA and PG-EXTRA: gradient descent corrected by its own past, exact at a constant step.
+"""EXTRA and PG-EXTRA: gradient descent with a correction from the previous round.
 
-Shi, Ling, Wu and Yin 2015 (EXTRA; PG-EXTRA in their second paper, written from memory and
-verified), Metropolis weights, Wt = (I + W) / 2:
+It converges exactly with a constant step size. Shi, Ling, Wu and Yin 2015 (EXTRA; PG-EXTRA in their
+second paper, written from memory and verified), Metropolis weights, Wt = (I + W) / 2:
 
     z^1     = W x^0 - alpha g^0
-    x^t     = prox_{alpha l1}(z^t)                                           travels
+    x^t     = prox_{alpha l1}(z^t)                                           is sent
     z^{t+1} = z^t + W x^t - Wt x^{t-1} - alpha (g^t - g^{t-1})
 
 x^0 is common, or private and sent over an encrypted channel (spread > 0). Every step is stable for
 alpha < (1 + smallest eigenvalue of W) / L. Noise of round t has standard deviation sigma fade^t:
-noise=state adds it to x wherever it is used, noise=message to what travels and is averaged,
-gradients being taken at x itself. The paper that compares with a private EXTRA (DP-RECAL) does
-not tell where its noise stands.
+noise=state adds it to x wherever it is used; noise=message adds it to what is sent and averaged,
+but gradients are computed at x itself. The paper that compares with a private EXTRA (DP-RECAL)
+does not specify where its noise is added.
 """
 
 from __future__ import annotations
@@ -44,27 +44,27 @@ if TYPE_CHECKING:
 @victim("extra")
 @dataclass(frozen=True)
 class Extra(Victim):
-    """EXTRA, with l1 > 0 PG-EXTRA."""
+    """EXTRA, or PG-EXTRA if l1 > 0."""
 
     paper: ClassVar[str] = "Shi, Ling, Wu and Yin 2015 (EXTRA, PG-EXTRA)"
     leaks_what: ClassVar[str] = (
-        "every gradient; every difference where the start is private; "
-        "with l1 on the coordinates that are not zero"
+        "every gradient; every difference if the start is private; "
+        "with l1, only on the nonzero coordinates"
     )
     separable: ClassVar[bool] = True
     regular: ClassVar[bool] = True
 
     alpha: float = param(0.1, "step size", "alpha")
     l1: float = param(
-        0.0, "weight of the l1 norm in every node's objective; above 0 PG-EXTRA", "r_i"
+        0.0, "weight of the l1 norm in each node's objective; above 0: PG-EXTRA", "r_i"
     )
     spread: float = param(
-        0.0, "standard deviation of private start models around the common one", "x^0"
+        0.0, "standard deviation of private initial models around the common one", "x^0"
     )
     sigma: float = param(0.0, "standard deviation of the noise in round 0", "sigma")
-    fade: float = param(1.0, "factor of the standard deviation from round to round", "R")
+    fade: float = param(1.0, "factor of the standard deviation from one round to the next", "R")
     noise: Literal["state", "message"] = param(
-        "state", "noise on the models wherever they are used, or on what travels and is averaged"
+        "state", "noise on the models wherever they are used, or on what is sent and averaged"
     )
 
     def __post_init__(self) -> None:
@@ -74,11 +74,11 @@ class Extra(Victim):
 
     @property
     def stationary(self) -> bool:
-        """All rounds have the same relations if the noise does not fade."""
+        """All rounds have the same relations if the noise level is constant."""
         return not self.sigma or self.fade == 1
 
     def fits(self, task: Task, graph: Graph, samples: int) -> None:
-        """Refuse steps that diverge on the l2 term: alpha l2 >= 1 + smallest eigenvalue of W."""
+        """Reject steps that diverge on the l2 term: alpha l2 >= 1 + smallest eigenvalue of W."""
         if task.l2:
             w = matrix(metropolis(graph), torch.zeros(0, dtype=torch.float64))
             stable("extra", task, 1 + float(torch.linalg.eigvalsh(w)[0]), alpha=self.alpha)
@@ -92,7 +92,7 @@ class Extra(Victim):
         generator: Generator,
         wires: Iterable[tuple[int, int]],
     ) -> None:
-        """Train; the generator draws noise and private starts."""
+        """Train; the generator draws the noise and private initial models."""
         mix = Mixing(graph)
         channel = Broadcast(recorder, wires)
         curves = Curves(recorder, problem)
@@ -101,15 +101,15 @@ class Extra(Victim):
         heard = channel.send(0, "w", w, secure=True) if self.spread else w
         recorder.state("w", 0, w)
         recorder.end_round(0)
-        half = torch.zeros_like(w)  # Wt x of the round before
-        last = torch.zeros_like(w)  # the gradients of the round before
+        half = torch.zeros_like(w)  # Wt x of the previous round
+        last = torch.zeros_like(w)  # the gradients of the previous round
         z = torch.zeros_like(w)
         g = torch.empty_like(w)
         for t in range(1, rounds + 1):
             problem.task.gradients(w, problem.x, problem.y, out=g)
             for part in blocks(z):
                 mixed = mix(heard[:, part])
-                between = heard[:, part] + mixed  # before z moves, which may be what is heard
+                between = heard[:, part] + mixed  # before z changes, which may be `heard` itself
                 z[:, part].add_(mixed).sub_(half[:, part])
                 z[:, part].sub_(g[:, part].sub(last[:, part]), alpha=self.alpha)
                 torch.div(between, 2, out=half[:, part])
@@ -125,7 +125,7 @@ class Extra(Victim):
             step("recording", t, rounds)
 
     def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
-        """Declare z and x; without l1 and noise both are what travels. The prox is opaque."""
+        """Declare z and x; without l1 and noise both equal the message. The prox is opaque."""
         p = Relations(graph)
         mix = Mixing(graph)
         alpha = decimal(self.alpha)
@@ -137,7 +137,7 @@ class Extra(Victim):
         else:
             w = dict.fromkeys(nodes, p.public("w0"))
             heard = dict(w)
-        apart = bool(self.l1 or self.sigma)  # whether z is something else than what travels
+        apart = bool(self.l1 or self.sigma)  # whether z differs from the message
         z = dict(w)
         before = dict(w)
         last = dict[int, Expression]()
@@ -163,7 +163,7 @@ class Extra(Victim):
     def _released(
         self, p: Relations, i: int, t: int, z: Expression, to: tuple[int, ...]
     ) -> tuple[Expression, Expression]:
-        """Return the model of node i, where gradients are taken, and what travels."""
+        """Return the model of node i, at which gradients are computed, and its message."""
         x = z
         if self.l1:
             x = p.state("x", i)

@@ -1,9 +1,9 @@
-"""FedAvg: clients train the server's model for some steps and send it back; the server averages.
+"""FedAvg: clients train the server's model for several steps; the server averages the results.
 
-McMahan et al. 2017, Algorithm 1. Round t: w down; E epochs of
-w_i <- (1 - lr decay) w_i - lr g_i(w_i; mini-batch) over one random split into mini-batches; w_i up;
-w <- mean_i w_i. All clients hold equally many records, so the paper's weighted mean is the plain
-one.
+McMahan et al. 2017, Algorithm 1. In round t the server sends w; each client runs E epochs of
+w_i <- (1 - lr decay) w_i - lr g_i(w_i; mini-batch) over one random split into mini-batches and
+sends w_i; then w <- mean_i w_i. All clients hold the same number of records, so the paper's
+weighted mean is the plain mean.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ if TYPE_CHECKING:
 @victim("fedavg")
 @dataclass(frozen=True)
 class FedAvg(Victim):
-    """Local models travel up, their mean travels down."""
+    """Clients send their local models; the server sends the mean."""
 
     paper: ClassVar[str] = "McMahan et al. 2017, Algorithm 1 (FedAvg)"
     leaks_what: ClassVar[str] = (
-        "every gradient, (w - w_i) / lr; of several local steps their weighted sum"
+        "every gradient, (w - w_i) / lr; of several local steps, their weighted sum"
     )
     centralised: ClassVar[bool] = True
 
     lr: float = param(0.1, "local step size", "eta")
-    epochs: int = param(1, "passes over a client's records a round", "E")
-    batch: int = param(0, "records of a step, 0 for all", "B")
+    epochs: int = param(1, "passes over a client's records per round", "E")
+    batch: int = param(0, "records per step; 0 uses all", "B")
     decay: float = param(0.0, "weight decay of the local steps", "lambda")
-    samples: int = param(0, "records of a client; a recording fills it in", "n_k")
+    samples: int = param(0, "records per client; set automatically when recording", "n_k")
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -54,7 +54,7 @@ class FedAvg(Victim):
         least("fedavg", batch=self.batch, decay=self.decay, samples=self.samples)
         if self.lr * self.decay >= 2:
             raise LeakauditError(
-                "fedavg: expected lr decay < 2, beyond which the decay alone diverges, "
+                "fedavg: expected lr decay < 2 (from 2 on, the weight decay diverges), "
                 f"got {self.lr * self.decay:g}"
             )
 
@@ -62,17 +62,17 @@ class FedAvg(Victim):
         """Return the local steps of a round.
 
         Args:
-            samples: Records of a client; 0 if that is not known.
+            samples: Records per client; 0 if unknown.
 
         Raises:
-            LeakauditError: The number of steps depends on the records, and they are not known.
+            LeakauditError: The number of steps depends on that of records, which is unknown.
         """
         if not self.batch:
             return Steps(self.lr, self.epochs, self.batch, decay=self.decay)
         if not samples:
             raise LeakauditError(
-                f"fedavg: batch={self.batch} needs samples=…, the records of a client, "
-                "to know how many steps a round has"
+                f"fedavg: with batch={self.batch} the number of steps per round depends on the "
+                "number of records per client; set samples=…"
             )
         count = math.ceil(Fraction(samples, min(self.batch, samples)))
         return Steps(self.lr, self.epochs * count, self.batch, decay=self.decay)
@@ -83,7 +83,7 @@ class FedAvg(Victim):
         return True
 
     def fits(self, task: Task, graph: Graph, samples: int) -> None:
-        """Refuse steps that diverge on the task's l2 term."""
+        """Reject step sizes that diverge on the task's l2 term."""
         stable("fedavg", task, lr=self.lr)
 
     def run(
@@ -112,7 +112,7 @@ class FedAvg(Victim):
             step("recording", t, rounds)
 
     def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
-        """Declare the clients' steps from the model that came down, and the mean of the results."""
+        """Declare the clients' steps from the server's model, and the mean of the results."""
         p = Relations(graph)
         server = graph.nodes - 1
         steps = self.steps(self.samples)

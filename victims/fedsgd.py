@@ -1,7 +1,7 @@
-"""FedSGD: clients send gradients to a server, which steps and sends the model back.
+"""FedSGD: clients send gradients to a server, which updates the model and sends it back.
 
-McMahan et al. 2017, Algorithm 1 with one full-batch step. Round t: w down, g_i = grad f_i(w) up,
-w <- w - lr mean_i g_i.
+McMahan et al. 2017, Algorithm 1 with one full-batch step. In round t the server sends w, the
+clients send g_i = grad f_i(w), and w <- w - lr mean_i g_i.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 @victim("fedsgd")
 @dataclass(frozen=True)
 class FedSGD(Victim):
-    """Gradients travel up, the model travels down."""
+    """Clients send gradients; the server sends the model."""
 
     paper: ClassVar[str] = "McMahan et al. 2017, Algorithm 1 (FedSGD)"
     leaks_what: ClassVar[str] = "every gradient, as it is sent"
@@ -36,7 +36,7 @@ class FedSGD(Victim):
 
     lr: float = param(0.1, "step size of the server", "eta")
     server: Literal["sgd", "unknown"] = param(
-        "sgd", "how the server moves; unknown in a recording of a program with another optimiser"
+        "sgd", "optimiser of the server; unknown for recordings of programs with another one"
     )
 
     def __post_init__(self) -> None:
@@ -49,11 +49,11 @@ class FedSGD(Victim):
         return True
 
     def fits(self, task: Task, graph: Graph, samples: int) -> None:
-        """Refuse steps that diverge on the task's l2 term, and a server that cannot be run."""
+        """Reject steps that diverge on the task's l2 term, and server=unknown."""
         if self.server != "sgd":
             raise LeakauditError(
-                "fedsgd: server=unknown describes recordings of other programs; "
-                "a run needs server=sgd"
+                "fedsgd: server=unknown only describes recordings of other programs; "
+                "use server=sgd to run"
             )
         stable("fedsgd", task, lr=self.lr)
 
@@ -66,7 +66,7 @@ class FedSGD(Victim):
         generator: Generator,
         wires: Iterable[tuple[int, int]],
     ) -> None:
-        """Train; the generator is not used, the run is deterministic given the start."""
+        """Train; the run is deterministic given the start, so the generator is not used."""
         train(
             problem,
             graph,
@@ -79,7 +79,7 @@ class FedSGD(Victim):
         )
 
     def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
-        """Declare the server's step; client i's gradient is what it sends."""
+        """Declare the server's step; client i sends its gradient."""
         p = Relations(graph)
         server = graph.nodes - 1
         w = p.public("w0")

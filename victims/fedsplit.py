@@ -1,10 +1,10 @@
-"""FedSplit, which is centralised PDMM: a server averages reflected proximal points.
+"""FedSplit, also known as centralised PDMM: a server averages reflected proximal points.
 
 Pathak and Wainwright 2020; Yu 2023, eqs. (5.1), (5.2). Every client keeps the server's last z
 (z_{s|i}):
 
-    w_i <- argmin f_i(w) + rho/2 |w - z_{s|i}|^2       z_{i|s} = 2 w_i - z_{s|i}       travels up
-    w_s <- mean_i z_{i|s}                              z_{s|i} = 2 w_s - z_{i|s}       travels down
+    w_i <- argmin f_i(w) + rho/2 |w - z_{s|i}|^2       z_{i|s} = 2 w_i - z_{s|i}       to server
+    w_s <- mean_i z_{i|s}                              z_{s|i} = 2 w_s - z_{i|s}       to client
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class FedSplit(Victim):
 
     rho: float = param(0.4, "penalty of disagreement", "rho")
     update: Literal["gradient", "exact"] = param(
-        "gradient", "local update: one gradient step, or exact"
+        "gradient", "local update: one gradient step, or exact (convex models only)"
     )
     alpha: float = param(0.05, "step size of update=gradient", "alpha")
 
@@ -56,8 +56,8 @@ class FedSplit(Victim):
             )
         if self.update == "gradient" and self.alpha * self.rho > 1:
             raise LeakauditError(
-                "fedsplit: expected alpha rho <= 1, beyond which clients that disagree diverge, "
-                f"got {self.alpha * self.rho:g}; lower alpha"
+                "fedsplit: expected alpha rho <= 1 (above 1, the difference between clients "
+                f"diverges), got {self.alpha * self.rho:g}; lower alpha"
             )
 
     @property
@@ -66,7 +66,7 @@ class FedSplit(Victim):
         return True
 
     def fits(self, task: Task, graph: Graph, samples: int) -> None:
-        """Refuse an exact update of a model that is not convex."""
+        """Reject an exact update of a model that is not convex."""
         if self.update == "exact":
             exact(task)
 
@@ -79,7 +79,7 @@ class FedSplit(Victim):
         generator: Generator,
         wires: Iterable[tuple[int, int]],
     ) -> None:
-        """Train; the generator is not used, the run is deterministic given the start."""
+        """Train; the run is deterministic given the start, so the generator is not used."""
         clients = torch.tensor([i for i, _ in wires], dtype=torch.long)
         server = graph.nodes - 1
         servers = torch.full_like(clients, server)
@@ -101,7 +101,7 @@ class FedSplit(Victim):
             if len(clients):
                 recorder.send_many(t, servers, clients, "down").copy_(z[clients, columns])
             for part in blocks(z):
-                z[:, part].neg_().add_(w[:, part], alpha=2)  # what travels up
+                z[:, part].neg_().add_(w[:, part], alpha=2)  # sent to the server
             if len(clients):
                 recorder.send_many(t, clients, servers, "up").copy_(z[clients, columns])
             torch.sub(2 * z.mean(0), z, out=z)
@@ -111,7 +111,7 @@ class FedSplit(Victim):
             step("recording", t, rounds)
 
     def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
-        """Declare both proximal forms; a client's w moves by half of what travels on its wire."""
+        """Declare both proximal forms; a client's w is the mean of its messages up and down."""
         p = Relations(graph)
         server = graph.nodes - 1
         rho = decimal(self.rho)

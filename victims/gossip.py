@@ -1,4 +1,4 @@
-"""Gossip: repeated averaging with the neighbours, until all agree on the mean of private vectors.
+"""Gossip: repeated averaging with neighbours until all nodes agree on the mean of private vectors.
 
 Xiao and Boyd 2004, eq. (2), with Metropolis weights. The private vectors are the models after local
 gradient steps from the common start:
@@ -6,8 +6,8 @@ gradient steps from the common start:
     y_i^0   = w0 - lr g_i(w0) - ... + n_i,  n_i ~ N(0, sigma^2 I) drawn once
     y^{t+1} = W y^t
 
-y^t travels, from y^0 on: round t sends y^{t-1}. With sigma = 0 what a node sends first is its
-gradient.
+Every y^t is sent, beginning with y^0: round t sends y^{t-1}. With sigma = 0 the first message of a
+node is equivalent to its gradient.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ if TYPE_CHECKING:
 @victim("gossip")
 @dataclass(frozen=True)
 class Gossip(Victim):
-    """One local training, then averaging alone."""
+    """One phase of local training, then only averaging."""
 
     paper: ClassVar[str] = "Xiao and Boyd 2004, eq. (2); Metropolis weights"
     leaks_what: ClassVar[str] = (
-        "every start vector, as it is sent first; "
-        "those of far nodes to whoever hears one node's messages for long"
+        "every initial vector, from the node's first message; those of distant nodes "
+        "to anyone who observes one node's messages for long enough"
     )
     separable: ClassVar[bool] = True
 
     lr: float = param(0.5, "step size of the local steps before the averaging", "eta")
     steps: int = param(1, "local gradient steps before the averaging")
     sigma: float = param(
-        0.0, "standard deviation of the noise on the start vectors, drawn once", "sigma"
+        0.0, "standard deviation of the noise on the initial vectors, drawn once", "sigma"
     )
 
     def __post_init__(self) -> None:
@@ -59,7 +59,7 @@ class Gossip(Victim):
         return True
 
     def fits(self, task: Task, graph: Graph, samples: int) -> None:
-        """Refuse steps that diverge on the task's l2 term."""
+        """Reject step sizes that diverge on the task's l2 term."""
         stable("gossip", task, lr=self.lr)
 
     def run(
@@ -71,7 +71,7 @@ class Gossip(Victim):
         generator: Generator,
         wires: Iterable[tuple[int, int]],
     ) -> None:
-        """Step in the first round, then average; the generator draws the noise."""
+        """Train in the first round, then average; the generator draws the noise."""
         average(
             problem,
             graph,
@@ -85,5 +85,5 @@ class Gossip(Victim):
         )
 
     def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
-        """Declare the start vectors and their averages."""
+        """Declare the initial vectors and their averages."""
         return declare_average(graph, rounds, Steps(self.lr, self.steps), every=0, std=self.sigma)

@@ -1,23 +1,22 @@
-"""ADMM with penalties of every node's own (M-ADMM) and recycled gradients (R-ADMM, MR-ADMM).
+"""ADMM with a separate penalty per node (M-ADMM) and recycled gradients (R-ADMM, MR-ADMM).
 
 Zhang, Khalili and Liu: ICML 2018 (M-ADMM), Allerton 2018 (R-ADMM), IEEE TIFS 2020 (MR-ADMM);
-recalled, the abstracts were seen, and verified. With E_i neighbours j, penalty h = eta_i(k) and
-lam^0 = 0; f_i travels to all neighbours:
+written from memory and the abstracts, and verified. With E_i neighbours j, penalty h = eta_i(k)
+and lam^0 = 0; f_i is sent to all neighbours:
 
     f_i   <- argmin F_i(f) + (2 lam_i + n_i)'f + h sum_j |f - (f_i + f_j)/2|^2
-    n_i    = h E_i e_i                                          with the density exp(-a |e|) of e
+    n_i    = h E_i e_i                                          e has the density exp(-a |e|)
     lam_i <- lam_i + theta/2 sum_j (f_i - f_j)
 
-recycle: every second update (even rounds) does without data. It uses G_i = grad F_i(f_i) + n_i,
-    known from
-the one before:
+With recycle, every second update (even rounds) does not use data. It uses
+G_i = grad F_i(f_i) + n_i, which is known from the previous update:
 
     f_i   <- f_i - ( G_i + 2 lam_i + h sum_j (f_i - f_j) ) / (2 h E_i + gamma)
 
-so it is a function of what was broadcast before: no new leak. k counts rounds, or pairs of rounds
-with recycle. theta = eta and equal penalties are ADMM, or with recycle R-ADMM. The loss of an
-update as recalled, C (1.4 c1 + a) / (h E_i B), holds half of what we derive for its noise part
-(replacing one record, C (1.4 c1 + 2 a) / (h E_i B)).
+It is a function of earlier broadcasts and therefore adds no leak. k counts rounds, or pairs of
+rounds with recycle. With theta = eta and equal penalties this is ADMM, or R-ADMM with recycle. The
+privacy loss of an update as we remember it, C (1.4 c1 + a) / (h E_i B), contains half of the noise
+term that we derive (for replacing one record: C (1.4 c1 + 2 a) / (h E_i B)).
 """
 
 from __future__ import annotations
@@ -52,32 +51,32 @@ C1 = admm.LOGISTIC_CURVATURE
 @victim("mradmm")
 @dataclass(frozen=True)
 class MRADMM(Victim):
-    """MR-ADMM; with recycle=false M-ADMM."""
+    """MR-ADMM; M-ADMM if recycle=false."""
 
     paper: ClassVar[str] = (
         "Zhang, Khalili, Liu: M-ADMM (ICML 2018), R-ADMM (Allerton 2018), "
-        "MR-ADMM (IEEE TIFS 2020), recalled"
+        "MR-ADMM (IEEE TIFS 2020), from memory"
     )
     leaks_what: ClassVar[str] = (
-        "every gradient that is taken, + n; rounds without data leak nothing new"
+        "every computed gradient, + n; rounds that use no data leak nothing new"
     )
-    claims_what: ClassVar[str] = "a total privacy loss, of the updates that touch data alone"
+    claims_what: ClassVar[str] = "total privacy loss, counting only the updates that use data"
     separable: ClassVar[bool] = True
     regular: ClassVar[bool] = True
 
-    eta: float = param(0.3, "penalty of disagreement of node 0 at first", "eta_i(1)")
-    spread: float = param(0.0, "penalty of node i over that of node 0: 1 + spread i", "eta_i(1)")
+    eta: float = param(0.3, "initial penalty of disagreement of node 0", "eta_i(1)")
+    spread: float = param(0.0, "penalty of node i relative to node 0: 1 + spread i", "eta_i(1)")
     growth: float = param(
-        1.0, "factor of all penalties a round, or pair of rounds with recycle", "eta_i(k)"
+        1.0, "factor of all penalties per round, or per pair of rounds with recycle", "eta_i(k)"
     )
-    until: int = param(100, "round, or pair, from which they stay")
+    until: int = param(100, "round (or pair of rounds) from which penalties stay constant")
     theta: float = param(0.3, "step size of the dual", "theta")
-    recycle: bool = param(True, "whether every second update reuses the gradient of the one before")
+    recycle: bool = param(True, "reuse the previous gradient in every second update")
     gamma: float = param(2.0, "curvature of an update without data", "gamma")
     rate: float = param(
-        0.0, "rate a of the noise, density exp(-a |e|); 0 without noise", "alpha_i(t)"
+        0.0, "rate a of the noise, with density exp(-a |e|); 0 adds none", "alpha_i(t)"
     )
-    records: int = param(1, "records of a node, assumed by the claim", "B_i")
+    records: int = param(1, "records per node, assumed by the claim", "B_i")
     convexity: float = param(
         0.1, "strong convexity of the regulariser (the task's l2), assumed by the claim", "rho"
     )
@@ -91,11 +90,11 @@ class MRADMM(Victim):
             )
         if self.growth < 1 or self.until < 1 or self.records < 1:
             raise LeakauditError(
-                "mradmm: expected penalties that do not fall, growth >= 1, and until, records >= 1"
+                "mradmm: expected growth >= 1 (penalties that do not decrease), until, records >= 1"
             )
 
     def fits(self, task: Task, graph: Graph, samples: int) -> None:
-        """Refuse a model that is not convex."""
+        """Reject a model that is not convex."""
         exact(task)
 
     def penalty(self, i: int, t: int) -> float:
@@ -104,7 +103,7 @@ class MRADMM(Victim):
         return self.eta * (1 + self.spread * i) * self.growth ** min(k, self.until)
 
     def takes(self, t: int) -> bool:
-        """Return whether the updates of round t take gradients."""
+        """Return whether the updates of round t compute gradients."""
         return not self.recycle or t % 2 == 1
 
     def run(
@@ -146,7 +145,7 @@ class MRADMM(Victim):
             step("recording", t, rounds)
 
     def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
-        """Declare both kinds of updates, and lam as what the broadcasts make of it."""
+        """Declare both kinds of updates; lam is computed from the broadcasts."""
         p = Relations(graph)
         theta = decimal(self.theta)
         gamma = decimal(self.gamma)
@@ -175,9 +174,9 @@ class MRADMM(Victim):
     def claims(
         self, graph: Graph, rounds: int, public: Mapping[str, Tensor] | None = None
     ) -> tuple[Claim, ...]:
-        """Return the total loss as we recall its print.
+        """Return the total privacy loss, with the formula as we remember it.
 
-        It is the largest sum, over nodes, of the losses of updates that touch data.
+        It is the maximum over nodes of the summed losses of the updates that use data.
         """
         if not self.rate:
             return ()
@@ -187,9 +186,9 @@ class MRADMM(Victim):
             hidden = (self.penalty(i, t) * len(near) * self.records for t in touched)
             losses.append(sum((1.4 * C1 + self.rate) / h for h in hidden))
         claim = Claim(
-            source="Zhang, Khalili, Liu 2018 and 2020, loss of M-ADMM and MR-ADMM as recalled",
+            source="Zhang, Khalili, Liu 2018 and 2020, loss of M-ADMM and MR-ADMM, from memory",
             promise=f"{max(losses):.4g}-differential privacy over {rounds} rounds, "
-            f"{len(touched)} of which touch data",
+            f"{len(touched)} of which use data",
             epsilon=max(losses),
             delta=0.0,
             adjacency="one record of one node differs",
@@ -197,7 +196,7 @@ class MRADMM(Victim):
             rounds=rounds,
             assumes=(
                 admm.assumed_of_losses(C1),
-                f"{self.records} records a node, "
+                f"{self.records} records per node, "
                 f"and {2 * C1:g} < B (rho/N + 2 eta E_i) with rho = {self.convexity:g}",
             ),
         )
@@ -206,7 +205,7 @@ class MRADMM(Victim):
     def _spread(self, public: Mapping[str, Tensor]) -> float:
         """Return the standard deviation of each coordinate of e, 0 without noise.
 
-        It grows with the model's size.
+        It grows with the number of parameters.
         """
         if not self.rate:
             return 0.0

@@ -1,14 +1,14 @@
-"""Muffliato: noise once, then gossip; between two gradient steps a fixed number of exchanges.
+"""Muffliato: noise is added once, then gossiped several times between two gradient steps.
 
 Cyffers, Even, Bellet and Massoulie 2022, Algorithms 1 and 2:
 
     y^0     = w - lr g(w) + n,  n ~ N(0, sigma^2 I)
-    y^{s+1} = gamma W y^s + (1 - gamma) y^{s-1}                    y^s travels
+    y^{s+1} = gamma W y^s + (1 - gamma) y^{s-1}                    y^s is sent
 
 gamma = 1 is plain gossip; the accelerated gamma is written from memory and not verified. The
-claim is the pairwise formula as the authors' public code computes it; it adds the terms as if
-every message had fresh noise, though all share y^0, so the exact view of far pairs exceeds it.
-The restriction under which its proof is meant may differ.
+claim is the pairwise formula as the authors' public code computes it. The formula adds the terms as
+if every message had fresh noise, although all messages share y^0; the exact view bound of distant
+pairs therefore exceeds it. The restriction that the proof assumes may differ.
 """
 
 from __future__ import annotations
@@ -49,24 +49,24 @@ class Muffliato(Victim):
 
     paper: ClassVar[str] = "Cyffers, Even, Bellet and Massoulie 2022, Algorithms 1 and 2"
     leaks_what: ClassVar[str] = (
-        "every noised gradient, also those of far nodes, "
-        "as linear combinations of what one node hears"
+        "every noised gradient, including those of distant nodes, "
+        "as linear combinations of what one node receives"
     )
-    claims_what: ClassVar[str] = "pairwise Renyi epsilon, less between nodes far apart"
+    claims_what: ClassVar[str] = "pairwise Renyi epsilon, smaller between more distant nodes"
     separable: ClassVar[bool] = True
     regular: ClassVar[bool] = True
 
     lr: float = param(0.5, "step size", "nu")
     gossips: int = param(5, "exchanges between two gradient steps", "K")
     sigma: float = param(
-        0.05, "standard deviation of the noise before the first exchange, 0 for none", "sigma"
+        0.05, "standard deviation of the noise before the first exchange; 0 adds none", "sigma"
     )
     clip: float = param(
-        1.0, "norm to which every record's gradient is cut, 0 for none; claims need it"
+        1.0, "norm to which each record's gradient is clipped; 0: none; claims require clipping"
     )
     delta: float = param(1e-3, "delta of the claims", "delta")
     accelerate: bool = param(
-        False, "accelerated gossip: gamma of the graph's eigenvalues, else 1", "gamma"
+        False, "accelerated gossip: gamma from the graph's eigenvalues instead of 1", "gamma"
     )
 
     def __post_init__(self) -> None:
@@ -78,11 +78,11 @@ class Muffliato(Victim):
 
     @property
     def stationary(self) -> bool:
-        """All rounds have the same relations if each has one step."""
+        """All rounds have the same relations if each round has one gradient step."""
         return self.gossips == 1
 
     def fits(self, task: Task, graph: Graph, samples: int) -> None:
-        """Refuse steps that diverge on the task's l2 term."""
+        """Reject step sizes that diverge on the task's l2 term."""
         stable("muffliato", task, lr=self.lr)
 
     def run(
@@ -109,7 +109,7 @@ class Muffliato(Victim):
         )
 
     def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
-        """Declare the noised start of every averaging, and its exchanges."""
+        """Declare the noised start of every averaging phase, and its exchanges."""
         return declare_average(
             graph, rounds, self._steps, self.gossips, self.sigma, self._speed(graph)
         )
@@ -117,11 +117,11 @@ class Muffliato(Victim):
     def claims(
         self, graph: Graph, rounds: int, public: Mapping[str, Tensor] | None = None
     ) -> tuple[Claim, ...]:
-        """Return the formula's epsilon for one pair of every distance, and its mean over senders.
+        """Return the formula's epsilon for one pair per distance, and its mean over senders.
 
-        The pair is the one to which it promises most. Adjacency: one node's gradient, of norm at
-        most clip, is replaced. Renyi epsilon alpha rho is turned into (epsilon, delta) by rho + 2
-        sqrt(rho log(1 / delta)).
+        Of the pairs at a distance, the one with the smallest epsilon is used. Adjacency: one node's
+        gradient, of norm at most clip, is replaced. Renyi epsilon alpha rho is converted into
+        (epsilon, delta) by rho + 2 sqrt(rho log(1 / delta)).
         """
         if not (self.sigma and self.clip):
             return ()
@@ -131,27 +131,27 @@ class Muffliato(Victim):
         for hops in range(1, int(apart.max()) + 1):
             at_distance = np.argwhere(apart == hops).tolist()
             rho, v, u = min((float(pairs[v, u]), v, u) for v, u in at_distance)
-            promise = f"what node {v} sees tells of node {u}, {hops} hops away"
+            promise = f"node {u} has differential privacy towards node {v}, {hops} hops away"
             found.append(self._claim(promise, rho, rounds, (v, u)))
         mean = float(pairs.mean(1).max())
         average = (
-            "what a node sees tells of another, on average over the other: "
+            "a node has differential privacy towards another, on average over senders: "
             f"Renyi epsilon of order alpha at most {mean:.6g} alpha"
         )
         return (*found, self._claim(average, None, rounds))
 
     def pairwise(self, graph: Graph, rounds: int) -> np.ndarray:
-        """Return rho of what a node sees of another one, Renyi epsilon over alpha.
+        """Return rho of what a node observes of another one: Renyi epsilon over alpha.
 
-        It is D^2 / (2 sigma^2) sum_{s < K} sum_{w in N_v} (W^s)_{wu}^2 / |(W^s)_w|^2, for every
-        gradient step, with D = 2 lr clip.
+        It is D^2 / (2 sigma^2) sum_{s < K} sum_{w in N_v} (W^s)_{wu}^2 / |(W^s)_w|^2 per gradient
+        step, with D = 2 lr clip.
 
         Args:
-            graph: Who talks to whom.
+            graph: Communication graph.
             rounds: Length of the run.
 
         Returns:
-            What row v sees of column u, (N, N); the diagonal means nothing.
+            Row v, column u: what v observes of u, (N, N); the diagonal has no meaning.
         """
         rho = np.zeros((graph.nodes, graph.nodes))
         near = _adjacency(graph)
@@ -172,7 +172,7 @@ class Muffliato(Victim):
     def _speed(self, graph: Graph) -> float:
         """Return gamma = 2 (1 - sqrt(gap (1 - gap / 4))) / (1 - gap / 2)^2.
 
-        gap is 1 less the second eigenvalue of W.
+        gap is 1 minus the second largest eigenvalue of W.
         """
         if not self.accelerate or graph.nodes < 3:
             return 1.0
@@ -196,7 +196,7 @@ class Muffliato(Victim):
             neighbours=Adjacency.NODE,
             std=self.sigma,
             rounds=rounds,
-            assumes=("messages add up as if each had noise of its own",),
+            assumes=("messages compose as if each had independent noise",),
             sensitivity=2 * self.clip,
             pair=pair,
         )

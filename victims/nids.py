@@ -1,17 +1,17 @@
-"""NIDS: as EXTRA, but every node may choose its own step, and what travels holds the gradient.
+"""NIDS: similar to EXTRA, but with node-specific step sizes and gradients in the messages.
 
 Li, Shi and Yan 2019, eqs. (1), (2), Metropolis weights, A = diag(a_i), Wn = I - c A (I - W), c =
 1 / (2 max a_i):
 
     z^1     = x^0 - A g^0
     x^t     = prox_{a_i l1}(z^t)
-    m^t     = 2 x^t - x^{t-1} - A (g^t - g^{t-1})                              travels
+    m^t     = 2 x^t - x^{t-1} - A (g^t - g^{t-1})                              is sent
     z^{t+1} = z^t - x^t + Wn m^t
 
-Nothing travels in round 1, and m^{t-1} in round t, which also takes g^{t-1}. x^0 is common, or
-private (spread > 0), which nobody needs to hear. Noise of round t has standard deviation sigma
-fade^t: noise=state adds it to x wherever it is used, and with fade < 1 the optimum is reached;
-noise=message adds it only to m and leaves an error for ever.
+Round 1 sends nothing; round t sends m^{t-1} and computes g^{t-1}. x^0 is common, or private
+(spread > 0), in which case no other node needs it. Noise of round t has standard deviation sigma
+fade^t: noise=state adds it to x wherever it is used, and with fade < 1 the run still converges to
+the optimum; noise=message adds it only to m, and the resulting error remains.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ if TYPE_CHECKING:
 @victim("nids")
 @dataclass(frozen=True)
 class Nids(Victim):
-    """NIDS with common or own steps."""
+    """NIDS with common or node-specific step sizes."""
 
     paper: ClassVar[str] = "Li, Shi and Yan 2019 (NIDS)"
     leaks_what: ClassVar[str] = (
-        "every gradient from the third on, from the messages alone, even where the start is private"
+        "every gradient from the third on, from the messages only, even if the start is private"
     )
     separable: ClassVar[bool] = True
     regular: ClassVar[bool] = True
@@ -57,18 +57,18 @@ class Nids(Victim):
     alpha: float = param(0.1, "step size of all nodes", "alpha")
     alphas: Sequence[float] = param(
         (),
-        "step sizes of the nodes, separated by commas, in place of alpha; "
-        "1 / L_i needs no agreement",
+        "step sizes of the nodes, separated by commas, instead of alpha; "
+        "1 / L_i requires no coordination",
         "a_i",
     )
-    l1: float = param(0.0, "weight of the l1 norm in every node's objective", "r_i")
+    l1: float = param(0.0, "weight of the l1 norm in each node's objective", "r_i")
     spread: float = param(
-        0.0, "standard deviation of private start models around the common one", "x^0"
+        0.0, "standard deviation of private initial models around the common one", "x^0"
     )
     sigma: float = param(0.0, "standard deviation of the noise in round 0", "sigma")
-    fade: float = param(1.0, "factor of the standard deviation from round to round", "R")
+    fade: float = param(1.0, "factor of the standard deviation from one round to the next", "R")
     noise: Literal["state", "message"] = param(
-        "state", "noise on the models wherever they are used, or on what travels"
+        "state", "noise on the models wherever they are used, or only on the messages"
     )
 
     def __post_init__(self) -> None:
@@ -83,7 +83,7 @@ class Nids(Victim):
             nodes: Number of nodes.
 
         Raises:
-            LeakauditError: `alphas` are not as many positive numbers.
+            LeakauditError: `alphas` does not hold one positive number per node.
         """
         if not self.alphas:
             return (decimal(self.alpha),) * nodes
@@ -94,18 +94,18 @@ class Nids(Victim):
         steps = tuple(decimal(step) for step in self.alphas)
         if len(steps) != nodes or min(steps) <= 0:
             raise LeakauditError(
-                f"nids: alphas: expected {nodes} positive numbers separated by commas, "
+                f"nids: expected alphas to be {nodes} positive numbers separated by commas, "
                 f"got {written(self.alphas)!r}"
             )
         return steps
 
     @property
     def stationary(self) -> bool:
-        """All rounds have the same relations if the noise does not fade."""
+        """All rounds have the same relations if the noise level is constant."""
         return not self.sigma or self.fade == 1
 
     def fits(self, task: Task, graph: Graph, samples: int) -> None:
-        """Refuse steps that are not as many as the nodes, or that diverge on the task's l2 term."""
+        """Reject a wrong number of step sizes, and steps that diverge on the task's l2 term."""
         given = "alphas" if self.alphas else "alpha"
         stable("nids", task, **{given: float(max(self.own_steps(graph.nodes)))})
 
@@ -118,7 +118,7 @@ class Nids(Victim):
         generator: Generator,
         wires: Iterable[tuple[int, int]],
     ) -> None:
-        """Train; the generator draws noise and private starts."""
+        """Train; the generator draws the noise and private initial models."""
         mix = Mixing(graph)
         channel = Broadcast(recorder, wires)
         curves = Curves(recorder, problem)
@@ -143,7 +143,7 @@ class Nids(Victim):
                     torch.sub(last[:, part], g[:, part], out=own[:, part]).mul_(a)
                     own[:, part].add_(w[:, part], alpha=2).sub_(before[:, part])
                 m = channel.send(t, "m", released(t, own) if self.noise == "message" else own)
-                new = before if w is z else z  # the oldest vector, which m has used up
+                new = before if w is z else z  # reuse the oldest vector, no longer needed by m
                 for part in blocks(new):
                     change = mix(m[:, part]).sub_(m[:, part]).mul_(pull).add_(m[:, part])
                     new[:, part] = change.add_(z[:, part]).sub_(w[:, part])
@@ -160,7 +160,7 @@ class Nids(Victim):
             step("recording", t, rounds)
 
     def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
-        """Declare z, x and m; the prox is opaque. Without l1 and noise on x, z is x."""
+        """Declare z, x and m; the prox is opaque. Without l1 and noise on x, z equals x."""
         p = Relations(graph)
         mix = Mixing(graph)
         steps = self.own_steps(graph.nodes)
@@ -197,7 +197,7 @@ class Nids(Victim):
     def _moved(
         self, p: Relations, i: int, new: Expression, std: float
     ) -> tuple[Expression, Expression]:
-        """Return x and z of node i from the form of z."""
+        """Return x and z of node i from the expression of z."""
         if not (self.l1 or std):
             x = p.state("w", i, eq=new)
             return x, x

@@ -4,7 +4,7 @@ W. Yu, Privacy Analysis of Decentralized Federated Learning (2023), Algorithms 1
 Node i has d_i neighbours j; B = +1 if i < j, else -1:
 
     w_i     <- argmin f_i(w) + sum_j B z_{i|j} w + rho d_i / 2 |w|^2
-    z_{j|i} <- z_{j|i} + theta ( z_{i|j} - z_{j|i} + 2 rho B w_i )              travels i -> j
+    z_{j|i} <- z_{j|i} + theta ( z_{i|j} - z_{j|i} + 2 rho B w_i )              is sent i -> j
 """
 
 from __future__ import annotations
@@ -41,8 +41,7 @@ class PDMM(Victim):
 
     paper: ClassVar[str] = "Yu 2023 (TU Delft), Algorithms 1 and 2"
     leaks_what: ClassVar[str] = (
-        "every one-step gradient difference; "
-        "every gradient where z^0 is known or messages are plain"
+        "every one-step gradient difference; every gradient if z^0 is known or messages are plain"
     )
     separable: ClassVar[bool] = True
 
@@ -54,15 +53,15 @@ class PDMM(Victim):
         "gradient", "local update: k_max gradient steps, quadratic approximation, or exact"
     )
     alpha: float = param(0.05, "step size of update=gradient", "alpha")
-    k_max: int = param(1, "gradient steps a round of update=gradient", "k_max")
+    k_max: int = param(1, "gradient steps per round for update=gradient", "k_max")
     mu: float = param(20.0, "curvature of update=quadratic", "mu")
-    differential: bool = param(True, "send changes of z; z^0 goes over an encrypted channel")
+    differential: bool = param(True, "send only changes of z; z^0 is sent over encrypted channels")
     z0: float = param(
-        0.1, "standard deviation of the random z^0; 0 starts at zero, which protects nothing", "z^0"
+        0.1, "standard deviation of the random z^0; 0 starts at zero and protects nothing", "z^0"
     )
     quantize: float = param(
         0.0,
-        "cell width of a fixed quantizer on what travels; 0 sends plain floating point",
+        "cell width of a fixed quantizer of the messages; 0 sends plain floating-point numbers",
         "Delta",
     )
 
@@ -81,7 +80,7 @@ class PDMM(Victim):
         return True
 
     def fits(self, task: Task, graph: Graph, samples: int) -> None:
-        """Refuse an exact update of a model that is not convex, and gradient steps that diverge."""
+        """Reject an exact update of a model that is not convex, and gradient steps that diverge."""
         if self.update == "exact":
             exact(task)
         if self.update == "gradient":
@@ -90,8 +89,8 @@ class PDMM(Victim):
                 degree = max(map(graph.degree, range(graph.nodes)))
                 product = self.alpha * (task.l2 + self.rho * degree)
                 raise LeakauditError(
-                    f"pdmm: alpha (l2 + rho d) = {product:g} for a node of {degree} neighbours: "
-                    f"the run diverges, by {factor:.3g} a round, whatever the data are; "
+                    f"pdmm: alpha (l2 + rho d) = {product:g} for a node with {degree} neighbours: "
+                    f"the run diverges by a factor of {factor:.3g} per round on any data; "
                     "lower alpha or rho"
                 )
 
@@ -115,7 +114,7 @@ class PDMM(Victim):
         generator: Generator,
         wires: Iterable[tuple[int, int]],
     ) -> None:
-        """Train; without a quantizer, the cost of a round does not grow with unrecorded wires."""
+        """Train; without a quantizer, channels that are not recorded add no cost to a round."""
         w = common(recorder, problem)
         rule = DualRule(self.rho, self.theta, self.differential, self.quantize, self.z0)
         form = Wires if self.quantize or recorder.partial else Sums
@@ -136,7 +135,7 @@ class PDMM(Victim):
     def _updated(
         self, problem: Problem, w: Tensor, degree: Tensor, duals: Sums | Wires, spare: Tensor
     ) -> Tensor:
-        """Return all nodes' new w (N, d), and let the sums follow, block by block.
+        """Return all nodes' new w (N, d), and update the sums block by block.
 
         Gradient steps overwrite the old w.
         """
@@ -156,11 +155,11 @@ class PDMM(Victim):
         return w
 
     def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
-        """Declare both updates; z_{i|j} is held by i, and moves by what arrives."""
+        """Declare both updates; node i holds z_{i|j}, which changes by the received message."""
         p = Relations(graph)
         near = graph.neighbours
         rho, theta, alpha, mu = map(decimal, (self.rho, self.theta, self.alpha, self.mu))
-        # Rounding to a cell errs by up to half of it, uniformly: variance cell^2 / 12.
+        # The rounding error is uniform on up to half a cell: variance cell^2 / 12.
         cell = self.quantize / 12**0.5
         sign = {(i, j): 1 if i < j else -1 for i, j in graph.arcs}
         w = dict.fromkeys(range(graph.nodes), p.public("w0"))

@@ -1,18 +1,19 @@
 """Decentralised ADMM with primal or dual variable perturbation, and without either.
 
-Zhang and Zhu 2017 (IEEE TIFS 12(1)), recalled and verified: a correct algorithm with these leaks,
-not the print symbol by symbol. V_i = f_i + q_i travels to all neighbours; lam never does, and is
-a linear recursion of what travels, from lam^0 = 0 on. With N_i neighbours:
+Zhang and Zhu 2017 (IEEE TIFS 12(1)), written from memory and verified: the algorithm is correct and
+has these leaks, but may differ from the print in details. V_i = f_i + q_i is sent to all
+neighbours; lam is never sent, and is a linear recursion of the messages from lam^0 = 0. With N_i
+neighbours:
 
     f_i   <- argmin F_i(f) + 2 (lam_i + n_i)'f + phi_i/2 |f|^2 + eta sum_j |f - (V_i + V_j)/2|^2
     lam_i <- lam_i + eta/2 sum_j (V_i - V_j)
 
-PVP: q_i of density exp(-xi |q|), xi = rho B alpha / (2 C), n = 0. DVP: n = C/(2B) e, e of density
-exp(-zeta |e|), q = 0, and alpha_hat = alpha - 2 log(1 + c4 C / (B (rho + 2 eta N_i))); if that is
-not positive, alpha_hat = alpha/2 and phi_i = c4 C / (B (e^{alpha/4} - 1)) - rho - 2 eta N_i. Here
-F_i is the mean loss of B records plus rho/2 |f|^2, so C = 1. zeta = alpha_hat/2 is what replacing
-one record asks for (measured); zeta = alpha_hat, in doubt in the print, is half the noise.
-update=gradient puts F_i's tangent and curvature/2 |f - f_i|^2 in F_i's place, which is IC-ADMM
+PVP: q_i has the density exp(-xi |q|), xi = rho B alpha / (2 C), n = 0. DVP: n = C/(2B) e, e has the
+density exp(-zeta |e|), q = 0, and alpha_hat = alpha - 2 log(1 + c4 C / (B (rho + 2 eta N_i))); if
+that is not positive, alpha_hat = alpha/2 and phi_i = c4 C / (B (e^{alpha/4} - 1)) - rho - 2 eta
+N_i. Here F_i is the mean loss of B records plus rho/2 |f|^2, so C = 1. zeta = alpha_hat/2 is what
+replacing one record requires (measured); the print may mean zeta = alpha_hat, which is half the
+noise. update=gradient replaces F_i by its tangent and curvature/2 |f - f_i|^2, which is IC-ADMM
 (Chang, Hong, Wang 2015).
 """
 
@@ -49,11 +50,11 @@ C4 = admm.LOGISTIC_CURVATURE
 @victim("pvpadmm")
 @dataclass(frozen=True)
 class PVPADMM(Victim):
-    """D-ADMM (perturb=none), its dual (DVP) and its primal variable perturbation (PVP)."""
+    """D-ADMM (perturb=none), with dual (DVP) or primal variable perturbation (PVP)."""
 
-    paper: ClassVar[str] = "Zhang and Zhu 2017 (IEEE TIFS 12(1)), DVP and PVP, recalled"
+    paper: ClassVar[str] = "Zhang and Zhu 2017 (IEEE TIFS 12(1)), DVP and PVP, from memory"
     leaks_what: ClassVar[str] = (
-        "every gradient; with DVP + 2n, with PVP - 2 eta N_i q: nothing accumulates"
+        "every gradient; with DVP + 2n, with PVP - 2 eta N_i q: the noise does not accumulate"
     )
     claims_what: ClassVar[str] = (
         "alpha-differential privacy of each node and iteration (dynamic DP)"
@@ -62,17 +63,17 @@ class PVPADMM(Victim):
 
     eta: float = param(0.3, "penalty of disagreement", "eta")
     update: Literal["exact", "gradient"] = param(
-        "exact", "local update: exact, for convex models, or along one gradient"
+        "exact", "local update: exact (convex models only), or one gradient step"
     )
-    curvature: float = param(2.0, "of update=gradient", "beta_i")
+    curvature: float = param(2.0, "curvature of update=gradient", "beta_i")
     perturb: Literal["none", "dual", "primal"] = param(
-        "none", "which variable is noised: DVP or PVP"
+        "none", "perturbed variable: dual (DVP), primal (PVP) or none"
     )
     alpha: float = param(1.0, "claimed privacy loss of each node and iteration", "alpha_p(t)")
     zeta: Literal["half", "full"] = param(
-        "half", "rate of the dual noise: alpha_hat/2, or alpha_hat", "zeta_p(t)"
+        "half", "rate of the dual noise: alpha_hat/2 (half), or alpha_hat", "zeta_p(t)"
     )
-    records: int = param(1, "records of a node, for the noise", "B_p")
+    records: int = param(1, "records per node, for the noise", "B_p")
     convexity: float = param(
         0.1, "strong convexity of the regulariser (the task's l2), for the noise", "rho"
     )
@@ -90,7 +91,7 @@ class PVPADMM(Victim):
         return True
 
     def fits(self, task: Task, graph: Graph, samples: int) -> None:
-        """Refuse an exact update of a model that is not convex."""
+        """Reject an exact update of a model that is not convex."""
         if self.update == "exact":
             exact(task)
 
@@ -103,7 +104,7 @@ class PVPADMM(Victim):
         generator: Generator,
         wires: Iterable[tuple[int, int]],
     ) -> None:
-        """Train; every node draws its noise anew in every round."""
+        """Train; every node draws fresh noise in every round."""
         w = common(recorder, problem)
         sent = w
         lam = torch.zeros_like(w)
@@ -139,7 +140,7 @@ class PVPADMM(Victim):
             step("recording", t, rounds)
 
     def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
-        """Declare the stationarity of each update, and lam as what the broadcasts make of it."""
+        """Declare the stationarity of each update; lam is computed from the broadcasts."""
         p = Relations(graph)
         eta = decimal(self.eta)
         curvature = decimal(self.curvature)
@@ -190,7 +191,7 @@ class PVPADMM(Victim):
             rounds=1,
             assumes=(
                 admm.assumed_of_losses(C4),
-                f"{self.records} records a node and a {self.convexity:g}-strongly convex "
+                f"{self.records} records per node and a {self.convexity:g}-strongly convex "
                 "regulariser",
                 "exact updates",
             ),
@@ -198,7 +199,7 @@ class PVPADMM(Victim):
         return (claim,)
 
     def _noise(self, degree: int) -> tuple[float, float]:
-        """Return 1 / rate of the noise that is added, and phi, of a node by its degree."""
+        """Return 1 / rate of the added noise, and phi, for a node of this degree."""
         weight = self.convexity + 2 * self.eta * degree
         unit = 1 / self.records  # C / B
         if self.perturb == "primal":
@@ -216,7 +217,7 @@ class PVPADMM(Victim):
     def _spread(self, public: Mapping[str, Tensor]) -> float:
         """Return the standard deviation of each coordinate at rate 1, 0 without noise.
 
-        It grows with the model's size.
+        It grows with the number of parameters.
         """
         if self.perturb == "none":
             return 0.0

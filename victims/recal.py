@@ -1,7 +1,7 @@
-"""RECAL and DP-RECAL: one node at a time works, and hands a baton (y, s) on.
+"""RECAL and DP-RECAL: one node at a time is active and passes on a baton (y, s).
 
-Privacy leakage frequency paper (arXiv 2212.10859v2), eqs. (7a)-(7e). The formulas are lost in the
-text that we have; the update is RECONSTRUCTED from its AFBS form and verified by its convergence.
+Privacy leakage frequency (PLF) paper (arXiv 2212.10859v2), eqs. (7a)-(7e). Our copy of the text
+lacks the formulas; the update is RECONSTRUCTED from its AFBS form and verified by its convergence.
 For min sum_i f_i(x_i) + r(y) with x_i = y, node i, which holds the baton, computes
 
     lbar  = lam_i + s_i (x_i - y)                             (7a)
@@ -10,13 +10,14 @@ For min sum_i f_i(x_i) + r(y) with x_i = y, node i, which holds the baton, compu
     lam_i+ = lbar + s_i ( x_i+ - x_i - y+ + y )   [+ xi]      (7d)
     s+    = s + lam_i+ - lam_i                                (7e), s = sum_j lam_j
 
-Whether (7b) adds up the duals of all nodes (baton=full, the block-coordinate form, which has the
-proof: s = sum_j lam_j + s_j x_j and y+ = prox(y + beta (s - y sum_j s_j))) or only the active
-one's (default) is not decided by what is left of the text; both converge. Noise only on lam
-leaves x_i without noise: in baton=active the next y+ shows it (without a regulariser the noise
-hides nothing), in baton=full the change of a gradient adds up in it; Lemma 5, Delta = tau_i C,
-holds for noise on x. The PLF is the largest number of activations of a node; it is counted in the
-trace's public tensor ``active``, and is not rounds / N.
+The remaining text does not decide whether (7b) adds the duals of all nodes (baton=full, the
+block-coordinate form, which has the proof: s = sum_j lam_j + s_j x_j and
+y+ = prox(y + beta (s - y sum_j s_j))) or only that of the active node (the default); both converge.
+Noise only on lam leaves x_i without noise: with baton=active the next y+ reveals it (without a
+regulariser the noise hides nothing), and with baton=full it contains the accumulated changes of the
+gradient. Lemma 5, Delta = tau_i C, holds for noise on x. The PLF is the largest number of
+activations of any node; it is counted in the trace's public tensor ``active`` and differs from
+rounds / N.
 """
 
 from __future__ import annotations
@@ -46,47 +47,47 @@ if TYPE_CHECKING:
     from leakaudit.traces.recorder import Recorder
 
 
-OVERFLOW = 700.0  # e^709 is the largest power of e that a float holds
+OVERFLOW = 700.0  # e^709 is the largest power of e that a float can hold
 
 
 @victim("recal")
 @dataclass(frozen=True)
 class RECAL(Victim):
-    """RECAL, and with sigma > 0 DP-RECAL. A round of the trace is one activation."""
+    """RECAL, or DP-RECAL if sigma > 0. A round of the trace is one activation."""
 
     paper: ClassVar[str] = "DP-RECAL, arXiv 2212.10859v2, eqs. (7a)-(7e), reconstructed"
     leaks_what: ClassVar[str] = (
-        "every gradient; with noise on x each under its own noise; "
-        "with noise on lam and reg=none exactly"
+        "every gradient; with noise on x, each up to its own noise; "
+        "with noise on lam and reg=none, exactly"
     )
-    claims_what: ClassVar[str] = "(epsilon, delta) by zCDP at the trace's PLF (Theorem 4)"
+    claims_what: ClassVar[str] = "(epsilon, delta) from zCDP at the trace's PLF (Theorem 4)"
     separable: ClassVar[bool] = True
 
-    tau: Sequence[float] = param((0.2,), "step size; one number, or one a node: 0.2,0.1,…", "tau_i")
-    s: Sequence[float] = param((0.5,), "dual step size; one number, or one a node", "s_i")
-    beta: float = param(0.0, "step size of y; 0 takes 0.95 / (2 sum_i s_i)", "beta")
+    tau: Sequence[float] = param(
+        (0.2,), "step size; one number, or one per node: 0.2,0.1,…", "tau_i"
+    )
+    s: Sequence[float] = param((0.5,), "dual step size; one number, or one per node", "s_i")
+    beta: float = param(0.0, "step size of y; 0 uses 0.95 / (2 sum_i s_i)", "beta")
     reg: Literal["none", "l1"] = param("none", "regulariser", "r")
     weight: float = param(0.01, "weight of reg=l1")
     activation: Literal["walk", "iid"] = param(
         "walk", "next node: a neighbour (random walk), or any node (complete graph)"
     )
     baton: Literal["active", "full"] = param(
-        "active", "what s adds up: sum of lam, or of lam + s_i x_i"
+        "active", "content of the sum s: lam, or lam + s_i x_i"
     )
-    sigma: float = param(
-        0.0, "standard deviation of the first noise of a node; 0 is RECAL", "sigma_i"
+    sigma: float = param(0.0, "standard deviation of a node's first noise; 0 is RECAL", "sigma_i")
+    decay: float = param(
+        1.0, "factor of a node's noise variance from activation to activation", "R"
     )
-    decay: float = param(1.0, "variance of a node's noise over that of its activation before", "R")
     noise_on: Literal["x", "lam"] = param(
-        "x", "where the noise enters: the state x (7c), or lam alone (7d)"
+        "x", "where the noise is added: to the state x (7c), or only to lam (7d)"
     )
-    sensitivity: float = param(
-        1.0, "change of a gradient that one record makes, assumed by the claim", "C"
-    )
-    delta: float = param(1e-3, "of the claim", "delta")
+    sensitivity: float = param(1.0, "change of a gradient by one record, assumed by the claim", "C")
+    delta: float = param(1e-3, "delta of the claim", "delta")
 
     def __post_init__(self) -> None:
-        """Check the ranges, and tau_i (L_i/2 + 2 s_i) < 1 as far as it does not need L_i."""
+        """Check the ranges, and the part of tau_i (L_i/2 + 2 s_i) < 1 that does not need L_i."""
         tau = _positive("tau", self.tau)
         s = _positive("s", self.s)
         nodes = max(len(tau), len(s))
@@ -97,43 +98,45 @@ class RECAL(Victim):
                 "0 < decay <= 1 and 0 < delta < 1"
             )
         if not {len(tau), len(s)} <= {1, nodes}:
-            raise LeakauditError(f"recal: expected as many tau as s, got {len(tau)} and {len(s)}")
+            raise LeakauditError(
+                f"recal: expected the same number of tau and s, got {len(tau)} and {len(s)}"
+            )
         worst = max(a * b for a, b in zip(_each(tau, nodes), _each(s, nodes), strict=True))
         if 2 * worst >= 1:
             raise LeakauditError(
                 "recal: expected tau_i (L_i/2 + 2 s_i) < 1, "
-                f"got 2 tau_i s_i = {float(2 * worst):g} already; lower tau or s"
+                f"but already 2 tau_i s_i is {float(2 * worst):g}; lower tau or s"
             )
 
     def fits(self, task: Task, graph: Graph, samples: int) -> None:
-        """Refuse steps that do not fit, and a baton without a wire.
+        """Reject unsuitable step sizes, and a baton that would need a missing channel.
 
-        The steps must be as many as the nodes, and keep tau_i (L_i/2 + 2 s_i) < 1 at L_i = l2.
+        There must be one step size per node, with tau_i (L_i/2 + 2 s_i) < 1 at L_i = l2.
         """
         tau, s, _ = self.steps(graph.nodes)
         worst = max(float(a) * (task.l2 / 2 + 2 * float(b)) for a, b in zip(tau, s, strict=True))
         if worst >= 1:
             raise LeakauditError(
-                f"recal: expected tau_i (L_i/2 + 2 s_i) < 1, got {worst:g} at L_i = l2 already; "
+                f"recal: expected tau_i (L_i/2 + 2 s_i) < 1, got {worst:g} even at L_i = l2; "
                 "lower tau or s"
             )
         complete = 2 * len(graph.edges) == graph.nodes * (graph.nodes - 1)
         if self.activation == "iid" and not complete:
             raise LeakauditError(
-                "recal: activation=iid hands the baton to any node; "
+                "recal: activation=iid passes the baton to any node; "
                 "use --graph complete, or activation=walk"
             )
 
     def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
-        """Count two an activation, the most that any schedule sends.
+        """Count two messages per activation, the most that any schedule sends.
 
-        Fewer are recorded if only some wires are, or if a node draws itself; only the schedule
-        tells.
+        Fewer are recorded if only some channels are recorded or if a node is drawn twice in a row;
+        the exact number depends on the schedule.
         """
         return 2 * rounds if list(wires) else 0
 
     def schedule(self, graph: Graph, rounds: int, generator: Generator) -> Mapping[str, Tensor]:
-        """Draw who holds the baton, ``active`` (rounds + 1,); the last one only receives it."""
+        """Draw the active nodes, ``active`` (rounds + 1,); the last one only receives the baton."""
         return {"active": draw(graph, rounds + 1, generator, self.activation)}
 
     def run(
@@ -145,7 +148,7 @@ class RECAL(Victim):
         generator: Generator,
         wires: Iterable[tuple[int, int]],
     ) -> None:
-        """Train; an activation takes one gradient of one node."""
+        """Train; an activation computes one gradient of one node."""
         kept = {arc for i, j in wires for arc in ((i, j), (j, i))}
         batons = dict[tuple[int, int], Arcs]()
         at = read(recorder.public, "active", rounds + 1)
@@ -171,7 +174,7 @@ class RECAL(Victim):
     def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
         """Declare (7a)-(7e) along the walk; a prox is opaque.
 
-        A node that draws itself keeps the baton, and nothing travels.
+        A node that is drawn twice in a row keeps the baton, and nothing is sent.
         """
         p = Relations(graph)
         at = read(public, "active", rounds + 1)
@@ -217,7 +220,7 @@ class RECAL(Victim):
     def claims(
         self, graph: Graph, rounds: int, public: Mapping[str, Tensor] | None = None
     ) -> tuple[Claim, ...]:
-        """Return Theorem 4 at the PLF of the schedule; without one, at the largest possible PLF."""
+        """Return Theorem 4 at the PLF of the schedule, without one at the largest possible PLF."""
         if not self.sigma:
             return ()
         if public is not None:
@@ -225,15 +228,15 @@ class RECAL(Victim):
             plf = int(torch.bincount(active).max())
         elif self.activation == "iid":
             plf = rounds
-        else:  # a walk leaves a node at every step
+        else:  # a walk leaves its node at every step
             plf = (rounds + 1) // 2
         tau, s, _ = self.steps(graph.nodes)
         moves = tau
         if self.noise_on == "lam":
             moves = [a * b for a, b in zip(tau, s, strict=True)]
         scale = max(map(float, moves))
-        # zCDP adds up: the first activation costs Delta^2 / (2 sigma^2), the next one 1 / R times
-        # that.
+        # zCDP composes additively: the first activation costs Delta^2 / (2 sigma^2), each further
+        # one 1 / R times the previous cost.
         first = (scale * self.sensitivity / self.sigma) ** 2 / 2
         rho = first * self._geometric(plf)
         epsilon = rho + 2 * math.sqrt(rho * math.log(1 / self.delta))
@@ -268,7 +271,7 @@ class RECAL(Victim):
         """Return the standard deviation of a node's noise: variance sigma^2 R^c.
 
         Args:
-            drawn: How often the node has been active before, c.
+            drawn: Number of earlier activations of the node, c.
         """
         return float(self.sigma * self.decay ** (drawn / 2))
 
@@ -279,21 +282,21 @@ class RECAL(Victim):
             nodes: Number of nodes.
 
         Raises:
-            LeakauditError: The steps are not as many as the nodes, or beta is too large for them.
+            LeakauditError: There is not one step size per node, or beta is too large for them.
         """
         steps = []
         for name, numbers in (("tau", self.tau), ("s", self.s)):
             given = _positive(name, numbers)
             if len(given) not in (1, nodes):
                 raise LeakauditError(
-                    f"recal: expected one {name}, or {nodes}, one a node, got {len(given)}"
+                    f"recal: expected one {name}, or {nodes} (one per node), got {len(given)}"
                 )
             steps.append(_each(given, nodes))
         bound = 1 / (2 * sum(steps[1], Fraction(0)))
         beta = decimal(self.beta) if self.beta else Fraction(19, 20) * bound
         if beta >= bound:
             raise LeakauditError(
-                f"recal: expected 2 beta sum_i s_i < 1, so beta below {float(bound):g} "
+                f"recal: expected 2 beta sum_i s_i < 1, i.e. beta below {float(bound):g} "
                 f"for {nodes} nodes, got {self.beta:g}"
             )
         return steps[0], steps[1], beta
@@ -322,7 +325,7 @@ class _State:
 
     @property
     def named(self) -> dict[str, Tensor]:
-        """The vectors under their declared names, (N, d)."""
+        """Return the vectors under their declared names, (N, d)."""
         return {
             "w": self.x,
             "lam": self.lam,
@@ -332,7 +335,7 @@ class _State:
         }
 
     def activate(self, i: int) -> None:
-        """Let node i work, (7a) to (7e)."""
+        """Run the activation of node i, (7a) to (7e)."""
         victim = self.victim
         problem = self.problem
         one = slice(i, i + 1)
@@ -373,13 +376,13 @@ def _each(given: list[Fraction], nodes: int) -> list[Fraction]:
 
 
 def _positive(name: str, numbers: Sequence[float]) -> list[Fraction]:
-    """Return step sizes as fractions, and refuse those that are not positive."""
+    """Return step sizes as fractions; reject those that are not positive."""
     if isinstance(numbers, str):
         raise LeakauditError(f"recal: expected {name} as a list of numbers, got text {numbers!r}")
     found = [decimal(number) for number in numbers]
     if not found or min(found) <= 0:
         raise LeakauditError(
-            f"recal: expected {name} as a positive number, or one a node separated by commas, "
+            f"recal: expected {name} as a positive number, or one per node separated by commas, "
             f"got {written(numbers)!r}"
         )
     return found

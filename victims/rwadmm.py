@@ -1,17 +1,15 @@
-"""Random walk ADMM, Shah and Avrachenkov 2018: one node at a time works and tells its neighbours.
+"""Random-walk ADMM, Shah and Avrachenkov 2018: one active node at a time informs its neighbours.
 
-DERIVED: of the paper only the abstract was seen (one node updated per iteration, chosen by
-    simulating a
-Markov chain). This is ADMM by edge variables with one active node i, verified to converge, whose
-messages are as many as DP-RECAL's Table IV counts; B = +1 if i < j, else -1:
+DERIVED: only the abstract of the paper was available (one node is updated per iteration, chosen by
+simulating a Markov chain). This is ADMM with edge variables and one active node i, verified to
+converge, with the number of messages that DP-RECAL's Table IV counts; B = +1 if i < j, else -1:
 
     w_i     <- argmin f_i(w) + sum_j B z_{i|j}'w + rho E_i / 2 |w|^2  [+ n]
-    z_{j|i} <- (1 - theta) z_{j|i} + theta ( z_{i|j} + 2 rho B w_i )          to every neighbour
-    j; z^0 = 0
+    z_{j|i} <- (1 - theta) z_{j|i} + theta ( z_{i|j} + 2 rho B w_i )          to every neighbour j
 
-Where a private version puts its noise is not known. Here n is state noise: w_i + n replaces w_i
-wherever the algorithm uses it, since noise only on what is sent breaks the conservation law
-behind the fixed point. update=gradient takes one step of size alpha instead.
+and z^0 = 0. The position of the noise in a private version is not known. Here n is state noise:
+w_i + n replaces w_i wherever the algorithm uses it, because noise only on the messages breaks the
+conservation law that defines the fixed point. update=gradient takes one step of size alpha instead.
 """
 
 from __future__ import annotations
@@ -44,22 +42,22 @@ if TYPE_CHECKING:
 @victim("rwadmm")
 @dataclass(frozen=True)
 class RWADMM(Victim):
-    """ADMM with one active node a round."""
+    """ADMM with one active node per round."""
 
-    paper: ClassVar[str] = "Shah and Avrachenkov 2018 (RW-ADMM), derived"
+    paper: ClassVar[str] = "Shah and Avrachenkov 2018 (RW-ADMM), derived from the abstract"
     leaks_what: ClassVar[str] = "every gradient, -sum_j B z_{i|j} - rho E_i w_i, + rho E_i n"
     separable: ClassVar[bool] = True
 
     rho: float = param(0.5, "penalty of disagreement", "rho")
     theta: float = param(0.5, "averaging: 0.5 is ADMM, 1 is PDMM", "theta")
     update: Literal["exact", "gradient"] = param(
-        "exact", "local update: exact, for convex models, or one gradient step"
+        "exact", "local update: exact (convex models only), or one gradient step"
     )
     alpha: float = param(0.1, "step size of update=gradient", "alpha")
     activation: Literal["walk", "iid"] = param(
         "walk", "next node: a neighbour (Markov chain), or any node"
     )
-    sigma: float = param(0.0, "standard deviation of the noise on w; 0 without noise", "sigma")
+    sigma: float = param(0.0, "standard deviation of the noise on w; 0 adds none", "sigma")
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -67,27 +65,28 @@ class RWADMM(Victim):
             raise LeakauditError("rwadmm: expected 0 < theta <= 1, rho, alpha > 0 and sigma >= 0")
 
     def fits(self, task: Task, graph: Graph, samples: int) -> None:
-        """Refuse an exact update of a model that is not convex, and gradient steps that diverge."""
+        """Reject an exact update of a model that is not convex, and gradient steps that diverge."""
         if self.update == "exact":
             exact(task)
             return
         most = self.alpha * (task.l2 + self.rho * max(map(graph.degree, range(graph.nodes))))
         if most >= 2:
             raise LeakauditError(
-                "rwadmm: expected alpha (l2 + rho E_i) < 2, beyond which a node's steps diverge, "
+                "rwadmm: expected alpha (l2 + rho E_i) < 2 (from 2 on, a node's steps diverge), "
                 f"got {most:g}; lower alpha"
             )
 
     def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
-        """Count the recorded wires of the node that has the most, in every round.
+        """Count the recorded channels of the node that has the most, in every round.
 
-        No schedule sends more. If nodes differ, only the schedule tells how many fewer there are.
+        This is an upper bound for every schedule. If the nodes have different numbers of recorded
+        channels, the exact number depends on the schedule.
         """
         ends = [i for edge in wires for i in edge]
         return rounds * max(map(ends.count, set(ends)), default=0)
 
     def schedule(self, graph: Graph, rounds: int, generator: Generator) -> Mapping[str, Tensor]:
-        """Draw who is active, ``active`` (rounds,)."""
+        """Draw the active nodes, ``active`` (rounds,)."""
         return {"active": draw(graph, rounds, generator, self.activation)}
 
     def run(
@@ -99,17 +98,17 @@ class RWADMM(Victim):
         generator: Generator,
         wires: Iterable[tuple[int, int]],
     ) -> None:
-        """Train; z is kept on every arc, since every node is active at some time."""
+        """Train; z is stored for every arc, since any node may become active."""
         at = read(recorder.public, "active", rounds)
         kept = {arc for i, j in wires for arc in ((i, j), (j, i))}
         place = {arc: k for k, arc in enumerate(graph.arcs)}
         w = common(recorder, problem)
-        bare = w.clone()  # w before its noise
+        bare = w.clone()  # w without its noise
         noise = torch.zeros_like(w)
         z = w.new_zeros(len(place), w.shape[1])  # z_{i|j}, held by i
         curves = Curves(recorder, problem)
-        # Of each node i: the places of z_{i|j} and of z_{j|i}, the signs B, and the messages to
-        # its neighbours.
+        # For each node i: the positions of z_{i|j} and of z_{j|i}, the signs B, and the messages
+        # to its neighbours.
         held = []
         across = []
         sign = []
@@ -144,7 +143,7 @@ class RWADMM(Victim):
             step("recording", t, rounds)
 
     def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
-        """Declare the active node's update and its messages; the others' variables stay."""
+        """Declare the active node's update and its messages; other variables do not change."""
         p = Relations(graph)
         at = read(public, "active", rounds)
         rho = decimal(self.rho)

@@ -1,21 +1,20 @@
-"""SecureD-FL: averaging by ADMM, within groups that change from iteration to iteration.
+"""SecureD-FL: averaging by ADMM within groups that change in every iteration.
 
-SecureD-FL (2021), Algorithm 3. In an FL round every peer trains w_k from the last average, and
-draws lam_k^0 ~ U[0, 1); z^0 = 0. In iteration i = 1 .. I partition i mod |Pi| of the n peers is
-in use:
+SecureD-FL (2021), Algorithm 3. In an FL round every peer trains w_k from the last average and
+draws lam_k^0 ~ U[0, 1); z^0 = 0. Iteration i = 1 .. I uses partition i mod |Pi| of the n peers:
 
     x_k   = (2 w_k - lam_k + rho z) / (2 + rho)
-    y_k   = x_k + lam_k / rho                       travels to the peers of k's group
-    z_g   = (1/n) sum of the y of group g           travels to all other peers (kind ``sum``)
+    y_k   = x_k + lam_k / rho                       is sent to the peers of k's group
+    z_g   = (1/n) sum of the y of group g           is sent to all other peers (kind ``sum``)
     z     = sum of the z_g
     lam_k = lam_k + rho (x_k - z)
 
-The trace has one round for every iteration: FL round r takes rounds (r - 1) I + 1 to r I, and its
-training belongs to the first of them; a recording may end within an FL round. The first
-aggregation of the paper, of models that start apart, is left out: all start from w0. The
-partitions are public: ``groups`` (|Pi|, n / s, s). The lam^0 do not add up to zero, so z^1 is off
+The trace has one round per iteration: FL round r consists of rounds (r - 1) I + 1 to r I, and its
+training happens in the first of them; a recording may end within an FL round. The paper's first
+aggregation, of models that start from different points, is omitted: all peers start from w0. The
+partitions are public: ``groups`` (|Pi|, n / s, s). The lam^0 do not sum to zero, so z^1 is off
 by 2 / (rho (2 + rho)) of their mean, and Lemma II.2's rate begins with z^2: at I = 2 a mean of
-1/2 moves every coordinate by 1 / (2 + rho)^2.
+1/2 shifts every coordinate by 1 / (2 + rho)^2.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ class SecureD(Victim):
     paper: ClassVar[str] = "SecureD-FL 2021, Algorithms 2 and 3"
     leaks_what: ClassVar[str] = (
         "every peer's sum of local gradients, from two of its y; "
-        "a curious peer gets it after |Pi| + 1 iterations"
+        "a curious peer obtains it after |Pi| + 1 iterations"
     )
     claims_what: ClassVar[str] = (
         "2 |Pi| - 1 iterations reveal nothing to one curious peer (Theorem III.2)"
@@ -62,12 +61,14 @@ class SecureD(Victim):
     separable: ClassVar[bool] = True
 
     rho: float = param(0.1, "penalty of the averaging", "rho")
-    iterations: int = param(4, "ADMM iterations of an FL round; the paper trains with 2", "I")
-    group_size: int = param(3, "peers of a group; it divides their number", "s")
-    partitions: int = param(4, "partitions, which is the gap between two meetings", "|Pi|")
+    iterations: int = param(4, "ADMM iterations per FL round; the paper trains with 2", "I")
+    group_size: int = param(3, "peers per group; must divide the number of peers", "s")
+    partitions: int = param(
+        4, "number of partitions, and iterations until two peers meet again", "|Pi|"
+    )
     lr: float = param(0.1, "step size of the local training", "eta")
-    local_steps: int = param(5, "gradient steps of an FL round")
-    batch: int = param(0, "records of a gradient step; 0 takes all")
+    local_steps: int = param(5, "gradient steps per FL round")
+    batch: int = param(0, "records per gradient step; 0 uses all")
     lam0: float = param(1.0, "lam^0 is drawn from [0, lam0)", "lambda^0")
 
     def __post_init__(self) -> None:
@@ -81,9 +82,9 @@ class SecureD(Victim):
             raise LeakauditError("secured: expected batch, lam0 >= 0 and group_size >= 2")
 
     def fits(self, task: Task, graph: Graph, samples: int) -> None:
-        """Refuse a graph that does not fit, and steps that diverge on the task's l2 term.
+        """Reject an unsuitable graph, and step sizes that diverge on the task's l2 term.
 
-        It must be complete, and the groups must divide it.
+        The graph must be complete, and the group size must divide the number of nodes.
         """
         _complete(graph)
         if graph.nodes % self.group_size:
@@ -94,10 +95,10 @@ class SecureD(Victim):
         stable("secured", task, lr=self.lr)
 
     def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
-        """Count two a wire and iteration: y within a group, the group's sum to all others.
+        """Count two messages per channel and iteration: y within groups, sums to all others.
 
-        Any partition gives this number. The declaration would need one, which takes a search to
-        draw.
+        Every partition yields this number. Counting from the declaration would need a partition,
+        and drawing one requires a search.
         """
         return 2 * len(list(wires)) * rounds
 
@@ -148,7 +149,7 @@ class SecureD(Victim):
             step("recording", t, rounds)
 
     def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
-        """Declare training and averaging; lam^0 is its mean and noise."""
+        """Declare training and averaging; lam^0 is declared as its mean plus noise."""
         p = Relations(graph)
         peers = range(graph.nodes)
         rho = decimal(self.rho)
@@ -187,12 +188,12 @@ class SecureD(Victim):
     ) -> tuple[Claim, ...]:
         """Return Theorem III.2."""
         safe = 2 * self.partitions - 1
-        promise = f"{safe} iterations of an FL round reveal nothing of a peer's w to another"
+        promise = f"{safe} iterations of an FL round reveal nothing about a peer's w to other peers"
         assumes = (
             "honest but curious peers",
             "s > t_g / (t_g - 1)",
-            "one curious peer alone",
-            "group sums give nothing away",
+            "a single curious peer",
+            "group sums reveal nothing",
         )
         return (Claim("SecureD-FL, Theorem III.2", promise, rounds=safe, assumes=assumes),)
 
@@ -201,24 +202,27 @@ class SecureD(Victim):
         return Steps(self.lr, self.local_steps, self.batch)
 
     def _starts(self, t: int) -> bool:
-        """Return whether trace round t is the first iteration of an FL round."""
+        """Return whether round t of the trace is the first iteration of an FL round."""
         return (t - 1) % self.iterations == 0
 
     def _partition(self, groups: Tensor, t: int) -> Tensor:
-        """Return the groups (n / s, s) of trace round t: partition i mod |Pi| in iteration i."""
+        """Return the groups (n / s, s) in round t: partition i mod |Pi| in iteration i."""
         return groups[((t - 1) % self.iterations + 1) % len(groups)]
 
 
 def _complete(graph: Graph) -> None:
     if len(graph.edges) != graph.nodes * (graph.nodes - 1) // 2:
-        raise LeakauditError("secured: every peer talks to every other; use graph=complete")
+        raise LeakauditError(
+            "secured: expected a complete graph (every peer sends to every other); "
+            "use graph=complete"
+        )
 
 
 def _checked(graph: Graph, public: Mapping[str, Tensor]) -> Tensor:
     """Return the partitions of a trace.
 
     Raises:
-        LeakauditError: One of them does not hold every peer once.
+        LeakauditError: A partition does not contain every peer exactly once.
     """
     groups = public.get("groups")
     if groups is not None and groups.dim() == 3:
@@ -227,12 +231,12 @@ def _checked(graph: Graph, public: Mapping[str, Tensor]) -> Tensor:
             return groups
     raise LeakauditError(
         "secured: expected public 'groups' (|Pi|, n / s, s) "
-        f"that hold each of {graph.nodes} peers once a partition"
+        f"that contain each of {graph.nodes} peers once per partition"
     )
 
 
 class _Iteration:
-    """One iteration of the averaging, for all peers, and what it sends.
+    """One iteration of the averaging for all peers, and its messages.
 
     x and y are (n, d), the sums of the groups (n / s, d).
     """
@@ -254,7 +258,7 @@ class _Iteration:
         self._known: dict[bytes, tuple[Tensor, Arcs, Arcs]] = {}
 
     def __call__(self, t: int, groups: Tensor, w: Tensor, lam: Tensor, z: Tensor) -> Tensor:
-        """Fill in x, y and the sums, move lam (n, d), and return the new z (d,).
+        """Compute x, y and the sums, update lam (n, d), and return the new z (d,).
 
         The groups are (n / s, s).
         """
@@ -277,7 +281,7 @@ class _Iteration:
         return new
 
     def _partition(self, groups: Tensor) -> tuple[Tensor, Arcs, Arcs]:
-        """Return each peer's group, the messages of y within groups, and those of sums."""
+        """Return each peer's group, the messages of y within groups, and those of the sums."""
         key = groups.numpy().tobytes()
         if key not in self._known:
             of = torch.empty(len(self.y), dtype=torch.long)
@@ -288,16 +292,16 @@ class _Iteration:
         return self._known[key]
 
     def _say(self, part: slice, w: Tensor, lam: Tensor, z: Tensor) -> None:
-        """Fill in x and y on some columns."""
+        """Compute x and y on some columns."""
         mine = torch.mul(w[:, part], 2, out=self.x[:, part]).sub_(lam[:, part])
         mine.add_(z[part], alpha=self.rho).div_(2 + self.rho)
         torch.add(mine, lam[:, part], alpha=1 / self.rho, out=self.y[:, part])
 
     def _add_up(self, part: slice, of: Tensor) -> None:
-        """Fill in the sums of the groups; of: each peer's group."""
+        """Compute the sums of the groups; of: each peer's group."""
         self.sums[:, part].zero_().index_add_(0, of, self.y[:, part]).div_(len(of))
 
     def _settle(self, part: slice, lam: Tensor, new: Tensor) -> None:
-        """Fill in the new z and move lam."""
+        """Compute the new z and update lam."""
         new[part] = self.sums[:, part].sum(0)
         lam[:, part].add_(self.x[:, part], alpha=self.rho).sub_(new[part], alpha=self.rho)

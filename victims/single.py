@@ -1,8 +1,8 @@
-"""The single-node reference: one model trained on the records of all nodes, which sends nothing.
+"""The single-node reference: one model trained on the records of all nodes, without messages.
 
-DP-Norm (2023), section VI, method M5: w <- w - mu g(w) with g the gradient over everybody's
-records, K steps a round. Decentralised methods are compared with its curves; record it with the
-seed, data and model of theirs.
+DP-Norm (2023), section VI, method M5: w <- w - mu g(w), where g is the gradient over the records
+of all nodes, with K steps per round. It provides the reference curve for decentralised methods;
+record it with the same seed, data and model.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Single(Victim):
     centralised: ClassVar[bool] = False
 
     mu: float = param(0.1, "step size", "mu")
-    inner: int = param(1, "steps a round", "K")
-    batch: int = param(0, "records of each node in a mini-batch; 0 takes all", "B")
+    inner: int = param(1, "steps per round", "K")
+    batch: int = param(0, "records of each node in a mini-batch; 0 uses all", "B")
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -56,7 +56,7 @@ class Single(Victim):
         return True
 
     def fits(self, task: Task, graph: Graph, samples: int) -> None:
-        """Refuse a mini-batch that a node cannot fill, and steps that diverge on the l2 term."""
+        """Reject a mini-batch larger than a node's data, and steps that diverge on the l2 term."""
         enough(self.batch, samples)
         stable("single", task, mu=self.mu)
 
@@ -69,7 +69,7 @@ class Single(Victim):
         generator: Generator,
         wires: Iterable[tuple[int, int]],
     ) -> None:
-        """Train; nodes hold equally many records, so that a pooled mini-batch weighs them alike."""
+        """Train; nodes hold equally many records, so a pooled mini-batch weights them equally."""
         w = recorder.public["w0"].to(problem.x.device)
         task = problem.task
         curves = Curves(recorder, problem)
@@ -89,7 +89,7 @@ class Single(Victim):
     def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
         """Declare the steps along the mean of the nodes' gradients.
 
-        The model belongs to no node, since it is sent to none.
+        The model belongs to no particular node, because it is never sent.
         """
         p = Relations(graph)
         mu = decimal(self.mu)

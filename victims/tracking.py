@@ -4,11 +4,11 @@ DIGing (Nedic, Olshevsky and Shi 2017, Algorithm 1), with Metropolis weights and
 x^0, y_i^0 = g_i(x^0):
 
     x^t = W x^{t-1} - alpha y^{t-1}
-    y^t = W y^{t-1} + g(x^t) - g(x^{t-1})            x^t and y^t travel, and y^0
+    y^t = W y^{t-1} + g(x^t) - g(x^{t-1})            x^t, y^t and y^0 are sent
 
-noise=state adds noise to x wherever it is used, and the error stays small. noise=message adds it
-to what travels and is averaged, of x and of y: then the sum of the y drifts away from the sum of
-the gradients and the error grows.
+noise=state adds noise to x wherever it is used, and the error remains small. noise=message adds it
+to the x and y that are sent and averaged: the sum of the y then drifts away from the sum of the
+gradients, and the error grows.
 """
 
 from __future__ import annotations
@@ -42,15 +42,13 @@ class Tracking(Victim):
     """Gradient tracking in the form of DIGing."""
 
     paper: ClassVar[str] = "Nedic, Olshevsky and Shi 2017, Algorithm 1 (DIGing)"
-    leaks_what: ClassVar[str] = (
-        "every gradient, the first as it is sent; also from the models alone"
-    )
+    leaks_what: ClassVar[str] = "every gradient, the first as it is sent; also from the models only"
     separable: ClassVar[bool] = True
 
     alpha: float = param(0.1, "step size", "alpha")
     sigma: float = param(0.0, "standard deviation of the noise", "sigma")
     noise: Literal["state", "message"] = param(
-        "state", "noise on the models wherever they are used, or on all that travels"
+        "state", "noise on the models wherever they are used, or on all messages"
     )
 
     def __post_init__(self) -> None:
@@ -64,7 +62,7 @@ class Tracking(Victim):
         return True
 
     def fits(self, task: Task, graph: Graph, samples: int) -> None:
-        """Refuse steps that diverge on the task's l2 term."""
+        """Reject step sizes that diverge on the task's l2 term."""
         stable("tracking", task, alpha=self.alpha)
 
     def run(
@@ -113,7 +111,7 @@ class Tracking(Victim):
             step("recording", t, rounds)
 
     def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
-        """Declare both recursions; what travels without noise is the variable itself."""
+        """Declare both recursions; a variable that is sent without noise equals its message."""
         p = Relations(graph)
         mix = Mixing(graph)
         alpha = decimal(self.alpha)
@@ -121,7 +119,7 @@ class Tracking(Victim):
         on_message = self.sigma and self.noise == "message"
 
         def send(i: int, kind: str, value: Expression) -> tuple[Expression, Expression]:
-            """Return the variable and what is heard of it."""
+            """Return the variable and the version that neighbours receive."""
             near = graph.neighbours[i]
             if not on_message:
                 m = p.send(i, near, value, kind)
@@ -129,7 +127,7 @@ class Tracking(Victim):
             kept = p.state(kind, i, eq=value)
             return kept, p.send(i, near, kept + p.noise(f"n{kind}", self.sigma, i), kind)
 
-        # w and y are the variables, heard_w and heard_y what the neighbours have of them.
+        # w and y are the variables, heard_w and heard_y the versions that neighbours receive.
         w = dict(everybody(p, graph.nodes))
         heard_w = dict(w)
         g = {i: p.grad(i, at=w[i]) for i in w}

@@ -1,1 +1,1 @@
-"""Files, configuration and assignment: what every room needs and none owns."""
+"""Helpers for all other packages: files, configuration, assignment, statistics."""

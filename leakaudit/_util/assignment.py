@@ -1,6 +1,6 @@
-"""Which reconstruction belongs to which true record.
+"""Assignment of reconstructions to true records.
 
-An attack on a batch returns its images in any order.
+An attack on a batch returns its reconstructions in arbitrary order.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Match:
     Attributes:
         found: (k,) int64 rows of the reconstruction.
         true: (k,) int64 rows of the truth.
-        missing: Number of true rows left without a partner.
+        missing: Number of true rows without a partner.
     """
 
     found: Tensor
@@ -29,15 +29,15 @@ class Match:
 
 
 def match(x: Tensor, y: Tensor) -> Match:
-    """Pair reconstructions with true records so that the sum of their squared errors is smallest.
+    """Pair reconstructions with true records such that the sum of squared errors is minimal.
 
-    Each record takes one guess, so only the first m finite rows of x can be paired. Otherwise more
-    guesses would score better, up to the whole data set handed in for one record. An attack puts
-    the rows first of which it is surest.
+    There is one guess per record, so only the first m finite rows of x can be paired. Otherwise
+    additional guesses would improve the score, up to submitting the whole data set for one record.
+    An attack lists the rows that it is most certain of first.
 
     Args:
         x: (n, *shape) reconstructions; rows with NaN or infinity are never paired.
-        y: (m, *shape) true records; those that no row is left for are missing.
+        y: (m, *shape) true records; those without a partner are missing.
 
     Returns:
         min(m, number of finite rows) pairs.
@@ -54,7 +54,7 @@ def match(x: Tensor, y: Tensor) -> Match:
     records = y.double().flatten(1)
     finite = torch.isfinite(guesses).all(1)
     usable = finite.nonzero().flatten()[: len(records)]
-    # Differences taken directly: through a matrix product, equal records would be 1e-8 apart.
+    # Differences are computed directly: with a matrix product, equal records would differ by 1e-8.
     distance = torch.cdist(guesses[usable], records, compute_mode="donot_use_mm_for_euclid_dist")
     cost = distance.square()
     pairs = assign(cost)
@@ -62,11 +62,11 @@ def match(x: Tensor, y: Tensor) -> Match:
 
 
 def match_labels(found: Tensor, true: Tensor) -> Match:
-    """Pair labels: as many equal as possible, or real targets as near as possible.
+    """Pair labels so that most are equal, or real targets as close as possible.
 
     Args:
         found: (n,) labels of a reconstruction.
-        true: (m,) labels of the truth; real numbers if they are targets of a regression.
+        true: (m,) labels of the truth; real numbers for regression targets.
 
     Returns:
         min(m, n) pairs.
@@ -78,7 +78,7 @@ def match_labels(found: Tensor, true: Tensor) -> Match:
 
 
 def assign(cost: Tensor) -> Match:
-    """Pair rows and columns at the smallest sum of costs.
+    """Pair rows and columns with the minimal sum of costs.
 
     Args:
         cost: (n, m), finite.
@@ -86,7 +86,7 @@ def assign(cost: Tensor) -> Match:
     Returns:
         min(n, m) pairs.
     """
-    if cost.shape == (1, 1):  # most often, and then scipy is not worth its import
+    if cost.shape == (1, 1):  # the most frequent case, not worth importing scipy for
         only = torch.zeros(1, dtype=torch.int64)
         return Match(only, only, 0)
     from scipy.optimize import linear_sum_assignment

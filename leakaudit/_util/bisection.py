@@ -1,11 +1,11 @@
-"""The one bisection of the house: where a condition begins to hold.
+"""The only bisection of the package: the point at which a monotone condition begins to hold.
 
-The caller names the side of the last bracket that is returned. Every inversion of a bound goes
-through here: the epsilon of a curve, the noise of a claim, the trials of a test. Such a condition
-is monotone: false below one crossing and true from there on. A bisection ends with two values
-around the crossing, and only the caller knows which of the two is safe. An epsilon that is
-published must not be too small, so it is the upper one; a mu that measured counts refute must not
-be too large, so it is the lower one.
+The caller selects the side of the last bracket to return. Every inversion of a bound uses this
+module: the epsilon of a curve, the noise of a claim, the trials of a test. Such a condition is
+monotone: false below one crossing and true from there on. A bisection ends with two values around
+the crossing, and only the caller knows which of the two is conservative. A published epsilon must
+not be too small, so it is the upper value; a mu that measured counts refute must not be too large,
+so it is the lower one.
 
 >>> def enough(x):
 ...     return x * x >= 2
@@ -29,8 +29,8 @@ from leakaudit.errors import LeakauditError
 
 Side = Literal["above", "below"]
 
-# A bracket of floats that differ by a factor below 2^147 ends at two neighbouring floats after 200
-# halvings: 53 for the digits of the result, the rest to come down from the upper end.
+# A bracket of floats that differ by a factor below 2^147 ends at two adjacent floats after 200
+# halvings: 53 for the digits of the result, the others to come down from the upper end.
 HALVINGS = 200
 
 
@@ -44,26 +44,26 @@ def crossing(
     tolerance: float = 0.0,
     middle: Callable[[float, float], float] | None = None,
 ) -> float:
-    """Return where a monotone condition begins to hold, rounded to the side that the caller names.
+    """Return where a monotone condition begins to hold, rounded to the selected side.
 
-    The ends are not evaluated: the condition counts as false at `low` and as true at `high`. Hence,
-    if it holds nowhere between, `side="above"` returns a value next to `high`, and if it holds
-    everywhere, `side="below"` returns one next to `low`. A condition that is not monotone has
-    several crossings; one of them is found.
+    The ends are not evaluated: the condition is taken as false at `low` and as true at `high`. If
+    it holds nowhere in between, `side="above"` therefore returns a value next to `high`; if it
+    holds everywhere, `side="below"` returns one next to `low`. If a condition is not monotone and
+    has several crossings, one of them is found.
 
     Args:
         holds: The condition, false below the crossing and true from there on.
-        low: Lower end of the bracket. With an infinite end nothing is halved, and the end of the
-            chosen side comes back.
+        low: Lower end of the bracket. If an end is infinite, no halving takes place and the end on
+            the chosen side is returned.
         high: Upper end of the bracket.
-        side: `"above"`: the least value at which the condition was seen to hold, or `high`.
-            `"below"`: the largest value at which it was seen not to hold, or `low`. The true
-            crossing lies between the two.
-        halvings: How many there are at most. By default enough for two neighbouring floats.
-        tolerance: Stop once the bracket is narrower than this share of its upper end; 0 goes on to
-            neighbouring floats.
-        middle: Returns the next point to look at; `arithmetic` by default, `geometric` if the scale
-            of the crossing is unknown.
+        side: `"above"`: the smallest value at which the condition held when evaluated, or `high`.
+            `"below"`: the largest value at which it did not, or `low`. The true crossing lies
+            between the two.
+        halvings: Maximum number of halvings. The default suffices for two adjacent floats.
+        tolerance: Stop once the bracket is narrower than this fraction of its upper end; 0
+            continues to adjacent floats.
+        middle: Returns the next point to evaluate; `arithmetic` by default, `geometric` if the
+            scale of the crossing is unknown.
 
     Returns:
         The end of the last bracket on the chosen side.
@@ -118,7 +118,7 @@ def bracket(holds: Callable[[float], bool], high: float = 1.0) -> tuple[float, f
         high: The first upper end, above 0.
 
     Returns:
-        Two ends, such as `crossing` takes. The upper one is inf if the condition holds at none of
+        Two ends, as `crossing` expects them. The upper one is inf if the condition holds at none of
         the doubled values.
     """
     low = 0.0
@@ -135,11 +135,11 @@ def bracket_integer(
 
     Args:
         holds: The condition, false below the crossing and true from there on.
-        most: The largest upper end that may be looked at.
+        most: The largest upper end that may be evaluated.
         high: The first upper end, at least 1.
 
     Returns:
-        Two ends, such as `crossing_integer` takes, or None if the condition does not hold up to
+        Two ends, as `crossing_integer` expects them, or None if the condition does not hold up to
         `most`.
     """
     low = 0
@@ -152,7 +152,7 @@ def bracket_integer(
 
 
 def arithmetic(low: float, high: float) -> float:
-    """Return the mean of the two ends, also if their sum overflows.
+    """Return the mean of the two ends, even if their sum overflows.
 
     Args:
         low: Lower end of the bracket.
@@ -167,7 +167,7 @@ def arithmetic(low: float, high: float) -> float:
 def geometric(low: float, high: float) -> float:
     """Return the geometric mean of two ends above 0.
 
-    It takes as many halvings for each factor of ten of the bracket.
+    The number of halvings is the same for each factor of ten of the bracket.
 
     Args:
         low: Lower end of the bracket, above 0.

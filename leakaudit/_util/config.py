@@ -1,8 +1,8 @@
-"""TOML that people write: typed values, or one line with file, key, what is expected, and where.
+"""Reading of TOML files written by people: typed values, or an error with file, key and line.
 
 msgspec converts each value to the type of its key, strictly: text is not read as a number, and true
-is not 1. It is imported when a table is read and not before, because every command reads settings
-and few have any.
+is not 1. It is imported only when a table is read, because every command reads settings and few
+users have any.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# How often a file is parsed to find a line. Most keys are found at once; a word that is in every
-# line of a long file would take minutes, and a message without a line is still a good one.
+# Maximum number of times a file is parsed to find a line. Most keys are found at once; for a word
+# in every line of a long file it would take minutes, and a message without a line is good enough.
 TRIES = 200
 
 
 class Wrong(LeakauditError):
-    """A value that has the right type and still cannot be meant.
+    """A value of the right type that is nevertheless invalid.
 
     Attributes:
-        at: Keys that lead to it, in the table that a value is made of.
+        at: Keys that lead to it, within the table from which a value is built.
     """
 
     def __init__(self, where: str, says: str, *at: str) -> None:
-        """Make the message.
+        """Build the message.
 
         Args:
             where: What the keys belong to, such as ``check ring``; may be empty.
-            says: What is expected, and what came.
+            says: What is expected, and what was given.
             at: The keys; none for the table as a whole.
         """
         super().__init__(_joined(where, ".".join(at), says))
@@ -50,14 +50,14 @@ class Wrong(LeakauditError):
 
 @dataclass(frozen=True)
 class Table:
-    """A table of a configuration, and where it stands.
+    """A table of a configuration, and its location.
 
     Attributes:
         values: Its values by key.
-        file: What messages call the file, such as ``scenario run.toml``; may be empty.
-        name: How messages about keys of the table begin; may be empty.
-        text: The whole file, in which lines are looked up; empty if the values are of no file.
-        path: Keys, and places in lists of tables, from the top of the file to the table.
+        file: Name of the file in messages, such as ``scenario run.toml``; may be empty.
+        name: Beginning of messages about keys of the table; may be empty.
+        text: The whole file, in which lines are searched; empty if the values are not from a file.
+        path: Keys, and indices in lists of tables, from the top of the file to the table.
     """
 
     values: Mapping[str, Any]
@@ -67,26 +67,26 @@ class Table:
     path: tuple[str | int, ...] = ()
 
     def named(self, name: str) -> Table:
-        """Return the same table under a name of its own.
+        """Return the same table with its own name.
 
         Args:
-            name: Stands between the file and a key.
+            name: Appears in messages between the file and a key.
         """
         return replace(self, name=_joined(self.file, name))
 
     def only(self, *keys: str) -> Table:
-        """Return the table with some of its keys.
+        """Return the table restricted to some of its keys.
 
         Args:
-            keys: Those that stay, if they are there.
+            keys: The keys to keep, if present.
         """
         return replace(self, values={k: v for k, v in self.values.items() if k in keys})
 
     def without(self, *keys: str) -> Table:
-        """Return the table with the other keys.
+        """Return the table without some of its keys.
 
         Args:
-            keys: Those that go.
+            keys: The keys to remove.
         """
         return replace(self, values={k: v for k, v in self.values.items() if k not in keys})
 
@@ -100,7 +100,7 @@ class Table:
             The table, of the same name; empty if there is none.
 
         Raises:
-            LeakauditError: Something else than a table stands at one of the keys.
+            LeakauditError: One of the keys holds something other than a table.
         """
         values = self.values
         for depth, key in enumerate(keys, 1):
@@ -114,13 +114,13 @@ class Table:
         """Return the tables ``[[key]]``.
 
         Args:
-            key: Of a list of tables.
+            key: Key of a list of tables.
 
         Returns:
             The tables, of the same name; none if there is no such key.
 
         Raises:
-            LeakauditError: Something else stands there.
+            LeakauditError: The key holds something else.
         """
         found = self.values.get(key, [])
         if not isinstance(found, list):
@@ -133,31 +133,31 @@ class Table:
         return made
 
     def known(self, keys: Sequence[str]) -> None:
-        """Refuse a key that nobody reads.
+        """Reject unknown keys.
 
         Args:
-            keys: All that may be there.
+            keys: All keys that are allowed.
 
         Raises:
-            LeakauditError: There is another one; the nearest is named.
+            LeakauditError: There is another key; the message suggests the nearest.
         """
         for key in self.values:
             if key not in keys:
                 raise self.error(f"unknown key {key!r}{suggest(key, keys)}", key)
 
     def decode(self, form: type[Struct], kind: Callable[..., T]) -> T:
-        """Make a value of the table.
+        """Convert the table to a value.
 
         Args:
             form: The type of every key; see `leakaudit._util.forms.form`.
-            kind: Takes the values that are given by key; the form itself, or a class of ours.
+            kind: Receives the given values by key; the form itself, or a class of this package.
 
         Returns:
-            What `kind` returns.
+            The result of `kind`.
 
         Raises:
-            LeakauditError: A key is unknown (the nearest is named) or missing, a value has another
-                type, or `kind` refuses it.
+            LeakauditError: A key is unknown (the message suggests the nearest) or missing, a value
+                has the wrong type, or `kind` rejects it.
         """
         from msgspec import structs
 
@@ -175,25 +175,25 @@ class Table:
             raise LeakauditError(_joined(self.file, str(error))) from None
 
     def error(self, says: str, *at: str | int) -> LeakauditError:
-        """Return an error about something in the table.
+        """Return an error about a location in the table.
 
         Args:
             says: What is wrong.
-            at: Where in the table, from its own keys on; empty for the table as a whole.
+            at: Keys and indices within the table; empty for the table as a whole.
 
         Returns:
-            The error; it has the line of that place if it can be found.
+            The error, with the line of the location if it can be found.
         """
         return LeakauditError(_joined(self.name, f"{says}{self.line(*at)}"))
 
     def line(self, *at: str | int) -> str:
-        """Return the line of a place as the end of a message.
+        """Return the line of a location, formatted as the end of a message.
 
         Args:
-            at: Where in the table, from its own keys on; empty for the table as a whole.
+            at: Keys and indices within the table; empty for the table as a whole.
 
         Returns:
-            Such as `` (at line 3)``; empty if the line is not found.
+            For example `` (at line 3)``; empty if the line is not found.
         """
         line = line_of(self.text, (*self.path, *at))
         if line is None:
@@ -201,7 +201,7 @@ class Table:
         return f" (at line {line})"
 
     def _value(self, key: str, kind: Any) -> Any:
-        """Return one value as its type: lists become tuples, whole numbers floats if asked for."""
+        """Return one value as its type: lists become tuples, integers floats if needed."""
         from leakaudit._util.decoding import first
 
         value = self.values[key]
@@ -223,7 +223,7 @@ def read(path: Path, name: str = "") -> Table:
 
     Args:
         path: The file.
-        name: How messages about it begin; its path if empty.
+        name: Beginning of messages about it; its path if empty.
 
     Returns:
         Its values.
@@ -242,23 +242,23 @@ def read(path: Path, name: str = "") -> Table:
             f"{name}: expected a TOML file of UTF-8 text, got other bytes at {error.start}"
         ) from None
     except tomllib.TOMLDecodeError as error:
-        raise LeakauditError(f"{name}: no valid TOML: {error}") from None
+        raise LeakauditError(f"{name}: not valid TOML: {error}") from None
     except RecursionError:
-        raise LeakauditError(f"{name}: no valid TOML: lists or tables nest too deeply") from None
+        raise LeakauditError(f"{name}: not valid TOML: lists or tables nest too deeply") from None
 
 
 def typed(value: object, kind: Any) -> Any:
-    """Return a value of TOML as a type.
+    """Convert a TOML value to a type.
 
     Args:
-        value: Of a key.
-        kind: What it may be.
+        value: The value of a key.
+        kind: The expected type.
 
     Returns:
-        The value: a list as a tuple, a whole number as a float if that is asked for.
+        The value: a list as a tuple, an integer as a float if that is expected.
 
     Raises:
-        ValueError: It is something else; the message is msgspec's.
+        ValueError: The value has another type; the message is msgspec's.
     """
     import msgspec
 
@@ -269,21 +269,21 @@ def typed(value: object, kind: Any) -> Any:
 
 
 def check(values: Mapping[str, object], form: type[Struct]) -> None:
-    """Check the fields of a value that was made in Python.
+    """Check the types of fields that were set in Python.
 
     Args:
-        values: Of the fields, by name.
+        values: Fields by name.
         form: Their types.
 
     Raises:
-        LeakauditError: A value has another type.
+        LeakauditError: A value has the wrong type.
     """
     from leakaudit._util.decoding import first
 
     try:
         typed(values, form)
     except ValueError:
-        # msgspec refuses subclasses, such as a text that is an enumeration's; they are let pass.
+        # msgspec rejects subclasses, such as a str that is a member of an enumeration; accept them.
         found = first(values, form)
         if found is not None:
             raise LeakauditError(_sentence(found)) from None
@@ -293,20 +293,20 @@ def written(values: Mapping[str, object]) -> str:
     """Write values as TOML.
 
     Args:
-        values: By key; None does not exist in TOML.
+        values: Values by key; TOML cannot represent None.
 
     Returns:
-        The text, which `read` reads.
+        The text, which `read` accepts.
 
     Raises:
-        LeakauditError: A value is something that TOML does not have.
+        LeakauditError: A value cannot be represented in TOML.
     """
     import tomli_w
 
     try:
         return tomli_w.dumps(values)
     except TypeError as error:
-        raise LeakauditError(f"this cannot be written as TOML: {error}") from None
+        raise LeakauditError(f"cannot be written as TOML: {error}") from None
 
 
 def inline(value: object) -> str:
@@ -318,7 +318,7 @@ def inline(value: object) -> str:
         value: Text, a number, true or false, or a list or a table of such values.
 
     Returns:
-        The text that stands behind ``key =``.
+        The text after ``key =``.
     """
     if isinstance(value, Mapping):
         entries = [f"{_key(key)} = {inline(held)}" for key, held in value.items()]
@@ -341,12 +341,13 @@ def _key(key: str) -> str:
 def line_of(text: str, path: Sequence[str | int]) -> int | None:
     """Find the line on which a key or a table begins.
 
-    tomllib returns values without their lines. So the file is read up to each line that has the
-    name of the key: the first piece with something at that place ends with the key's own value.
+    tomllib returns values without their lines. The file is therefore parsed up to each line that
+    contains the name of the key: the first part with something at that place ends with the key's
+    value.
 
     Args:
-        text: Of the file.
-        path: Keys and places in lists, from the top of the file.
+        text: Contents of the file.
+        path: Keys and indices in lists, from the top of the file.
 
     Returns:
         The line, counted from 1; None if it is not found.
@@ -366,7 +367,7 @@ def line_of(text: str, path: Sequence[str | int]) -> int | None:
             try:
                 values = tomllib.loads("\n".join(lines[:stop]))
             except tomllib.TOMLDecodeError:
-                continue  # the value goes on in the next line
+                continue  # the value continues on the next line
             if _holds(values, path):
                 return start + 1
             break
@@ -374,7 +375,7 @@ def line_of(text: str, path: Sequence[str | int]) -> int | None:
 
 
 def _holds(values: Any, path: Sequence[str | int]) -> bool:
-    """Return whether there is something at a place."""
+    """Return whether a location exists."""
     try:
         for step in path:
             values = values[step]
@@ -384,7 +385,7 @@ def _holds(values: Any, path: Sequence[str | int]) -> bool:
 
 
 def _sentence(found: Departure) -> str:
-    """Say what is wrong with the value of a key, or at a place in it."""
+    """Describe what is wrong with the value of a key, or at a location within it."""
     from leakaudit._util.decoding import dotted, words
 
     place = dotted(found.path)

@@ -1,17 +1,17 @@
-"""Read what our own files declare from their source, without importing them.
+"""Read declarations from the source of our own files, without importing them.
 
 Tables, and the order in which `auto` tries attacks, need a few words and default values. These are
 literals in the body of a class, but importing the class imports torch, which takes about ten times
-as long as everything else that a table needs. A value that is not a literal is never guessed: the
-class is imported then, as it always is for a plug-in.
+as long as everything else that a table needs. A value that is not a literal is never guessed: in
+this case, as for every plug-in, the class is imported.
 """
 
 from __future__ import annotations
 
 import ast
 import importlib
-import importlib.abc
 import importlib.util
+import tokenize
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from functools import cache
@@ -19,24 +19,24 @@ from typing import Any
 
 from leakaudit import registry
 
-# Decorators by which a leaf gets its name, and bases that declare nothing.
+# Decorators that register a victim, an attack or a report, and bases that declare nothing.
 REGISTERS = ("victim", "attack", "renderer")
 EMPTY_BASES = ("ABC", "Protocol", "object")
 
 
 class _NotLiteral(Exception):
-    """Something is not written such that its value is known without running the file."""
+    """A value cannot be determined without running the file."""
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """What a class says of one hyper-parameter.
+    """The declaration of one hyper-parameter.
 
     Attributes:
         default: MISSING if it has none.
         help: Its meaning and unit.
-        symbol: That of the paper.
-        choices: The words that it takes; () if it takes other values.
+        symbol: The paper's symbol.
+        choices: The allowed words; () if it accepts other values.
     """
 
     default: Any
@@ -47,10 +47,10 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Declaration:
-    """What a class or a function says of itself.
+    """The declaration of a class or a function.
 
     Attributes:
-        attributes: Values of the class variables that were asked for.
+        attributes: Values of the requested class variables.
         parameters: The hyper-parameters by name.
         note: First line of the docstring.
     """
@@ -61,7 +61,7 @@ class Declaration:
 
 
 def everything(group: str, wanted: Sequence[str] = ()) -> Iterator[tuple[str, Declaration]]:
-    """Read the declarations of a group, by name.
+    """Read the declarations of a group, with their names.
 
     Args:
         group: One of `registry.GROUPS`.
@@ -86,7 +86,7 @@ def of(group: str, name: str, wanted: Sequence[str] = ()) -> Declaration:
         wanted: Class variables to read.
 
     Raises:
-        LeakauditError: There is none of this name.
+        LeakauditError: No such name is registered.
     """
     module = registry.unloaded(group, name)
     if module is not None:
@@ -103,20 +103,20 @@ def read(module: str, name: str, wanted: tuple[str, ...]) -> Declaration:
 
     Args:
         module: Its dotted name.
-        name: The name that is registered.
+        name: The registered name.
         wanted: Class variables to read.
 
     Raises:
-        _NotLiteral: The file has to be run to know a value.
+        _NotLiteral: A value cannot be determined without running the file.
     """
     for node in _tree(module).body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef) and _registers(node, name):
             return _declaration(module, node, wanted)
-    raise _NotLiteral
+    raise _NotLiteral(f"{module}: expected a class or function registered as {name!r}")
 
 
 def of_loaded(thing: Any, wanted: Sequence[str]) -> Declaration:
-    """Return the declaration of what is loaded.
+    """Return the declaration of a loaded class or function.
 
     Args:
         thing: A class or a function.
@@ -136,19 +136,19 @@ def of_loaded(thing: Any, wanted: Sequence[str]) -> Declaration:
 
 
 def _choices_of(kind: type, key: str) -> tuple[str, ...]:
-    """Return the words that a hyper-parameter takes."""
+    """Return the words that a hyper-parameter allows."""
     try:
         return registry.choices(kind, key)
-    except NameError:  # a plug-in's annotation names what only type checkers import
+    except NameError:  # a plug-in's annotation uses a name that only type checkers import
         return ()
 
 
 def table(module: str, name: str) -> dict[str, Any]:
-    """Read a module's dictionary whose keys are text.
+    """Read a module's dictionary with text keys.
 
     Args:
         module: Dotted name of one of our own modules.
-        name: Of the dictionary.
+        name: Name of the dictionary.
 
     Returns:
         Its entries; None for a value that is not a literal.
@@ -171,14 +171,14 @@ def classes(module: str, name: str, wanted: Sequence[str] = ()) -> dict[str, Dec
 
     Args:
         module: Dotted name of one of our own modules.
-        name: Of the dictionary, which has classes of the same module by name.
+        name: Name of the dictionary, which maps names to classes of the same module.
         wanted: Class variables to read.
     """
     found = {}
     try:
         for key, value in _entries(module, name).items():
             if not isinstance(value, ast.Name):
-                raise _NotLiteral
+                raise _NotLiteral(f"{module}: {name}: expected the name of a class for {key!r}")
             found[key] = _declaration(module, _class(module, value.id), wanted)
     except _NotLiteral:
         kinds = getattr(importlib.import_module(module), name)
@@ -190,19 +190,19 @@ def classes(module: str, name: str, wanted: Sequence[str] = ()) -> dict[str, Dec
 def _tree(module: str) -> ast.Module:
     """Parse a module's source."""
     spec = importlib.util.find_spec(module)
-    if spec is None or not isinstance(spec.loader, importlib.abc.InspectLoader):
-        raise _NotLiteral
+    file = (spec and spec.origin) or ""
+    if not file.endswith(".py"):
+        raise _NotLiteral(f"{module}: it has no source")
     try:
-        source = spec.loader.get_source(module)
-    except ImportError:  # the file is not there
-        source = None
-    if source is None:  # installed without sources
-        raise _NotLiteral
-    return ast.parse(source, filename=spec.origin or module)
+        with tokenize.open(file) as opened:
+            source = opened.read()
+    except OSError:  # installed without sources
+        raise _NotLiteral(f"{module}: it has no source") from None
+    return ast.parse(source, filename=file)
 
 
 def _registers(node: ast.ClassDef | ast.FunctionDef, name: str) -> bool:
-    """Whether a decorator registers a class or function under a name."""
+    """Return whether a decorator registers a class or function under a name."""
     for decorator in node.decorator_list:
         if not (isinstance(decorator, ast.Call) and isinstance(decorator.func, ast.Name)):
             continue
@@ -215,13 +215,14 @@ def _registers(node: ast.ClassDef | ast.FunctionDef, name: str) -> bool:
 def _declaration(
     module: str, node: ast.ClassDef | ast.FunctionDef, wanted: Sequence[str]
 ) -> Declaration:
-    """Read what a class or a function says of itself."""
+    """Read the declaration of a class or a function."""
     note = _first_line(ast.get_docstring(node, clean=False))
     if isinstance(node, ast.FunctionDef):
         return Declaration({}, {}, note)
     attributes, fields = _body(module, node)
-    if not all(key in attributes for key in wanted):
-        raise _NotLiteral
+    missing = [key for key in wanted if key not in attributes]
+    if missing:
+        raise _NotLiteral(f"{module}: {node.name}: expected {', '.join(missing)}")
     values = {key: _literal(attributes[key]) for key in wanted}
     parameters = {key: _parameter(field) for key, field in fields.items()}
     return Declaration(values, parameters, note)
@@ -233,7 +234,7 @@ def _body(module: str, node: ast.ClassDef) -> tuple[dict[str, ast.expr], dict[st
     fields: dict[str, ast.AnnAssign] = {}
     for base in node.bases:
         if not isinstance(base, ast.Name):
-            raise _NotLiteral
+            raise _NotLiteral(f"{module}: {node.name}: expected the name of a base class")
         if base.id not in EMPTY_BASES:
             home = _home(module, base.id)
             inherited, more = _body(home, _class(home, base.id))
@@ -253,7 +254,7 @@ def _body(module: str, node: ast.ClassDef) -> tuple[dict[str, ast.expr], dict[st
 
 
 def _is_class_variable(annotation: ast.expr) -> bool:
-    """Whether an annotation is ``ClassVar`` or ``ClassVar[...]``."""
+    """Return whether an annotation is ``ClassVar`` or ``ClassVar[...]``."""
     if isinstance(annotation, ast.Subscript):
         annotation = annotation.value
     return isinstance(annotation, ast.Name) and annotation.id == "ClassVar"
@@ -264,11 +265,11 @@ def _class(module: str, name: str) -> ast.ClassDef:
     for node in _tree(module).body:
         if isinstance(node, ast.ClassDef) and node.name == name:
             return node
-    raise _NotLiteral
+    raise _NotLiteral(f"{module}: expected a class {name}")
 
 
 def _home(module: str, name: str) -> str:
-    """Return the module that a class comes from."""
+    """Return the module in which a class is defined."""
     for node in _tree(module).body:
         if isinstance(node, ast.ClassDef) and node.name == name:
             return module
@@ -276,7 +277,7 @@ def _home(module: str, name: str) -> str:
             continue
         if any(alias.name == name and alias.asname is None for alias in node.names):
             return node.module
-    raise _NotLiteral
+    raise _NotLiteral(f"{module}: expected that it defines or imports {name}")
 
 
 def _entries(module: str, name: str) -> dict[str, ast.expr]:
@@ -292,17 +293,17 @@ def _entries(module: str, name: str) -> dict[str, ast.expr]:
         if any(isinstance(target, ast.Name) and target.id == name for target in targets):
             assigned = node.value
     if not isinstance(assigned, ast.Dict):
-        raise _NotLiteral
+        raise _NotLiteral(f"{module}: expected a dictionary {name}")
     found = {}
     for key, value in zip(assigned.keys, assigned.values, strict=True):
         if key is None:  # **others
-            raise _NotLiteral
+            raise _NotLiteral(f"{module}: {name}: expected no other dictionary in it")
         found[str(_literal(key))] = value
     return found
 
 
 def _parameter(field: ast.AnnAssign) -> Parameter:
-    """Read a field, whose value is a literal or `registry.param` of literals."""
+    """Read a field with a literal or `registry.param` of literals as its value."""
     choices = _choices(field.annotation)
     value = field.value
     if value is None:
@@ -310,10 +311,10 @@ def _parameter(field: ast.AnnAssign) -> Parameter:
     if not isinstance(value, ast.Call):
         return Parameter(_literal(value), choices=choices)
     if not (isinstance(value.func, ast.Name) and value.func.id == "param"):
-        raise _NotLiteral
+        raise _NotLiteral(f"line {value.lineno}: expected param(...) or a literal")
     given = [_literal(arg) for arg in value.args]
     if value.keywords or len(given) not in (2, 3):
-        raise _NotLiteral
+        raise _NotLiteral(f"line {value.lineno}: expected two or three positional arguments")
     symbol = given[2] if len(given) == 3 else ""
     return Parameter(given[0], given[1], symbol, choices)
 
@@ -333,7 +334,7 @@ def _literal(node: ast.expr) -> Any:
     try:
         return ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError):
-        raise _NotLiteral from None
+        raise _NotLiteral(f"line {node.lineno}: expected a literal") from None
 
 
 def _first_line(doc: str | None) -> str:

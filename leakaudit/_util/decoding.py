@@ -1,8 +1,8 @@
-"""Values of JSON or TOML as types, and the first place where they are not what the types say.
+"""Conversion of JSON or TOML values to types, and the first location at which a value does not fit.
 
-msgspec decides whether a value fits. Its message names a type and a place, but neither the value
-that came nor, below a mapping of free names, the name. So once it has refused a value, the value
-is walked beside its type to find the place.
+msgspec decides whether a value fits. Its message contains a type and a location, but neither the
+given value nor, in a mapping with free names, the name. After a rejection, the value and its type
+are therefore traversed together to find the location.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Meta, inspect
 
 T = TypeVar("T")
-Step = str | int  # a key, or a place in a list
+Step = str | int  # a key, or an index in a list
 
 # "(?!\n)$": in Python, "$" also matches before a final line break. In JSON schema the look-ahead
 # changes nothing.
@@ -28,24 +28,24 @@ Sha256: TypeAlias = Annotated[
     str, Meta(pattern=r"^[0-9a-f]{64}(?!\n)$", description="a sha256 in hexadecimal")
 ]
 
-WHOLE = "the record"  # what a place is called that is not inside anything
+WHOLE = "the record"  # name of the outermost location
 
 
 class Misfit(Exception):
-    """A value is not of its type; the message has the place, what is expected and what came."""
+    """A value does not fit its type; the message has the location, expected type and value."""
 
 
 @dataclass(frozen=True)
 class Departure:
-    """The first place where a value is not what its type says.
+    """The first location at which a value does not fit its type.
 
     Attributes:
-        path: Keys and places in lists, from the outermost; for `missing`, `unknown` and `key`, of
-            the mapping.
-        fault: ``value``: it has another type. ``missing``: a key is not there. ``unknown``: a key
-            is not known. ``key``: a key is no text.
-        value: What came; for `missing`, the key.
-        kinds: What was expected, for `value` and `missing`.
+        path: Keys and indices in lists, from the outermost; for `missing`, `unknown` and `key`,
+            those of the mapping.
+        fault: ``value``: wrong type. ``missing``: a key is missing. ``unknown``: a key is not
+            known. ``key``: a key is not text.
+        value: The given value; for `missing`, the key.
+        kinds: The expected types, for `value` and `missing`.
         known: Keys of the mapping, for `unknown`.
     """
 
@@ -56,7 +56,7 @@ class Departure:
     known: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        """Name the place, what is expected there, and what came."""
+        """Describe the location, the expected type, and the given value."""
         place = dotted(self.path) or WHOLE
         if self.fault == "missing":
             return f"{place}: {self.value!r} is missing"
@@ -68,7 +68,7 @@ class Departure:
 
 
 def decoded(value: object, kind: type[T]) -> T:
-    """Turn JSON values into a type.
+    """Convert JSON values to a type.
 
     Args:
         value: As `json.loads` returns it.
@@ -78,10 +78,10 @@ def decoded(value: object, kind: type[T]) -> T:
         The value of that type.
 
     Raises:
-        Misfit: It does not fit, or it holds what JSON does not: NaN, infinity.
+        Misfit: It does not fit, or it contains values that JSON lacks: NaN, infinity.
     """
     try:
-        # What is free in the types must be JSON too; `json.loads` takes NaN and infinity.
+        # Parts without a declared type must be JSON too; `json.loads` accepts NaN and infinity.
         json.dumps(value, allow_nan=False)
         return msgspec.convert(value, kind)
     except (msgspec.ValidationError, TypeError, ValueError, RecursionError) as error:
@@ -89,14 +89,14 @@ def decoded(value: object, kind: type[T]) -> T:
 
 
 def departure(value: object, kind: type) -> str | None:
-    """Find the first place where a JSON value is not what its type says.
+    """Find the first location at which a JSON value does not fit its type.
 
     Args:
         value: JSON values.
         kind: A `msgspec.Struct`.
 
     Returns:
-        A sentence with the place, what is expected there, and what came; None if every value fits.
+        A sentence with location, expected type and given value; None if every value fits.
     """
     found = first(value, kind)
     if found is None:
@@ -105,23 +105,23 @@ def departure(value: object, kind: type) -> str | None:
 
 
 def first(value: object, kind: object) -> Departure | None:
-    """Find the first place where a value is not what its type says.
+    """Find the first location at which a value does not fit its type.
 
     Args:
-        value: Of JSON or TOML.
-        kind: A type that msgspec knows.
+        value: A JSON or TOML value.
+        kind: A type that msgspec supports.
 
     Returns:
-        The place; None if every value fits.
+        The location; None if every value fits.
     """
     return _departure(value, _described(kind), ())
 
 
 def dotted(path: Sequence[Step]) -> str:
-    """Write a place as people do.
+    """Format a location for people.
 
     Args:
-        path: Keys and places in lists, from the outermost.
+        path: Keys and indices in lists, from the outermost.
 
     Returns:
         For example ``findings[0].scores.psnr``.
@@ -138,7 +138,7 @@ def dotted(path: Sequence[Step]) -> str:
 
 
 def words(kinds: Sequence[inspect.Type], toml: bool = False) -> str:
-    """Say in words what is expected.
+    """Describe the expected types in words.
 
     Args:
         kinds: Alternatives.
@@ -147,7 +147,7 @@ def words(kinds: Sequence[inspect.Type], toml: bool = False) -> str:
     Returns:
         For example ``a whole number or null``.
     """
-    # A number is a union of whole numbers and floats; people read one word.
+    # A number is a union of integers and floats, described by one word.
     has_float = any(isinstance(kind, inspect.FloatType) for kind in kinds)
     names = []
     for kind in kinds:
@@ -174,7 +174,7 @@ def _departure(value: object, kind: inspect.Type, at: tuple[Step, ...]) -> Depar
         found = _departure(value, kind.type, at)
         if found is None or _description(kind) is None:
             return found
-        # The words of a described type stand for everything in it.
+        # The words of a described type cover everything in it.
         return Departure(at, "value", value, (kind,))
     if isinstance(kind, inspect.VarTupleType) and isinstance(value, list | tuple):
         return _items(value, kind.item_type, at)
@@ -190,7 +190,7 @@ def _departure(value: object, kind: inspect.Type, at: tuple[Step, ...]) -> Depar
 def _alternatives(
     value: object, kinds: Sequence[inspect.Type], at: tuple[Step, ...]
 ) -> Departure | None:
-    """The departure from the one alternative that has the same shape, else from all of them."""
+    """Return the mismatch in the only alternative of the same shape, otherwise in all of them."""
     inside = None
     for kind in kinds:
         found = _departure(value, kind, at)
@@ -222,7 +222,7 @@ def _items(value: Sequence[object], kind: inspect.Type, at: tuple[Step, ...]) ->
 def _named(
     value: Mapping[object, object], kind: inspect.Type, at: tuple[Step, ...]
 ) -> Departure | None:
-    """A mapping from free names."""
+    """Return the first mismatch in a mapping from free names."""
     for key in value:
         if not isinstance(key, str):
             return Departure(at, "key", key)
@@ -257,7 +257,7 @@ def _fields(
 
 
 def _fits(value: object, kind: inspect.Type) -> bool:
-    """Whether a value that holds no others fits its type."""
+    """Return whether a value without nested values fits its type."""
     if isinstance(kind, inspect.AnyType):
         return True
     if isinstance(kind, inspect.CustomType):

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all."""
+"""Atomic writing of files: the new content appears completely or not at all."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import BinaryIO
 
 from leakaudit.errors import LeakauditError
 
-UNFINISHED = ".tmp"  # how the name of a file ends that has not moved into its place
+UNFINISHED = ".tmp"  # suffix of files that have not been moved to their final place
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Write beside a file and move into its place at the end.
+    """Write to a temporary file and move it to its final place at the end.
 
-    An exception inside leaves the old file as it was. The folder is made if it is missing.
+    If an exception is raised inside, the old file is kept. The folder is created if missing.
 
     Args:
         path: The file to write or replace.
@@ -47,16 +47,16 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def unfinished(folder: Path) -> dict[Path, str]:
-    """Find what `replacing` left behind when its process was killed.
+    """Find the files that `replacing` left behind when its process was killed.
 
     Args:
-        folder: Where files were written.
+        folder: Folder in which files were written.
 
     Returns:
-        Files that never moved into their places, each with the name that it would have had.
+        Files that were never moved to their final place, each with its intended name.
     """
     found = {}
     for path in folder.glob(f".*{UNFINISHED}"):
-        process = path.with_suffix("")  # ends in the number of the process
+        process = path.with_suffix("")  # ends with the process number
         found[path] = process.stem.removeprefix(".")
     return found

@@ -1,6 +1,6 @@
-"""The process that workers are forked from.
+"""The process from which workers are forked.
 
-It imports torch once for all of them, while the process that plans imports it too.
+It imports torch once for all of them, while the planning process imports it too.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ from multiprocessing import forkserver, get_context, resource_tracker
 from multiprocessing.context import ForkServerContext
 
 PRELOADED = ["leakaudit.sweeping.work"]
-# Read by BLAS when it is imported; a process that forks has one thread.
+# BLAS reads these variables when it is imported; a process that forks must have one thread.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 def context() -> ForkServerContext:
-    """Start that process if it does not run yet, without waiting for it.
+    """Start the fork server if it is not running yet, without waiting for it.
 
-    It and its children ignore Ctrl-C. It ends with the process that started it and with the last of
-    its children.
+    It and its children ignore Ctrl-C. It ends when the process that started it and all of its
+    children have ended.
 
     Returns:
-        The context that starts children of it.
+        The context with which to start children.
     """
     forkserver.set_forkserver_preload(PRELOADED)
-    resource_tracker.ensure_running()  # unblocks SIGINT when it starts, so before the mask
+    resource_tracker.ensure_running()  # it unblocks SIGINT when it starts, so start it first
     own = {name: os.environ.get(name) for name in ONE_THREAD}
     kept = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     os.environ.update(ONE_THREAD)

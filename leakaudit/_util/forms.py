@@ -1,4 +1,4 @@
-"""What the keys of a configuration may hold: types with the words in which messages name them."""
+"""Types of configuration keys, with the words that messages use for them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from msgspec import Meta, Struct
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-# A plan is stored as it was written, so a whole number stays one.
+# A plan is stored as written, so an integer remains an integer.
 Number: TypeAlias = Annotated[int | float, Meta(description="a number")]
 Real: TypeAlias = Annotated[float, Meta(description="a number")]
 Words: TypeAlias = Annotated[tuple[str, ...], Meta(description="a list of words")]
@@ -27,14 +27,15 @@ Day: TypeAlias = Annotated[date, Meta(description="a date like 2030-01-31, witho
 
 
 def form(of: type[DataclassInstance], *without: str, **instead: object) -> type[Struct]:
-    """Return the table that a file may hold for a dataclass.
+    """Return the type of a TOML table for a dataclass.
 
     Args:
         of: The dataclass; its fields are the keys, with their types and defaults.
-        without: Fields that a file cannot give.
-        instead: Types of fields that a file gives in another form.
+        without: Fields that a file cannot set.
+        instead: Types of fields that have another form in a file.
 
     Returns:
+        A type with the same name.
         A type with the same name.
     """
     hints = get_type_hints(of, include_extras=True)
@@ -53,13 +54,13 @@ def form(of: type[DataclassInstance], *without: str, **instead: object) -> type[
 
 
 def present(values: Struct) -> dict[str, Any]:
-    """Return the fields that a value has.
+    """Return the fields of a value that are set.
 
     Args:
-        values: A value some of whose fields may be absent, which is `msgspec.UNSET`.
+        values: A value with fields that may be absent, i.e. `msgspec.UNSET`.
 
     Returns:
-        The others by name.
+        The fields that are set, by name.
     """
     fields = msgspec.structs.asdict(values)
     return {name: held for name, held in fields.items() if held is not msgspec.UNSET}

@@ -1,4 +1,4 @@
-"""Holm's step-down procedure: several tests share one probability of a false alarm (Holm 1979).
+"""Holm's step-down procedure: several tests share one false-positive probability (Holm 1979).
 
 Testing m hypotheses at level alpha / m each (Bonferroni) keeps the probability of any false
 rejection at alpha or below, however the tests depend on each other. Holm's procedure keeps the same
@@ -26,17 +26,17 @@ def adjusted(p: Sequence[float]) -> list[float]:
     values = [0.0] * len(p)
     largest = 0.0
     for place, remaining in _ascending(p):
-        # The procedure stops at the first value that is not rejected, so no value may lie below the
-        # one before it.
+        # The procedure stops at the first value that is not rejected, so no value may be smaller
+        # than the previous one.
         largest = max(largest, min(1.0, p[place] * remaining))
         values[place] = largest
     return values
 
 
 def rejected(p: Sequence[float], alpha: float) -> frozenset[int]:
-    """Return which hypotheses are rejected at one level.
+    """Return the hypotheses that are rejected at a given level.
 
-    This divides alpha where `adjusted` multiplies p, so the two may differ if p * m and alpha
+    This divides alpha whereas `adjusted` multiplies p, so the two may differ if p * m and alpha
     differ by a rounding error.
 
     Args:
@@ -44,7 +44,7 @@ def rejected(p: Sequence[float], alpha: float) -> frozenset[int]:
         alpha: probability of at least one false rejection, over all hypotheses.
 
     Returns:
-        Places in `p`.
+        Indices in `p`.
     """
     found = set[int]()
     for place, remaining in _ascending(p):
@@ -55,7 +55,7 @@ def rejected(p: Sequence[float], alpha: float) -> frozenset[int]:
 
 
 def _ascending(p: Sequence[float]) -> Iterator[tuple[int, int]]:
-    """Yield the place of each p-value, smallest first, and how many hypotheses are still open."""
+    """Yield the index of each p-value, smallest first, and the number of open hypotheses."""
     order = sorted(range(len(p)), key=p.__getitem__)
     for rank, place in enumerate(order):
         yield place, len(p) - rank

@@ -1,22 +1,47 @@
-"""Figures of a finding as JSON holds them."""
+"""Numbers in findings, represented as JSON."""
 
 from __future__ import annotations
 
 import math
-from typing import TypeAlias
+from typing import Literal, TypeAlias, TypeVar
 
 from leakaudit.trace import Json
 
-# Figures of a finding for programs, by name.
+# Numbers of a finding for programs, by name.
 Figures: TypeAlias = dict[str, Json]
+# JSON readers treat 1 and 1.0 as the same number, but their bytes differ; the union preserves each
+# number as it was written.
+Number: TypeAlias = int | float
+# A number, "inf" for infinity, or null. An epsilon of null means that the constants were used as
+# configured.
+Extended: TypeAlias = int | float | Literal["inf"] | None
+
+N = TypeVar("N", bound=int | float | None)
 
 
-def extended(value: float | None) -> float | str | None:
-    """Return a number as JSON holds it: infinity is the text ``inf``.
+def encoded(value: N) -> N | Literal["inf"]:
+    """Return a number as JSON: infinity becomes the text ``inf``.
 
     Args:
-        value: May be None, for none.
+        value: The number, or None.
+
+    Returns:
+        The value, or the text ``inf`` for infinity.
     """
     if value == math.inf:
         return "inf"
+    return value
+
+
+def decoded(value: Extended) -> Number | None:
+    """Return a number in JSON as a number.
+
+    Args:
+        value: A number, ``inf`` or None.
+
+    Returns:
+        The value, or infinity for the text ``inf``.
+    """
+    if value == "inf":
+        return math.inf
     return value

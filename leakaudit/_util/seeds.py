@@ -1,4 +1,4 @@
-"""The one rule by which a seed becomes independent streams of random numbers."""
+"""Derivation of independent random streams from a seed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Generator
 
 
 def generator(seed: int, node: int) -> Generator:
-    """Return one node's random numbers, which do not depend on the other nodes that are attacked.
+    """Return one node's random numbers, independent of which other nodes are attacked.
 
     Args:
         seed: Seed of the run.
@@ -25,11 +25,11 @@ def generators(seed: int, *names: str) -> dict[str, Generator]:
 
     Args:
         seed: Seed of the run.
-        names: What each generator is for. Its stream depends on its place in the list, not on
-            its name.
+        names: The purpose of each generator. Its stream depends on its position in the list, not
+            on its name.
 
     Returns:
-        A generator on the CPU by name.
+        CPU generators by name.
     """
     return {name: nth_generator(seed, place) for place, name in enumerate(names)}
 
@@ -48,14 +48,14 @@ def nth_generator(seed: int, place: int) -> Generator:
 
 
 def child(*numbers: int) -> int:
-    """Return a seed that is independent of those of other numbers.
+    """Return a seed that is independent of the seeds of other numbers.
 
     Args:
-        numbers: A seed and what tells its uses apart, for example a node or a repetition.
+        numbers: A seed and what distinguishes its uses, for example a node or a repetition.
     """
     return _word(SeedSequence(list(numbers)))
 
 
 def _word(stream: SeedSequence) -> int:
-    """Return 63 bits of a stream: torch takes a seed as a signed number of 64 bits."""
-    return int(stream.generate_state(1, np.uint64)[0] >> 1)
+    """Return 63 bits of a stream: torch takes a seed as a signed 64-bit number."""
+    return int(stream.generate_state(1, np.uint64)[0]) >> 1

@@ -1,6 +1,6 @@
-"""Options that every verb shares, and where their values come from.
+"""Options shared by all commands, and the sources of their values.
 
-From the strongest to the weakest: a flag, LEAKAUDIT_*, leakaudit.toml, pyproject.toml, the default.
+In decreasing priority: a flag, LEAKAUDIT_*, leakaudit.toml, pyproject.toml, the default.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Literal
 from leakaudit._util import config
 from leakaudit.errors import LeakauditError, suggest
 
-TABLES = ("gate", "check", "budget", "accept")  # of `leakaudit.gate.config`, which reads them
+TABLES = ("gate", "check", "budget", "accept")  # read by `leakaudit.gate.config`
 UNITS = {"kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12}
 YES = ("true", "1", "yes")
 NO = ("false", "0", "no", "")
@@ -24,13 +24,13 @@ def size(text: str | int) -> int:
     """Read a number of bytes.
 
     Args:
-        text: Such as 4000000000, "4e9", "500MB" or "4GB".
+        text: For example 4000000000, "4e9", "500MB" or "4GB".
 
     Returns:
         Bytes.
 
     Raises:
-        ValueError: It is not a size.
+        ValueError: The text is not a size.
     """
     lower = str(text).strip().lower()
     unit = lower[-2:]
@@ -43,13 +43,13 @@ def boolean(text: str | bool) -> bool:
     """Read true or false.
 
     Args:
-        text: One of `YES` or `NO`, or a truth value.
+        text: One of `YES` or `NO`, or a bool.
 
     Returns:
-        Its meaning.
+        The bool.
 
     Raises:
-        KeyError: It is neither.
+        KeyError: The text is neither.
     """
     word = str(text).lower()
     if word in YES:
@@ -60,10 +60,10 @@ def boolean(text: str | bool) -> bool:
 
 
 def choice(*options: str) -> Callable[[str], str]:
-    """Return a reader of one of some words.
+    """Return a function that accepts only certain words.
 
     Args:
-        options: The words.
+        options: The allowed words.
 
     Returns:
         A function that returns its argument, or raises ValueError.
@@ -83,10 +83,10 @@ class Setting:
     """One option.
 
     Attributes:
-        default: Its value if no source gives one.
-        read: Turns text into a value; raises ValueError or KeyError.
-        help: What it means.
-        kind: What a TOML file should give; the type of the default if None.
+        default: Its value if no source sets it.
+        read: Converts text to a value; raises ValueError or KeyError.
+        help: Its meaning.
+        kind: The type in a TOML file; the type of the default if None.
     """
 
     default: Any
@@ -96,8 +96,8 @@ class Setting:
 
 
 SETTINGS: dict[str, Setting] = {
-    "seed": Setting(0, int, "seed of every random choice"),
-    "device": Setting("cpu", str, "where tensors live: cpu, cuda, cuda:1"),
+    "seed": Setting(0, int, "seed of all random choices"),
+    "device": Setting("cpu", str, "device for tensors: cpu, cuda, cuda:1"),
     "threads": Setting(1, int, "threads of the tensor library"),
     "progress": Setting(
         "auto",
@@ -109,12 +109,12 @@ SETTINGS: dict[str, Setting] = {
     "data_root": Setting("data", str, "folder of downloaded data sets"),
     "download": Setting(False, boolean, "allow data sets to be downloaded"),
     "lpips_weights": Setting(
-        "auto", str, "weights for LPIPS: a file, auto (what is cached) or off"
+        "auto", str, "weights for LPIPS: a file, auto (cached weights) or off"
     ),
     "max_bytes": Setting(
-        4_000_000_000, size, "largest recording that may be written, e.g. 4GB", int | float | str
+        4_000_000_000, size, "maximum size of a recording, e.g. 4GB", int | float | str
     ),
-    "max_seconds": Setting(0.0, float, "time for attacks together, 0 for no limit"),
+    "max_seconds": Setting(0.0, float, "time limit for all attacks together, 0 for none"),
 }
 
 
@@ -125,7 +125,7 @@ def resolve(
 
     Args:
         flags: Values from the command line by name; None if not given.
-        folder: Holds leakaudit.toml and pyproject.toml; the current one if None.
+        folder: Folder of leakaudit.toml and pyproject.toml; the current one if None.
         environ: Environment variables; those of the process if None.
 
     Returns:
@@ -151,7 +151,7 @@ def resolve(
 
 
 def _files(folder: Path) -> list[tuple[str, dict[str, Any]]]:
-    """Return the settings of both files, the stronger one last."""
+    """Return the settings of both files, in increasing priority."""
     return [
         ("pyproject.toml", _given(_table(folder / "pyproject.toml").table("tool", "leakaudit"))),
         ("leakaudit.toml", _given(_table(folder / "leakaudit.toml"))),
@@ -178,7 +178,7 @@ def _given(table: config.Table) -> dict[str, Any]:
 
 
 def _typed(name: str, value: Any, table: config.Table, key: str) -> Any:
-    """Return a value of a TOML file: text is read as on the command line, else its type counts."""
+    """Return a value of a TOML file: text is read as on the command line, others by their type."""
     setting = SETTINGS[name]
     try:
         if not isinstance(value, str):
@@ -198,7 +198,7 @@ def _variables(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _read(values: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """Read what the command line or the environment gives; None is not given."""
+    """Read the values of the command line or the environment; None means not given."""
     found = {}
     for name, value in values.items():
         if value is None:
@@ -211,5 +211,5 @@ def _read(values: Mapping[str, Any], source: str) -> dict[str, Any]:
 
 
 def _refused(name: str, value: Any, source: str, line: str = "") -> LeakauditError:
-    expected = f"expected {SETTINGS[name].help}; got {value!r}{line}"
-    return LeakauditError(f"{name} from {source}: {expected}")
+    problem = f"invalid value {value!r} ({SETTINGS[name].help}){line}"
+    return LeakauditError(f"{name} from {source}: {problem}")

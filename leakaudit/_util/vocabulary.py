@@ -1,7 +1,7 @@
-"""What a recording may say: names and wires of its protocol, and data that its task can hold.
+"""Names and values allowed in a recording: kinds and channels of its protocol, data of its task.
 
-A name that is not known is refused when it is recorded, with the nearest known one: later it would
-only mean that nothing is found.
+An unknown name is rejected when it is recorded, with the nearest known one as a suggestion; later,
+it would only cause leaks to be missed.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ SAID = (
     "samples",
     "records",
     "batch",
-)  # constants that every recording may name: attacks and the lint read them
-# Rounds that are declared to learn the kinds of messages: schedules repeat soon after the start.
+)  # constants allowed in every recording: attacks and the lint read them
+# Number of rounds to declare to find the kinds of messages: schedules repeat soon after the start.
 FIRST = 3
-INSIDE = 1e-6  # by which pictures may leave [0, 1]: rounding of a normalisation that was undone
+INSIDE = 1e-6  # tolerance of pictures outside [0, 1]: rounding of an inverted normalisation
 Integers = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
 
 class Vocabulary:
     """The names that a recording of one protocol may use.
 
-    A protocol without a victim is named ``own:NAME``: its kinds and constants are its own, and only
-    its wires are checked.
+    A protocol without a victim is named ``own:NAME``: its kinds and constants are arbitrary, and
+    only its channels are checked.
 
     Args:
         protocol: a registered victim, or ``own:NAME``.
         params: its constants.
         graph: its network.
-        rounds: how many there will be, None if that is not known.
-        public: what everybody has; schedules are read from it.
+        rounds: number of rounds, None if unknown.
+        public: public tensors, from which schedules are read.
 
     Raises:
-        LeakauditError: the protocol or a constant is not known, or has a value that it cannot have.
+        LeakauditError: the protocol or a constant is unknown, or a constant has an invalid value.
     """
 
     def __init__(
@@ -63,8 +63,8 @@ class Vocabulary:
         if protocol not in registry.names("victims"):
             near = suggest(protocol, registry.names("victims"))
             raise LeakauditError(
-                f"protocol: unknown {protocol!r}{near}; a protocol that nobody has declared is "
-                "recorded as 'own:NAME'"
+                f"protocol: unknown {protocol!r}{near}; to record a protocol without a victim, "
+                "name it 'own:NAME'"
             )
         kind = registry.get("victims", protocol)
         known = registry.parameters(kind)
@@ -77,9 +77,9 @@ class Vocabulary:
 
     @cached_property
     def kinds(self) -> Mapping[str, bool] | None:
-        """Kinds of messages that the protocol sends, and whether each goes to a public board.
+        """Kinds of messages that the protocol sends, and whether each is public (a board).
 
-        None if it cannot be declared yet.
+        None if they cannot be determined yet.
         """
         if self.victim is None:
             return None
@@ -90,25 +90,25 @@ class Vocabulary:
             LeakauditError,
             KeyError,
             IndexError,
-        ):  # a constant or a schedule is missing, which whoever attacks is told
+        ):  # a constant or a schedule is missing; an attack reports this later
             return None
         return {v.name: v.dst is None for v in declared.vectors if v.kind == "message"}
 
     def check(self, round: int, src: Integers, dst: Integers, kind: str) -> None:
-        """Check the kind and the wires of messages.
+        """Check the kind and the channels of messages.
 
         Raises:
-            LeakauditError: the protocol sends no messages of this kind, or there is no such wire.
+            LeakauditError: the protocol does not send this kind, or a channel does not exist.
         """
         kinds = self.kinds
         if kind not in self._seen and kinds is not None and kind not in kinds:
             raise LeakauditError(
-                f"round {round}: {self.protocol} sends no messages of kind "
+                f"round {round}: {self.protocol} does not send messages of kind "
                 f"{kind!r}{suggest(str(kind), kinds)}"
             )
         self._seen.add(kind)
         if kinds is not None and kinds[kind]:
-            return  # a public board, which everybody reads
+            return  # a public board, which all nodes read
         codes = src * self.graph.nodes + dst
         at = np.searchsorted(self._arcs, codes).clip(max=max(0, len(self._arcs) - 1))
         wrong = (
@@ -118,7 +118,7 @@ class Vocabulary:
             i, j = int(src[wrong[0]]), int(dst[wrong[0]])
             near = list(self.graph.neighbours[i])
             raise LeakauditError(
-                f"round {round}: there is no wire {i} -> {j} in the graph; node {i} has neighbours "
+                f"round {round}: channel {i} -> {j} is not in the graph; node {i} has neighbours "
                 f"{near}"
             )
 
@@ -129,14 +129,14 @@ class Vocabulary:
 
 
 def finite(value: Tensor, what: str) -> None:
-    """Check that a message holds neither NaN nor infinity.
+    """Check that a message contains neither NaN nor infinity.
 
     Args:
         value: Its payload.
-        what: How a message names it.
+        what: Its name in error messages.
 
     Raises:
-        LeakauditError: It does.
+        LeakauditError: It contains NaN or infinity.
     """
     if not bool(torch.isfinite(value).all()):
         bad = int((~torch.isfinite(value)).sum())
@@ -149,15 +149,15 @@ def finite(value: Tensor, what: str) -> None:
 
 
 def inputs(x: Tensor, task: TaskSpec, what: str) -> None:
-    """Check that inputs are in the range of the task's data: [0, 1] for pictures, else finite.
+    """Check that inputs are in the range of the task's data: [0, 1] for pictures, otherwise finite.
 
     Args:
         x: (n, *shape) inputs.
-        task: What is trained.
-        what: How a message names them.
+        task: Description of the task.
+        what: Their name in error messages.
 
     Raises:
-        LeakauditError: They are not.
+        LeakauditError: An input is out of range.
     """
     if not x.numel():
         return
@@ -168,7 +168,7 @@ def inputs(x: Tensor, task: TaskSpec, what: str) -> None:
         fix = (
             "divide them by 255"
             if low >= 0 and 1 < high <= 255
-            else "undo the normalisation; TaskSpec's mean and std are for that"
+            else "undo the normalisation; TaskSpec has mean and std for it"
         )
         raise LeakauditError(
             f"{what}: expected pictures in [0, 1], got numbers from {low:g} to {high:g}; {fix}"
@@ -176,15 +176,15 @@ def inputs(x: Tensor, task: TaskSpec, what: str) -> None:
 
 
 def labels(y: Tensor, task: TaskSpec, what: str) -> None:
-    """Check that labels are such that the task's loss takes.
+    """Check that labels are valid for the task's loss.
 
     Args:
         y: (n,) labels.
-        task: What is trained.
-        what: How a message names them.
+        task: Description of the task.
+        what: Their name in error messages.
 
     Raises:
-        LeakauditError: They are not.
+        LeakauditError: A label is invalid.
     """
     if not y.numel():
         return

@@ -1,1 +1,1 @@
-"""The exact privacy of a view beside the one that the protocol claims."""
+"""View bounds, and their comparison with the privacy that the protocol claims."""

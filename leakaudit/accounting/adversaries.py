@@ -1,4 +1,4 @@
-"""The adversaries of a node: outsider, one tapped wire, each neighbour, coalitions."""
+"""The adversaries of a node: outsider, one observed channel, each neighbour, coalitions."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from leakaudit.trace import Graph
 
 ThreatKind: TypeAlias = Literal["outsider", "wire", "neighbour", "coalition", "named"]
 KINDS: dict[ThreatKind, str] = {
-    "outsider": "hears every wire",
-    "wire": "taps one wire of the node, both ways",
-    "neighbour": "is one neighbour, and hears its own traffic",
-    "coalition": "is some other nodes together, and hears their traffic",
-    "named": "as it was named",
+    "outsider": "observes every channel",
+    "wire": "observes one channel of the node, in both directions",
+    "neighbour": "is one neighbour, and observes its own messages",
+    "coalition": "is several other nodes, and observes their messages",
+    "named": "as specified",
 }
-MOST = 5000  # views that are bounded at once: minutes of computing. A choice
+MOST = 5000  # most views that are bounded at once: minutes of computing. A choice
 
 
 @dataclass(frozen=True)
 class Threat:
-    """An adversary, and the node whose data it is after.
+    """An adversary, and the node that it targets.
 
     Attributes:
-        node: Whose data is looked for.
-        kind: Of `KINDS`.
-        adversary: What it observes.
+        node: The node that owns the data.
+        kind: A key of `KINDS`.
+        adversary: The adversary.
     """
 
     node: int
@@ -44,9 +44,9 @@ def around(graph: Graph, nodes: Sequence[int], size: int) -> list[Threat]:
     A single neighbour is listed as such, not as a coalition.
 
     Args:
-        graph: Of the network.
-        nodes: To be looked at.
-        size: Largest coalition of other nodes.
+        graph: Graph of the network.
+        nodes: Nodes to analyse.
+        size: Size of the largest coalition of other nodes.
 
     Raises:
         LeakauditError: A node does not exist, or there are more than `MOST` views.
@@ -56,13 +56,13 @@ def around(graph: Graph, nodes: Sequence[int], size: int) -> list[Threat]:
     for node in nodes:
         if not 0 <= node < graph.nodes:
             raise LeakauditError(
-                f"there is no node {node}: the graph has nodes 0 to {graph.nodes - 1}"
+                f"node {node} does not exist (the graph has nodes 0 to {graph.nodes - 1})"
             )
     views = _count(graph, nodes, size)
     if views > MOST:
         raise LeakauditError(
-            f"{views} views of {len(nodes)} nodes are more than {MOST}; "
-            "lower --coalitions, or choose nodes with --node"
+            f"expected at most {MOST} views, got {views} for {len(nodes)} nodes; "
+            "lower --coalitions, or select nodes with --node"
         )
     threats: list[Threat] = []
     for node in nodes:
@@ -71,12 +71,13 @@ def around(graph: Graph, nodes: Sequence[int], size: int) -> list[Threat]:
 
 
 def named(adversaries: Sequence[Adversary], nodes: Sequence[int] | None, last: int) -> list[Threat]:
-    """Return adversaries that were named, for each of some nodes.
+    """Return specified adversaries, for each of some nodes.
 
     Args:
-        adversaries: As they were named.
-        nodes: To be looked at; by default all of the first `last` that are not the adversary's own.
-        last: How many nodes hold data.
+        adversaries: The adversaries.
+        nodes: Nodes to analyse; by default all of the first `last` that the adversary does not
+            control.
+        last: Number of nodes that hold data.
     """
     threats = []
     for adversary in adversaries:
@@ -89,11 +90,11 @@ def named(adversaries: Sequence[Adversary], nodes: Sequence[int] | None, last: i
 
 
 def _count(graph: Graph, nodes: Sequence[int], size: int) -> int:
-    """Return at least how many adversaries `around` lists, before they are made."""
+    """Return a lower limit of the number of adversaries that `around` returns."""
     coalitions = sum(comb(graph.nodes - 1, members) for members in range(1, size + 1))
     views = 0
     for node in nodes:
-        views += 1 + 2 * graph.degree(node) + coalitions  # outsider; wires and neighbours
+        views += 1 + 2 * graph.degree(node) + coalitions  # outsider; channels and neighbours
     return views
 
 

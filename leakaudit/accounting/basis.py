@@ -1,4 +1,4 @@
-"""What a bound rests on: whose change it is about, why, and for whom it was computed."""
+"""The basis of a bound: whose change it covers, why it holds, and for which adversary."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from enum import Enum, StrEnum
 
 SEEN = (
-    "the models are functions of what is seen, so one changed record moves each gradient by the "
-    "sensitivity only"
+    "the models are functions of what is observed, so one changed record changes each gradient by "
+    "at most the sensitivity"
 )
 MESSAGES = "every message that the node sends or receives"
-MODELS = "the models at which it takes gradients"
+MODELS = "the models at which it evaluates gradients"
 
 
 class Unit(StrEnum):
-    """The unit of privacy: whose change a bound is about."""
+    """The unit of privacy: whose change a bound covers."""
 
     RECORD = "record"
     NODE = "node"
@@ -24,40 +24,40 @@ class Unit(StrEnum):
 class Ground(Enum):
     """Why the bound of a view holds, or why there is none; the values are the unit and a text."""
 
-    IDLE = Unit.RECORD, "the node takes no gradient in these rounds"
-    LEAK = Unit.RECORD, "a combination of gradients is on the wire without noise"
+    IDLE = Unit.RECORD, "the node computes no gradient in these rounds"
+    LEAK = Unit.RECORD, "a combination of gradients is sent without noise"
     MODELS_SEEN = Unit.RECORD, SEEN
     SMOOTH = Unit.RECORD, "gradients are {smoothness:g}-Lipschitz"
     REACTING = (
         Unit.NODE,
-        "no epsilon for records, because a changed record moves the models, and with them later "
-        "gradients by more than the sensitivity; give a smoothness. The node's epsilon holds if "
-        "any two gradients of the node, at any two models, differ by the sensitivity at most",
+        "no epsilon per record, because a changed record changes the models, and thereby later "
+        "gradients by more than the sensitivity; specify a smoothness. The node's epsilon holds if "
+        "any two gradients of the node, at any two models, differ by at most the sensitivity",
     )
     STEERED = (
         Unit.NONE,
-        "noise that this listener does not see steers the models, so there is no epsilon for "
-        "records or for the node",
+        "noise that this adversary does not observe influences the models, so there is no epsilon "
+        "per record or per node",
     )
 
 
 class Stronger(StrEnum):
-    """Adversaries of which every other one's view is a function; the values continue "one who"."""
+    """Adversaries whose view determines every other one's; the values continue "one who"."""
 
-    ALL_MESSAGES = f"hears {MESSAGES}"
-    MESSAGES_AND_MODELS = f"hears {MESSAGES} and sees {MODELS}"
+    ALL_MESSAGES = f"observes {MESSAGES}"
+    MESSAGES_AND_MODELS = f"observes {MESSAGES} and knows {MODELS}"
 
 
 @dataclass(frozen=True)
 class Basis:
-    """What the bound of a view rests on.
+    """The basis of the bound of a view.
 
     Attributes:
         ground: Why it holds.
-        stronger: For whom it was computed, if that is not the adversary itself.
+        stronger: The adversary for which it was computed, if not the adversary itself.
         smoothness: Lipschitz constant of the gradients, if the ground is `SMOOTH`.
-        not_smooth: Why a smoothness that was given did not help.
-        own_view: Why the adversary's own view has no bound, if that of a stronger one stands in.
+        not_smooth: Why a specified smoothness did not help.
+        own_view: Why the adversary's own view has no bound, if that of a stronger one replaces it.
     """
 
     ground: Ground
@@ -72,13 +72,13 @@ class Basis:
         return self.ground.value[0]
 
     def __str__(self) -> str:
-        """Return the sentence that a reader sees."""
+        """Return the sentence for readers."""
         unit, why = self.ground.value
         if self.ground is Ground.SMOOTH:
             why = why.format(smoothness=self.smoothness)
         text = f"{unit}: {why}"
         if self.stronger is not None:
-            text += f"; upper value, priced for one who {self.stronger}"
+            text += f"; upper bound, computed for one who {self.stronger}"
         if self.not_smooth:
             text += f" (with the smoothness: {self.not_smooth})"
         if self.own_view:

@@ -1,4 +1,4 @@
-"""What a bound is asked for: a protocol over all its rounds, and limits that make sense."""
+"""The input of a bound: a protocol over all its rounds, and valid limits."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ def check(
     delta: float | None,
     epsilon: float | None,
 ) -> None:
-    """Refuse numbers for which no bound is defined.
+    """Reject numbers for which no bound is defined.
 
     Args:
         sensitivity: Euclidean norm; above 0 and finite.
         smoothness: Lipschitz constant; at least 0 and finite.
         delta: Between 0 and 1.
-        epsilon: Above 0 and finite. Any of the four may be None: not given.
+        epsilon: Above 0 and finite. Any of the four may be None, which means not specified.
 
     Raises:
-        LeakauditError: One of them is out of its range.
+        LeakauditError: One of them is out of range.
     """
     if smoothness is not None and not 0 <= smoothness < math.inf:
         raise LeakauditError(f"expected --smoothness >= 0 and finite, got {smoothness}")
@@ -51,10 +51,10 @@ def protocol_of(
     Args:
         source: A trace, whose messages are not read, a scenario, or a file of either.
         data_root: Folder of data sets that are not bundled, for scenarios.
-        download: Whether data sets that are missing may be downloaded.
+        download: Whether missing data sets may be downloaded.
 
     Returns:
-        The protocol over all rounds, and the number of nodes that hold data: the first ones.
+        The protocol over all rounds, and the number of nodes that hold data (the first ones).
 
     Raises:
         LeakauditError: The source cannot be read, or the scenario cannot run.
@@ -66,7 +66,7 @@ def protocol_of(
     if isinstance(source, Trace):
         protocol = played(source)
         return protocol, protocol.graph.nodes - protocol.victim.centralised
-    from leakaudit.protocols import recording  # data sets and models, which a trace needs not
+    from leakaudit.protocols import recording  # data sets and models, not needed for a trace
 
     plan = recording.plan(source, data_root=data_root, download=download)
     rounds = plan.scenario.rounds

@@ -1,6 +1,7 @@
-"""How much noise an epsilon needs.
+"""The noise that an epsilon requires.
 
-mu falls as one over the scale of all Gaussian noise, so one exact view gives every other.
+mu is inversely proportional to the scale of all Gaussian noise, so one view bound yields all
+others.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import cast
 
 from torch import Tensor
 
-from leakaudit._util.plain import extended
+from leakaudit._util.plain import encoded
 from leakaudit.accounting.adversaries import Threat
 from leakaudit.accounting.view_bound import ViewBound, view_bounds
 from leakaudit.bounds import gaussian
@@ -22,11 +23,11 @@ from leakaudit.relations import Relations, Turns
 from leakaudit.trace import Graph, Json
 from leakaudit.victim import Victim
 
-# Relative distance of the mu that was asked for and the mu computed anew at the recommended noise:
-# a choice, far above the rounding of an exact view, far below the effect of a second noise that is
-# not scaled.
+# Largest relative difference between the requested mu and the mu recomputed at the recommended
+# noise: a choice, far above the rounding error of a view bound, far below the effect of another
+# noise that is not scaled.
 CLOSE = 1e-6
-EQUAL = 1e-9  # relative distance of standard deviations that differ by rounding
+EQUAL = 1e-9  # largest relative difference of standard deviations that differ only by rounding
 
 
 @dataclass(frozen=True)
@@ -34,8 +35,8 @@ class ScaledNoise:
     """The declaration of a victim, with its noise scaled.
 
     Attributes:
-        victim: Whose declaration it is.
-        factor: Of every standard deviation.
+        victim: The victim.
+        factor: Factor of every standard deviation.
     """
 
     victim: Victim
@@ -67,18 +68,18 @@ class ScaledNoise:
 
 @dataclass(frozen=True)
 class Calibration:
-    """The noise that gives an epsilon to one view.
+    """The noise that gives one view a requested epsilon.
 
     Attributes:
-        epsilon: Asked for.
-        delta: Asked for.
-        factor: Of all noise in the run; inf if a combination is on the wire without noise, so that
-            none helps.
+        epsilon: The requested epsilon.
+        delta: The requested delta.
+        factor: Factor of all noise in the run; inf if a combination is sent without noise, so that
+            no factor suffices.
         noise: Name -> lowest and highest standard deviation of the node's own noise (of all noise,
-            if it adds none) after that.
-        mu: Asked for.
-        reached: Computed anew at that noise.
-        leaking: What no noise of these places hides.
+            if it adds none) after scaling.
+        mu: The requested mu.
+        reached: mu recomputed at that noise.
+        leaking: Combinations that none of these noises hides.
     """
 
     epsilon: float
@@ -91,14 +92,14 @@ class Calibration:
 
     @property
     def holds(self) -> bool:
-        """Whether the view computed anew is the one that was asked for."""
+        """Whether the recomputed mu is at most the requested one."""
         return self.reached is not None and self.reached <= self.mu * (1 + CLOSE)
 
     @property
     def words(self) -> str:
-        """For a cell of a table."""
+        """The text of a table cell."""
         if self.factor == math.inf:
-            return "no noise in these places helps"
+            return "no level of this noise suffices"
         if not self.factor:
             return "none needed"
         ranges = [f"{name} {_range(low, high)}" for name, (low, high) in self.noise.items()]
@@ -110,12 +111,12 @@ class Calibration:
     def to_json(self) -> dict[str, Json]:
         """Plain values; infinity is the text ``inf``."""
         return {
-            "epsilon": extended(self.epsilon),
+            "epsilon": encoded(self.epsilon),
             "delta": self.delta,
-            "factor": extended(self.factor),
+            "factor": encoded(self.factor),
             "noise": dict(self.noise),
-            "mu": extended(self.mu),
-            "reached": extended(self.reached),
+            "mu": encoded(self.mu),
+            "reached": encoded(self.reached),
             "leaking": list(self.leaking),
             "holds": self.holds,
         }
@@ -132,11 +133,11 @@ def calibrate(
     """Return the noise that makes this view (epsilon, delta)-DP; None if there is no mu.
 
     Args:
-        protocol: With its constants and graph.
+        protocol: The protocol with its constants and graph.
         threat: The adversary and the node.
         found: The bound on its view.
-        epsilon: Wanted.
-        delta: Wanted.
+        epsilon: The requested epsilon.
+        delta: The requested delta.
         smoothness: As for `view_bounds`.
     """
     if found.mu is None:
@@ -173,7 +174,7 @@ def _mu(epsilon: float, delta: float) -> float:
 
 
 def _noise(declared: Relations, node: int, factor: float) -> dict[str, tuple[float, float]]:
-    """Return the least and the largest standard deviation of each noise, scaled."""
+    """Return the smallest and the largest standard deviation of each noise, scaled."""
     noise = [vector for vector in declared.vectors if vector.kind == "noise"]
     own = [vector for vector in noise if vector.owner == node]
     stds = defaultdict[str, list[float]](list)

@@ -1,6 +1,6 @@
-"""Every adversary's exact view beside the paper's claim.
+"""The view bound of every adversary compared with the paper's claim.
 
-A comparison has mu, epsilon, their ratio to the claim, and the noise that the claim needs.
+A comparison has mu, epsilon, their ratio to the claim, and the noise that the claim requires.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from leakaudit._util.plain import extended
+from leakaudit._util.plain import encoded
 from leakaudit.accounting.adversaries import Threat
 from leakaudit.accounting.calibration import Calibration, calibrate
 from leakaudit.accounting.symmetry import Symmetry
@@ -21,30 +21,30 @@ from leakaudit.protocols.declared import Protocol
 from leakaudit.trace import Json
 from leakaudit.verdict import Verdict
 
-# If neither the caller nor a claim says otherwise.
+# Defaults if neither the caller nor a claim specifies a value.
 DELTA = 1e-5
 SENSITIVITY = 1.0
 
-# Relative; by which a computed epsilon or mu may exceed another one and still count as equal.
+# Relative amount by which a computed epsilon or mu may exceed another one and still count as equal.
 ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One view of one node beside the claim.
+    """One view of one node compared with the claim.
 
     Attributes:
         threat: The adversary and the node.
-        bound: On the adversary's view.
-        claim: The strongest one that speaks of this view.
-        verdict: On the claim.
-        why: Of the verdict.
-        exact: Epsilon of a record at the claim's delta, as an upper value; None if there is none.
-        least: The same, as linear (and quadratic) losses reach it.
-        ratio: Exact over claimed.
-        calibration: The noise that the claim needs.
+        bound: The bound on the adversary's view.
+        claim: The strongest claim that applies to this view.
+        verdict: The verdict on the claim.
+        why: The reason for the verdict.
+        exact: Upper bound of a record's epsilon at the claim's delta; None if there is none.
+        least: The epsilon that linear (and quadratic) losses attain.
+        ratio: Exact epsilon divided by the claimed one.
+        calibration: The noise that the claim requires.
         like: The adversary whose view is the same by symmetry.
-        sensitivity_from: Where the sensitivity comes from, in words.
+        sensitivity_from: Origin of the sensitivity, in words.
     """
 
     threat: Threat
@@ -75,9 +75,9 @@ class Comparison:
             "sensitivity_from": self.sensitivity_from,
             "kind": self.threat.kind,
             "claim": claim,
-            "exact": extended(self.exact),
-            "least": extended(self.least),
-            "ratio": extended(self.ratio),
+            "exact": encoded(self.exact),
+            "least": encoded(self.least),
+            "ratio": encoded(self.ratio),
             "verdict": self.verdict.name,
             "why": self.why,
             "recommended": recommended,
@@ -102,12 +102,12 @@ def _plain_claim(claim: Claim) -> dict[str, Json]:
 
 @dataclass(frozen=True)
 class AssumedSensitivity:
-    """How far a record is taken to move a gradient.
+    """The assumed largest change of a gradient if one record is exchanged.
 
     Attributes:
-        value: In Euclidean norm.
-        origin: Where it comes from, in words.
-        comparable: Whether claims are judged at it.
+        value: Euclidean norm of the change.
+        origin: Its origin, in words.
+        comparable: Whether claims are judged with it.
     """
 
     value: float
@@ -121,13 +121,13 @@ def assumed_sensitivity(
     """Return the sensitivity at which views are bounded.
 
     Args:
-        protocol: Its constants may declare a clip.
-        claims: The first that states a sensitivity counts.
-        asked: By the user, None if it is left open.
+        protocol: The protocol; its constants may declare a clip.
+        claims: The claims; the first one that states a sensitivity is used.
+        asked: The value specified by the user, None if there is none.
     """
     clipped = protocol.clipped
     if asked is not None:
-        return AssumedSensitivity(asked, "as given", True)
+        return AssumedSensitivity(asked, "as specified", True)
     for claim in claims:
         if not claim.sensitivity:
             continue
@@ -135,21 +135,21 @@ def assumed_sensitivity(
         if clipped is not None and clipped.sensitivity > claim.sensitivity * (1 + ROUNDING):
             origin += (
                 f"; the run allows {clipped.sensitivity:.6g}, since {clipped.words} "
-                "(--sensitivity prices that)"
+                "(use --sensitivity to evaluate that)"
             )
         return AssumedSensitivity(claim.sensitivity, origin, True)
     if clipped is not None:
         return AssumedSensitivity(clipped.sensitivity, clipped.words, False)
     return AssumedSensitivity(
         SENSITIVITY,
-        "assumed, because neither a claim nor a clip is declared; give --sensitivity",
+        "assumed, because neither a claim nor a clip is declared; specify --sensitivity",
         False,
     )
 
 
 @dataclass(frozen=True)
 class _Question:
-    """What is asked of every view, as for `compare`."""
+    """The parameters for every view, as for `compare`."""
 
     sensitivity: AssumedSensitivity
     delta: float | None
@@ -166,15 +166,15 @@ def compare(
     epsilon: float | None = None,
     smoothness: float | None = None,
 ) -> Iterator[Comparison]:
-    """Yield every adversary's view beside the claim; views equal by symmetry are computed once.
+    """Yield every adversary's view and the claim; views equal by symmetry are computed once.
 
     Args:
-        protocol: With its constants and graph.
+        protocol: The protocol with its constants and graph.
         threats: The adversaries, each with a node.
         sensitivity: As for `view_bounds`, or with its origin; by default `assumed_sensitivity`
             chooses it.
-        delta: As for `view_bounds`; by default that of the claim, else 1e-5.
-        epsilon: For which noise is recommended; by default the claim's.
+        delta: As for `view_bounds`; by default that of the claim, otherwise 1e-5.
+        epsilon: The epsilon for which noise is recommended; by default that of the claim.
         smoothness: As for `view_bounds`.
 
     Raises:
@@ -184,7 +184,7 @@ def compare(
     if not isinstance(sensitivity, AssumedSensitivity):
         sensitivity = assumed_sensitivity(protocol, claims, sensitivity)
     question = _Question(sensitivity, delta, epsilon, smoothness)
-    # What a symmetry is proved for is mu without a smoothness, beside a claim on all nodes alike.
+    # Symmetry is proven for mu without a smoothness, and for claims that treat all nodes alike.
     symmetric = smoothness is None and not any(claim.pair for claim in claims)
     symmetry = Symmetry(protocol.graph, protocol.start)
     known: dict[Threat, Comparison] = {}
@@ -202,7 +202,7 @@ def compare(
 
 
 def _claims(protocol: Protocol) -> list[Claim]:
-    """Return the claims that are about everything that is sent in this run."""
+    """Return the claims that cover everything that is sent in this run."""
     claims = protocol.victim.claims(protocol.graph, protocol.rounds, protocol.public)
     return [claim for claim in claims if _speaks(claim, protocol.rounds)]
 
@@ -234,7 +234,7 @@ def _comparison(
     (bound,) = view_bounds(
         protocol, threat.adversary, [threat.node], assumed.value, delta, question.smoothness
     )
-    # The noise is for the epsilon that was asked for, else for the claim, at the claim's delta.
+    # The noise is for the requested epsilon, otherwise for the claim, at the claim's delta.
     target = question.epsilon
     target_delta = delta
     if target is None and claim is not None:
@@ -260,22 +260,23 @@ def _comparison(
 def judged(comparison: Comparison, comparable: bool) -> Comparison:
     """Return the comparison with its verdict.
 
-    REFUTED requires that losses of one kind exceed the claim: with constant gradients, or quadratic
-    ones within the smoothness, for a record in as many gradients as one can enter. NOT_REFUTED
-    requires that no loss does.
+    REFUTED requires that losses of one kind exceed the claim: losses with constant gradients, or
+    quadratic losses within the smoothness, for a record that enters as many gradients as possible.
+    NOT_REFUTED requires that no loss exceeds it.
 
     Args:
-        comparison: Without a verdict.
-        comparable: Whether it is known how far a gradient moves between the claim's neighbours.
+        comparison: The comparison without a verdict.
+        comparable: Whether it is known how much a gradient differs between neighbouring data sets
+            of the claim.
     """
     claim = comparison.claim
     bound = comparison.bound
     if claim is None or claim.epsilon is None or claim.delta is None:
-        return replace(comparison, why="no claim speaks of this view at these constants")
+        return replace(comparison, why="no claim applies to this view with these constants")
     if bound.refused:
         return replace(comparison, verdict=Verdict.INCONCLUSIVE, why=bound.refused)
     if not comparable:
-        why = "the claim does not say how far a gradient moves; give --sensitivity"
+        why = "the claim does not state how much a gradient may change; specify --sensitivity"
         return replace(comparison, verdict=Verdict.UNSUPPORTED, why=why)
     limit = claim.epsilon * (1 + ROUNDING)
     shown = comparison
@@ -288,23 +289,23 @@ def judged(comparison: Comparison, comparable: bool) -> Comparison:
             why = f"no change within the sensitivity exceeds the claimed {claim.epsilon:.4g}"
             return replace(shown, verdict=Verdict.NOT_REFUTED, why=why)
     if claim.sampled:
-        why = "mini-batches are drawn in secret, which the exact view does not credit"
+        why = "mini-batches are secret, which the view bound does not credit"
         return replace(shown, verdict=Verdict.INCONCLUSIVE, why=why)
     if shown.least is not None and shown.least > limit:
-        why = f"epsilon {shown.least:.4g} is reached, {claim.epsilon:.4g} is claimed"
+        why = f"epsilon {shown.least:.4g} is attained, but {claim.epsilon:.4g} is claimed"
         return replace(shown, verdict=Verdict.REFUTED, why=why)
     return replace(shown, verdict=Verdict.INCONCLUSIVE, why=_between(shown))
 
 
 def _between(comparison: Comparison) -> str:
-    """Say why neither verdict follows."""
+    """Explain why neither verdict follows."""
     exact = comparison.exact
     least = comparison.least
     if exact is None:
-        return "there is no epsilon for records to compare with the claim; give a smoothness"
+        return "there is no epsilon per record to compare with the claim; specify a smoothness"
     if least is None:
-        return f"epsilon is {exact:.4g} at most, and nothing is known to reach it"
-    return f"epsilon lies between {least:.4g} and {exact:.4g}, the claim between them"
+        return f"epsilon is at most {exact:.4g}, but it is not known whether this is attained"
+    return f"epsilon is between {least:.4g} and {exact:.4g}, and so is the claim"
 
 
 def worst(found: Sequence[Comparison]) -> list[Comparison]:
@@ -326,7 +327,7 @@ def _exceeds(bound: ViewBound, other: ViewBound) -> bool:
 
 
 def alike(found: Sequence[Comparison]) -> dict[int, int]:
-    """Return the nodes of which every view is, by symmetry, one of another node: node -> that node.
+    """Return nodes whose views all equal those of another node by symmetry: node -> that node.
 
     Args:
         found: All comparisons.
@@ -348,7 +349,7 @@ def alike(found: Sequence[Comparison]) -> dict[int, int]:
 
 
 def _strongest(claims: Sequence[Claim], threat: Threat) -> Claim | None:
-    """Return the claim of the smallest epsilon that speaks of this view."""
+    """Return the claim with the smallest epsilon that applies to this view."""
     mine = [claim for claim in claims if claim.pair is None or _is_pair(claim.pair, threat)]
     return min(mine, key=lambda claim: claim.epsilon or 0.0, default=None)
 

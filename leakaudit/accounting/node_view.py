@@ -1,4 +1,4 @@
-"""What somebody sees of one node, with its bound: the adversary itself, and stronger ones."""
+"""Views of one node with their bounds: the view of the adversary itself, and of stronger ones."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ CLOSE = 1e-9
 
 @dataclass(frozen=True)
 class NodeView:
-    """What somebody sees of a node, with its bound at sensitivity 1.
+    """A view of a node, with its bound at sensitivity 1.
 
     Attributes:
         knowledge: What is known.
         targets: The node's gradients that are not known.
-        bound: At sensitivity 1.
-        stronger: Who that is, if not the adversary that was asked for.
+        bound: The bound at sensitivity 1.
+        stronger: The adversary, if it is not the requested one but a stronger one.
     """
 
     knowledge: Knowledge
@@ -55,8 +55,9 @@ class NodeView:
     def lowest(self) -> int:
         """The lowest certificate.
 
-        A gradient that no message shows leaves the view as it is, wherever it was taken; so its 1
-        counts for nothing. Its 0 counts: another node's gradient, which is shown, may react to it.
+        A gradient that no message reveals does not affect the view, wherever it was evaluated, so
+        its certificate 1 is ignored. Its certificate 0 counts: a revealed gradient of another node
+        may react to it.
         """
         fisher = self.bound.fisher
         lowest = 2
@@ -70,7 +71,7 @@ class NodeView:
         """Return which gradients a record can enter; None if all of them, or if not declared.
 
         Args:
-            protocol: Whose turns count, if they are about these very gradients.
+            protocol: The protocol; its turns are used if they refer to exactly these gradients.
         """
         declared = protocol.turns
         if declared is None:
@@ -88,32 +89,32 @@ class NodeView:
     def _owner(self) -> int:
         owner = self.knowledge.declared.vectors[self.targets[0].vector].owner
         if owner is None:
-            raise LeakauditError("account: expected gradients that a node takes")
+            raise LeakauditError("account: expected gradients that a node computes")
         return owner
 
 
 def own_view(protocol: Protocol, adversary: Adversary, node: int) -> NodeView:
-    """Return what an adversary sees of a node, over all rounds.
+    """Return an adversary's view of a node, over all rounds.
 
     Args:
-        protocol: With its constants and graph.
-        adversary: Who observes it.
-        node: To be bounded.
+        protocol: The protocol with its constants and graph.
+        adversary: The adversary.
+        node: The node.
 
     Raises:
-        LeakauditError: The view cannot be bounded; the message says why.
+        LeakauditError: The view cannot be bounded; the message states why.
     """
     return NodeView.of(_knowledge(protocol, node, adversary), node)
 
 
 def stronger_views(protocol: Protocol, node: int) -> tuple[NodeView, ...]:
-    """Return views of which every adversary's is a function, unless it is the node itself.
+    """Return views that determine the view of every adversary other than the node itself.
 
     They are computed once for each node.
 
     Args:
-        protocol: With its constants and graph; it keeps the views.
-        node: To be bounded.
+        protocol: The protocol with its constants and graph; it caches the views.
+        node: The node.
     """
     if node not in protocol.stronger:
         protocol.stronger[node] = tuple(_stronger(protocol, node))
@@ -121,7 +122,7 @@ def stronger_views(protocol: Protocol, node: int) -> tuple[NodeView, ...]:
 
 
 def _stronger(protocol: Protocol, node: int) -> Iterator[NodeView]:
-    """Yield the view of one who hears all messages of the node, then with models besides."""
+    """Yield the view of one who observes all messages of the node, then views with models added."""
     heard = _alone(protocol, node)
     if heard is None:
         return
@@ -154,12 +155,12 @@ def _alone(protocol: Protocol, node: int) -> Knowledge | None:
 
 
 def _knowledge(protocol: Protocol, node: int, adversary: Adversary) -> Knowledge:
-    """Return what an adversary knows, over all relations that say something of the node.
+    """Return what an adversary knows, over all relations that concern the node.
 
-    Private vectors of its own nodes are included. In a long run whose rounds are alike, the
-    relations of the node alone are continued over the rounds, which is much faster. That needs two
-    things: all its messages are heard, and over the first rounds its own relations allow what those
-    of the whole network allow (the same mu, leaks and certificates).
+    Private vectors of its own nodes are included. In a long run whose rounds are alike, only the
+    relations of the node are continued over the rounds, which is much faster. This requires that
+    all its messages are observed, and that over the first rounds its own relations yield the same
+    as those of the whole network (the same mu, leaks and certificates).
     """
     if not protocol.repeats or protocol.rounds <= DECLARED:
         return know(protocol.whole, adversary)
@@ -171,7 +172,7 @@ def _knowledge(protocol: Protocol, node: int, adversary: Adversary) -> Knowledge
 
 
 def _all_heard(knowledge: Knowledge) -> bool:
-    """Return whether no message in use is hidden by anything but encryption."""
+    """Return whether every message in use is observed or encrypted."""
     for k in knowledge.used - knowledge.known:
         vector = knowledge.declared.vectors[k]
         if vector.kind == "message" and not vector.secure:
@@ -180,7 +181,7 @@ def _all_heard(knowledge: Knowledge) -> bool:
 
 
 def _agree(own: Knowledge, start: Knowledge, node: int) -> bool:
-    """Return whether a part of the relations gives the bound that all of them give."""
+    """Return whether a part of the relations yields the same bound as all of them."""
     part = account(own, _targets(own, node), 1.0)
     whole = account(start, _targets(start, node), 1.0)
     if part.certificate != whole.certificate or len(part.leaking) != len(whole.leaking):
@@ -189,9 +190,9 @@ def _agree(own: Knowledge, start: Knowledge, node: int) -> bool:
 
 
 def _targets(knowledge: Knowledge, node: int) -> list[Expression]:
-    """Return the node's gradients that the adversary does not know; refuse a node without any."""
+    """Return the node's gradients that the adversary does not know; reject a node without any."""
     gradients = knowledge.declared.gradients(node)
     targets = [g for g in gradients if g.vector not in knowledge.known]
     if not targets:
-        raise LeakauditError("its data does not enter by gradients, so there is nothing to price")
+        raise LeakauditError("its data does not enter through gradients, so there is no bound")
     return targets

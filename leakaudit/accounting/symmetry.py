@@ -1,13 +1,13 @@
-"""Views that are equal by symmetry, which is proved.
+"""Views that are provably equal by symmetry.
 
-mu is a matter of spans and Euclidean norms only, so a vector and its negative are the same. If a
-renaming of the nodes carries one node and its adversary to others and gives back every declared
-relation, up to the sign of each vector, both views have the same mu. Candidates come from
-isomorphisms of the graph, with the target, the tapped wires and the corrupt nodes marked. Each
-candidate is then checked on the relations themselves: their terms are matched by the vectors in
-them, all ratios of coefficients must have one size, and their signs must be the product of a sign
-for each relation and one for each vector. Whether such signs exist is a two-colouring, decided by a
-search along the ties (`_Signs`). A renaming that is only likely to work is never used.
+mu depends only on spans and Euclidean norms, so a vector and its negative are equivalent. If a
+renaming of the nodes maps one node and its adversary to others and reproduces every declared
+relation, up to the sign of each vector, both views have the same mu. Candidates are isomorphisms of
+the graph, with the target, the observed channels and the corrupt nodes marked. Each candidate is
+then checked on the relations themselves: their terms are matched by the vectors in them, all ratios
+of coefficients must have the same absolute value, and their signs must be the product of a sign for
+each relation and one for each vector. Whether such signs exist is a two-colouring problem, decided
+by a search along the ties (`_Signs`). A renaming that is only likely to work is never used.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from leakaudit.relations import Relations, Vector
 from leakaudit.trace import Graph
 
 Renaming = tuple[int, ...]
-# A linear form: place of a vector -> coefficient.
+# A linear form: index of a vector -> coefficient.
 Form = Mapping[int, Fraction]
-# What a form belongs to (a gradient, an opaque vector, or None for a relation), and its vectors.
+# The owner of a form (a gradient, an opaque vector, or None for a relation), and its vectors.
 FormKey = tuple[int | None, frozenset[int]]
-# Renamings that fail, without one that holds, before the search ends: a choice, time against luck.
+# The search ends after this number of failed renamings without a valid one: a choice that limits
+# its time.
 PATIENCE = 12
 
 
@@ -36,8 +37,8 @@ class Symmetry:
     """Finds, for an adversary, an earlier one whose view is provably the same.
 
     Args:
-        graph: Of the network.
-        relations: Of the whole network.
+        graph: Graph of the network.
+        relations: Relations of the whole network.
     """
 
     def __init__(self, graph: Graph, relations: Relations) -> None:
@@ -67,7 +68,7 @@ class Symmetry:
         return self._proved[renaming]
 
     def _marked(self, threat: Threat) -> nx.Graph:
-        """The graph with each node's part: the target, an end of a tapped wire, a curious node."""
+        """The graph with each node's role: target, end of an observed channel, curious node."""
         tapped: set[int] = set()
         if isinstance(threat.adversary.hears, frozenset):
             tapped.update(*threat.adversary.hears)
@@ -79,7 +80,7 @@ class Symmetry:
         return graph
 
     def _key(self, threat: Threat, marked: nx.Graph) -> tuple[object, ...]:
-        """What every renaming keeps, to compare few."""
+        """Invariants of every renaming, which reduce the number of comparisons."""
         apart = nx.single_source_shortest_path_length(marked, threat.node)
         kept = sorted((apart[n], marked.degree[n], marked.nodes[n]["part"]) for n in marked)
         return (threat.kind, tuple(kept))
@@ -92,13 +93,13 @@ class Symmetry:
 
 
 def invariant(relations: Relations, renaming: Sequence[int], by_node: bool) -> bool:
-    """Whether a renaming gives back the same relations and points of gradients, up to signs.
+    """Return whether a renaming reproduces the relations and points of gradients, up to signs.
 
-    Node i becomes renaming[i]. Relations that cannot be told apart by the vectors in them count as
-    not the same.
+    Node i becomes renaming[i]. Relations that cannot be distinguished by the vectors in them count
+    as different.
 
     Args:
-        relations: Of the whole network.
+        relations: Relations of the whole network.
         renaming: (N,) A permutation of the nodes.
         by_node: Whether the index of a vector is a node and is renamed too.
     """
@@ -108,8 +109,9 @@ def invariant(relations: Relations, renaming: Sequence[int], by_node: bool) -> b
     all_apart = len(forms) == len(relations.relations) + len(relations.points) + opaque
     if image is None or not all_apart:
         return False
-    # A form and its image are equal up to one sign of the form and one of each vector. So the size
-    # of all ratios of coefficients must be one, and their signs must be products of such signs.
+    # A form and its image are equal up to one sign of the form and one of each vector. Therefore,
+    # all ratios of coefficients must have the same absolute value, and their signs must be products
+    # of such signs.
     signs = _Signs()
     for n, ((owner, vectors), terms) in enumerate(forms.items()):
         if owner is not None:
@@ -128,7 +130,7 @@ def invariant(relations: Relations, renaming: Sequence[int], by_node: bool) -> b
 
 
 def _image(relations: Relations, renaming: Sequence[int], by_node: bool) -> list[int] | None:
-    """Return where each vector goes; None if one goes nowhere, or two go to one place."""
+    """Return the image of each vector; None if one has no image, or two have the same."""
     place: dict[tuple[object, ...], int] = {}
     for k, vector in enumerate(relations.vectors):
         place[_name(vector)] = k
@@ -144,7 +146,7 @@ def _image(relations: Relations, renaming: Sequence[int], by_node: bool) -> list
 
 
 def _forms(relations: Relations) -> dict[FormKey, Form]:
-    """All linear forms, by what they belong to and the vectors in them."""
+    """All linear forms, by their owner and the vectors in them."""
     found: dict[FormKey, Form] = {}
     for relation in relations.relations:
         found[None, frozenset(relation.terms)] = relation.terms
@@ -157,7 +159,7 @@ def _forms(relations: Relations) -> dict[FormKey, Form]:
 
 
 def _name(v: Vector) -> tuple[object, ...]:
-    """Return what tells a vector from others; the order of its receivers does not."""
+    """Return what identifies a vector; the order of its receivers does not matter."""
     to = None
     if v.dst is not None:
         to = frozenset(v.dst)

@@ -1,10 +1,10 @@
-"""What theory allows: the mu, and epsilon, of what an adversary sees of each node.
+"""View bounds: the mu, and epsilon, of an adversary's view of each node.
 
-The adversary's own view is computed first. If it sees every model at which the node takes gradients
-(certificate 2), its mu holds for one record. If not, the views of stronger adversaries are tried,
-of which its own view is a function, so that their mu is an upper value; and with a smoothness, the
-drift of the gradients is bounded. The least upper value counts. What constant and quadratic losses
-reach is computed beside it, so that the truth lies between.
+The adversary's own view is computed first. If it determines every model at which the node evaluates
+gradients (certificate 2), its mu holds for one record. If not, the views of stronger adversaries
+are tried, which determine its own view, so that their mu is an upper bound; and with a smoothness,
+the drift of the gradients is bounded. The smallest upper bound is used. What constant and quadratic
+losses attain is computed as well, so that the truth lies between the two.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from leakaudit._util.plain import extended
+from leakaudit._util.plain import encoded
 from leakaudit.accounting.basis import Basis, Ground, Unit
 from leakaudit.accounting.node_view import NodeView, own_view, stronger_views
 from leakaudit.adversary import Adversary
@@ -25,37 +25,37 @@ from leakaudit.protocols.declared import Protocol
 from leakaudit.relations import Turns, account, drift, largest, reached, secretless
 from leakaudit.trace import Json
 
-# Choices of batches for which a drift is computed; above, a record counts in every gradient, which
-# is an upper value. A choice: each costs a pass over the declaration.
+# Most choices of batches for which a drift is computed; if there are more, a record is counted in
+# every gradient, which is an upper bound. A choice: each costs a pass over the declaration.
 DRIFTED = 16
 
 
 @dataclass(frozen=True)
 class ViewBound:
-    """The bound on what one adversary's view may tell about one node.
+    """The bound on one adversary's view of one node.
 
     Attributes:
-        node: That the data belongs to.
-        adversary: Who observes it.
-        sensitivity: How far one gradient moves.
-        delta: At which epsilons are given.
-        mu: At record level, of Gaussian differential privacy; a certified upper value. None if
-            there is none, as `basis` says.
-        attained: Reached by changes that may differ from round to round; None if `mu` is an upper
-            value only.
-        linear: Reached by a record whose gradients are constant and move by the sensitivity.
-        reached: As `linear`, also by quadratic losses within the smoothness that was given.
-        epsilon: Of `mu`.
-        node_mu: If all data of the node change, and any two of its gradients, wherever taken,
-            differ by at most the sensitivity.
-        node_epsilon: Of `node_mu`.
-        basis: What these values rest on; None if they were refused.
-        certificate: Of every gradient, see `leakaudit.relations.Bound`.
+        node: The node that owns the data.
+        adversary: The adversary.
+        sensitivity: Largest change of one gradient.
+        delta: Delta of the epsilons.
+        mu: Certified upper bound of the parameter of Gaussian differential privacy at record level.
+            None if there is none, for the reason in `basis`.
+        attained: mu attained by changes that may differ from round to round; None if `mu` is only
+            an upper bound.
+        linear: mu attained by a record whose gradients are constant and change by the sensitivity.
+        reached: As `linear`, also by quadratic losses within the specified smoothness.
+        epsilon: Epsilon of `mu`.
+        node_mu: mu if all data of the node change, and any two of its gradients, wherever
+            evaluated, differ by at most the sensitivity.
+        node_epsilon: Epsilon of `node_mu`.
+        basis: The basis of these values; None if there are none.
+        certificate: Certificate of every gradient, see `leakaudit.relations.Bound`.
         leaking: Combinations of gradients without noise, if mu is inf.
-        enters: How many of the node's gradients one record enters at most.
-        gradients: How many gradients the node takes.
-        rounds: The rounds that these values are about.
-        refused: Why there are none, in words.
+        enters: Largest number of the node's gradients that one record enters.
+        gradients: Number of gradients of the node.
+        rounds: Number of rounds that these values cover.
+        refused: Why there are no values, in words.
     """
 
     node: int
@@ -79,7 +79,7 @@ class ViewBound:
 
     @property
     def largest(self) -> float | None:
-        """The mu to compare views by: at record level, else of the node, else what is reached."""
+        """The mu for comparing views: at record level, or of the node, or the attained one."""
         for mu in (self.mu, self.node_mu):
             if mu is not None:
                 return mu
@@ -87,7 +87,7 @@ class ViewBound:
 
     @property
     def unit(self) -> Unit | None:
-        """Whose change is bounded; None if the bound was refused."""
+        """Whose change is bounded; None if there is no bound."""
         if self.basis is None:
             return None
         return self.basis.unit
@@ -100,15 +100,15 @@ class ViewBound:
         return {
             "node": self.node,
             "adversary": str(self.adversary),
-            "sensitivity": extended(self.sensitivity),
+            "sensitivity": encoded(self.sensitivity),
             "delta": self.delta,
-            "mu": extended(self.mu),
-            "attained": extended(self.attained),
-            "linear": extended(self.linear),
-            "reached": extended(self.reached),
-            "epsilon": extended(self.epsilon),
-            "node_mu": extended(self.node_mu),
-            "node_epsilon": extended(self.node_epsilon),
+            "mu": encoded(self.mu),
+            "attained": encoded(self.attained),
+            "linear": encoded(self.linear),
+            "reached": encoded(self.reached),
+            "epsilon": encoded(self.epsilon),
+            "node_mu": encoded(self.node_mu),
+            "node_epsilon": encoded(self.node_epsilon),
             "level": level,
             "certificate": list(self.certificate),
             "leaking": list(self.leaking),
@@ -130,14 +130,14 @@ def view_bounds(
     """Yield the bound of every node, over all rounds of the protocol.
 
     Args:
-        protocol: With its constants and graph.
-        adversary: Who observes it.
-        nodes: To be bounded.
-        sensitivity: How far one gradient moves in Euclidean norm when a record changes and the
+        protocol: The protocol with its constants and graph.
+        adversary: The adversary.
+        nodes: The nodes.
+        sensitivity: Largest change of one gradient, in Euclidean norm, if a record changes and the
             model does not.
-        delta: At which epsilons are given.
-        smoothness: Lipschitz constant of the node's gradients, for record level if the protocol
-            does not release the models.
+        delta: Delta of the epsilons.
+        smoothness: Lipschitz constant of the node's gradients, for bounds at record level if the
+            protocol does not release the models.
 
     Raises:
         LeakauditError: A node or edge does not exist.
@@ -146,7 +146,7 @@ def view_bounds(
     for k, node in enumerate(nodes):
         if not 0 <= node < protocol.graph.nodes:
             raise LeakauditError(
-                f"there is no node {node}: the graph has nodes 0 to {protocol.graph.nodes - 1}"
+                f"node {node} does not exist (the graph has nodes 0 to {protocol.graph.nodes - 1})"
             )
         step("nodes", k, len(nodes))
         empty = ViewBound(node, adversary, sensitivity, delta, rounds=protocol.rounds)
@@ -159,10 +159,10 @@ def view_bounds(
 
 
 def _bound(protocol: Protocol, empty: ViewBound, smoothness: float | None) -> ViewBound:
-    """Return the bound for the node and the adversary of an empty one."""
+    """Return the bound for the node and the adversary of an empty bound."""
     node = empty.node
     if node in empty.adversary.corrupt:
-        raise LeakauditError("the adversary is this node")
+        raise LeakauditError("the adversary controls this node")
     if secretless(protocol.start, node):
         return _with_epsilons(_idle(empty))
     if protocol.missing:
@@ -187,7 +187,7 @@ def _bound(protocol: Protocol, empty: ViewBound, smoothness: float | None) -> Vi
 
 
 def _idle(empty: ViewBound) -> ViewBound:
-    """Return the bound of a node whose data enters nothing."""
+    """Return the bound of a node whose data does not enter any message."""
     return replace(
         empty,
         mu=0.0,
@@ -202,9 +202,9 @@ def _idle(empty: ViewBound) -> ViewBound:
 
 
 def _leak(found: ViewBound, own: NodeView) -> ViewBound:
-    """Return the bound of a view with a combination of gradients that bears no noise."""
-    # Constant gradients: a difference of two of them, which may be what leaks, tells nothing of
-    # these.
+    """Return the bound of a view with a combination of gradients without noise."""
+    # For constant gradients: a difference of two of them, which may be what leaks, contains no
+    # information about them.
     linear = found.sensitivity * _quadratic(own, range(len(own.targets)), 0.0)
     return replace(
         found,
@@ -221,15 +221,15 @@ def _leak(found: ViewBound, own: NodeView) -> ViewBound:
 def _reached(
     found: ViewBound, own: NodeView, turns: Turns | None, smoothness: float | None
 ) -> ViewBound:
-    """Return the bound with what records of simple losses reach: lower values of the truth."""
+    """Return the bound with what records of simple losses attain, which are lower bounds."""
     entered: Sequence[int] = range(len(own.targets))
     least = 0.0
     fisher = own.bound.fisher
     if fisher is not None and turns:
         least, _, entered = largest(fisher, turns)
     elif fisher is not None:
-        # All gradients move by one vector of length 1: mu^2 is the sum of M. Rounding may leave it
-        # below 0.
+        # All gradients change by one vector of length 1: mu^2 is the sum of M. Rounding may make it
+        # negative.
         least = math.sqrt(max(float(fisher.sum()), 0.0))
     linear = found.sensitivity * least
     if smoothness:
@@ -243,10 +243,10 @@ def _reached(
 def _least(
     found: ViewBound, views: Sequence[NodeView], turns: Turns | None, smoothness: float | None
 ) -> ViewBound:
-    """Return the bound with the least upper value of all views, for records and for the node.
+    """Return the bound with the smallest upper bound of all views, for records and for the node.
 
     The adversary's view is a function of each of these views, so the bound of any of them is an
-    upper value of its own.
+    upper bound of its own.
     """
     record_mu = math.inf
     basis = Basis(Ground.STEERED)
@@ -290,7 +290,7 @@ def _with_epsilons(found: ViewBound) -> ViewBound:
 
 
 def _of_record(view: NodeView, turns: Turns | None) -> float:
-    """Return the mu at record level of a view that has every model, at sensitivity 1."""
+    """Return the mu at record level of a view that determines every model, at sensitivity 1."""
     if turns is None or view.bound.fisher is None:
         return view.bound.mu
     _, upper, _ = largest(view.bound.fisher, turns)
@@ -300,9 +300,9 @@ def _of_record(view: NodeView, turns: Turns | None) -> float:
 def _drifted(view: NodeView, turns: Turns | None, smoothness: float) -> float:
     """Return the mu at record level of a view without the models, for Lipschitz gradients.
 
-    It is at sensitivity 1. A record of a mini-batch enters some gradients only. If there are few
-    choices, the bound of each is computed; else the record counts in all of them, which is an upper
-    value.
+    It is for sensitivity 1. A record of a mini-batch enters only some gradients. If there are few
+    choices, the bound of each is computed; otherwise, the record is counted in all of them, which
+    is an upper bound.
     """
     every = range(len(view.targets))
     patterns: list[Sequence[int]] = [every]
@@ -318,9 +318,9 @@ def _drifted(view: NodeView, turns: Turns | None, smoothness: float) -> float:
 
 
 def _quadratic(view: NodeView, entered: Sequence[int], curvature: float) -> float:
-    """Return what least squares of this curvature reach.
+    """Return the mu that least-squares losses of this curvature attain.
 
-    It is 0, which claims nothing, if that cannot be computed.
+    It is 0, a trivial lower bound, if it cannot be computed.
     """
     try:
         return reached(view.knowledge, view.targets, entered, curvature)
@@ -331,10 +331,10 @@ def _quadratic(view: NodeView, entered: Sequence[int], curvature: float) -> floa
 def _elsewhere(
     protocol: Protocol, empty: ViewBound, smoothness: float | None, why: str
 ) -> ViewBound:
-    """Return the bound for one who hears all messages of the node.
+    """Return the bound for one who observes all messages of the node.
 
-    It is used if the adversary's own view cannot be bounded. No value is known to be reached then.
-    Raises LeakauditError, which says why, if there is no bound either.
+    It is used if the adversary's own view cannot be bounded. It is then not known whether the bound
+    is attained. Raises LeakauditError with the reason if there is no such bound either.
     """
     views = [view for view in stronger_views(protocol, empty.node) if not view.bound.leaking]
     if not views:
@@ -357,26 +357,27 @@ def _elsewhere(
 def _faulty(protocol: Protocol, empty: ViewBound, smoothness: float | None) -> ViewBound:
     """Return the bound of a run in which messages were lost, over all its rounds.
 
-    Each step of the node is as declared, except for received vectors: a lost one is replaced by
-    another that is known. So the bound is that of one who hears all the node's messages, lost ones
-    included (`relations.alone`). An adversary of the run without the fault never has more.
+    Each step of the node is as declared, except for received vectors: a lost vector is replaced by
+    another one that is known. The bound is therefore that of one who observes all the node's
+    messages, including lost ones (`relations.alone`). An adversary of the run without the fault
+    never knows more.
     """
-    why = f"{protocol.missing}, so every message of the node counts as heard"
+    why = f"{protocol.missing}, so every message of the node is assumed to be observed"
     try:
         return _elsewhere(protocol, empty, smoothness, why)
     except LeakauditError:
-        if protocol.holds:  # a leak of the rounds before the first loss is a leak of the run
+        if protocol.holds:  # a leak in the rounds before the first loss is a leak of the run
             before = replace(protocol, rounds=protocol.holds, missing="")
             leaking = _bound(before, empty, None)
             if leaking.mu == math.inf:
                 return leaking
         raise LeakauditError(
-            f"{why}, and then its noise hides nothing; record without the fault"
+            f"{why}, and its noise then hides nothing; record a run without the fault"
         ) from None
 
 
 def _most(turns: Turns | None, every: int) -> int:
-    """Return how many gradients one record enters at most."""
+    """Return the largest number of gradients that one record enters."""
     if turns is None:
         return every
     most = 0

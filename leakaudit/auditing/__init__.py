@@ -1,4 +1,4 @@
-"""The audit: one alpha for everything that is claimed, over a grid of epsilons.
+"""The audit: tests of all claims over a grid of epsilons, with one alpha for all of them.
 
-Exact views, reconstruction and canaries are compared with the claims.
+View bounds, reconstruction and canaries are compared with the claims.
 """

@@ -1,4 +1,4 @@
-"""Canaries: replays with one record or another, and one run with a coin for each record."""
+"""Canaries: replays with one of two records, and one run with a coin flip for each record."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ from leakaudit.leak import GradientLeak
 from leakaudit.protocols.recording import Plan
 from leakaudit.tasks.task import Task
 
-GUESSED = 0.5  # share of the canaries of one run that are guessed, the surest: a choice
-MOST = 200  # free records that are looked at for a pair: a choice
+GUESSED = 0.5  # share of the canaries of one run that are guessed, the most certain ones: a choice
+MOST = 200  # free records that are examined to find a pair: a choice
 
 
 def pair(ready: Plan, node: int, most: int = MOST) -> tuple[int, int]:
-    """Return the node's first record and a free record that is easy to tell from it.
+    """Return the node's first record and a free record that is easy to distinguish from it.
 
-    That is the one whose gradient at a start model is farthest from the first one's. No run is
-    looked at.
+    This is the record whose gradient at a start model is farthest from that of the first record. No
+    run is examined.
 
     Args:
         ready: The scenario's own plan.
-        node: Whose record.
-        most: How many records are looked at.
+        node: The node that owns the first record.
+        most: Largest number of records that are examined.
 
     Returns:
         Both as rows of the data set.
@@ -58,18 +58,18 @@ def pair(ready: Plan, node: int, most: int = MOST) -> tuple[int, int]:
 
 
 def free_rows(ready: Plan, node: int) -> list[int]:
-    """Return the node's first record, then the records that nobody holds.
+    """Return the node's first record, then the records that no node holds.
 
     Args:
         ready: The scenario's own plan.
-        node: Whose record.
+        node: The node that owns the first record.
     """
     own = int(ready.rows[node, 0])
     return [own, *_spare(ready)]
 
 
 def _spare(ready: Plan) -> list[int]:
-    """Return the records that nobody holds."""
+    """Return the records that no node holds."""
     held = set(ready.rows.flatten().tolist())
     return [row for row in range(len(ready.source.x)) if row not in held]
 
@@ -82,12 +82,12 @@ def counted(found: Replays, promise: Promise | None, alpha: float) -> Counts:
 
     Args:
         found: The replays, with the log-likelihoods of both records in the columns of their scores.
-        promise: What the counts are to test; it decides which threshold serves best. None if
-            nothing is promised.
+        promise: The guarantee that the counts will test; it determines the best threshold. None if
+            there is none.
         alpha: Level of that test.
 
     Returns:
-        The counts. NaN counts as a guess that the record was not there.
+        The counts. NaN counts as a guess that the record was absent.
     """
     ratio = torch.zeros(0)
     if len(found.scores):
@@ -105,12 +105,12 @@ def counted(found: Replays, promise: Promise | None, alpha: float) -> Counts:
 def _threshold(
     ratio: Tensor, there: Tensor, promise: Promise, alpha: float, positives: int, negatives: int
 ) -> float:
-    """Return the threshold of greatest power for scores of the pilot's means and deviation.
+    """Return the threshold of greatest power for scores with the pilot's means and deviation.
 
-    Under Gaussian noise the log-likelihood ratio is normal, with one deviation and with a mean for
-    each of the two records. So the pilot gives these three numbers, and the model gives the error
-    rates at every threshold; the error rates of a pilot by themselves could not tell thresholds
-    apart whose false positive rate is a fraction of one count.
+    Under Gaussian noise, the log-likelihood ratio is normal, with one deviation and one mean for
+    each of the two records. The pilot yields these three numbers, and the model yields the error
+    rates at every threshold. The error rates of a pilot itself could not distinguish thresholds
+    with false-positive rates below one count.
 
     Returns:
         The threshold; 0, the middle of a likelihood ratio, if the pilot or the rest has too few
@@ -142,13 +142,13 @@ def _counts(ratio: Tensor, there: Tensor, threshold: float) -> Counts:
 
 
 class Guesses(NamedTuple):
-    """What came of the canaries of one run.
+    """The results of the canaries of one run.
 
     Attributes:
-        canaries: Places with a coin.
-        guesses: How many of them were guessed.
-        right: How many of the guesses were right.
-        why: Why none were made, else empty.
+        canaries: Number of places with a coin flip.
+        guesses: Number of canaries that were guessed.
+        right: Number of correct guesses.
+        why: Why no guesses were made, otherwise empty.
     """
 
     canaries: int
@@ -164,17 +164,17 @@ def one_run(ready: Plan, adversary: Adversary, gradients: int, seed: int) -> Gue
 
     Args:
         ready: The scenario's own plan.
-        adversary: Who guesses.
+        adversary: The adversary who guesses.
         gradients: Largest number of gradients of a leak.
-        seed: Of coins and noise.
+        seed: Seed of coins and noise.
     """
     nodes, k = ready.rows.shape
     needed = nodes * k
     spare = _spare(ready)
     if len(spare) < needed:
         why = (
-            f"one run with {needed} canaries needs as many records that nobody holds, "
-            f"the data set has {len(spare)}"
+            f"one run with {needed} canaries needs {needed} records that no node holds, "
+            f"but the data set has {len(spare)}"
         )
         return Guesses(0, 0, 0, why)
     both = torch.stack([ready.rows, torch.tensor(spare[:needed]).reshape(nodes, k)])
@@ -200,13 +200,13 @@ def one_run(ready: Plan, adversary: Adversary, gradients: int, seed: int) -> Gue
 def _ratios(leak: GradientLeak, task: Task, ready: Plan, both: Tensor) -> Tensor:
     """Return the log-likelihood ratio (k,) of the second record over the first at every place.
 
-    All other places are taken at their mean: with the combination C, the value V, the whitening W
-    and the gradients A, B of the two records at a place, the sum over the leak of W (V - C mean) *
-    W C (B - A) / k.
+    All other places are replaced by their mean: with the combination C, the value V, the whitening
+    W and the gradients A, B of the two records at a place, it is the sum over the leak of
+    W (V - C mean) * W C (B - A) / k.
 
     Args:
-        leak: Of one node with k records.
-        task: What is trained.
+        leak: A leak of one node with k records.
+        task: The training task.
         ready: The scenario's own plan.
         both: (2, k) The records of every place, as rows of the data set.
     """

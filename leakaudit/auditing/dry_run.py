@@ -1,4 +1,4 @@
-"""What an audit would do, and how much of it, without a run."""
+"""What an audit would do, and at which cost, without running it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class DryPoint(Struct, frozen=True, kw_only=True):
     """One point of the grid.
 
     Attributes:
-        epsilon: In words.
-        constants: Of the victim, that were set for it.
-        delta: Of every epsilon.
-        sensitivity: Of every epsilon.
+        epsilon: Epsilon in words.
+        constants: Constants of the victim that were set for it.
+        delta: Delta of every epsilon.
+        sensitivity: Sensitivity that every epsilon assumes.
         exact: By adversary, the worst epsilon of one record; None if a view has none.
         node: By adversary, the worst epsilon of a whole node.
-        rounds_priced: The rounds that these epsilons are about.
+        rounds_priced: Number of rounds that these epsilons cover.
     """
 
     epsilon: str
@@ -44,7 +44,7 @@ class DryRun(Struct, frozen=True, kw_only=True):
         runs: Number of recordings.
         replays: Number of recordings for replays and canaries.
         attacks: Number of attacks.
-        cost_of_an_attack: By name, in words.
+        cost_of_an_attack: Cost of each attack by name, in words.
         parameters: Size of the model.
     """
 
@@ -58,11 +58,11 @@ class DryRun(Struct, frozen=True, kw_only=True):
 
 
 def dry(plan: AuditPlan, where: Where) -> DryRun:
-    """Return the grid and how much would be done, without a run.
+    """Return the grid and the amount of work, without running anything.
 
     Args:
-        plan: Of the audit.
-        where: It would run.
+        plan: Plan of the audit.
+        where: Where it would run.
 
     Returns:
         What an audit would do.
@@ -108,7 +108,7 @@ def _point(plan: AuditPlan, level: Level) -> DryPoint:
 
 
 def _worst(epsilons: Sequence[float | None]) -> float | None:
-    """Return the largest epsilon, None if a view has none: then no figure bounds them all."""
+    """Return the largest epsilon; None if a view has none, because no number then bounds all."""
     found = [e for e in epsilons if e is not None]
     if not found or len(found) < len(epsilons):
         return None

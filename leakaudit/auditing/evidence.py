@@ -1,7 +1,8 @@
-"""The three kinds of counts, and what each can tell about a promise.
+"""The three kinds of counts, and how each tests a guarantee.
 
-Each gives a p-value, the least p-value that its trials could give, the trials that would be
-needed, and its power. All three hold at every sample size, zero trials and no errors included.
+Each has a p-value, the smallest p-value that its trials could give, the number of trials that would
+be needed, and its power. All three are valid for every sample size, including zero trials and zero
+errors.
 """
 
 from __future__ import annotations
@@ -23,26 +24,26 @@ from leakaudit.bounds.joint import LARGEST, Floats, JointTest, joint_test, perfe
 from leakaudit.bounds.reconstruction import success
 from leakaudit.verdict import MOST_TRIALS
 
-SMALLEST = 1e-280  # p-value below which none is looked for; well inside the range of a double
-PILOT = 0.25  # share of the canary replays that choose the threshold, and nothing else: a choice
-LEAST = 2  # scores on each side that a pilot needs: two have a deviation
+SMALLEST = 1e-280  # smallest p-value that is computed; well inside the range of a double
+PILOT = 0.25  # share of the canary replays that are used only to choose the threshold: a choice
+LEAST = 2  # scores that a pilot needs on each side: two have a deviation
 TRIED = 48  # thresholds of the grid: a choice
-FAR = 3.0  # deviations beyond both means that the grid reaches
-PILOTS = 64  # over whose choices the power is averaged: a choice
-MOST_CANARIES = 1 << 20  # that are asked for at most
+FAR = 3.0  # the grid extends this many deviations beyond both means
+PILOTS = 64  # number of pilots over which the power is averaged: a choice
+MOST_CANARIES = 1 << 20  # most canaries that are recommended
 
 
 @dataclass(frozen=True)
 class Successes:
-    """Reconstruction: how often an attack succeeded, against what blind chance allows.
+    """Reconstruction: how often an attack succeeded, compared with what the guarantee allows.
 
-    The bound is that of `leakaudit.bounds.reconstruction`: an event that a blind guess meets with
-    probability kappa is met with probability Phi(Phi^-1(kappa) + mu) at most.
+    The bound is that of `leakaudit.bounds.reconstruction`: if a blind guess succeeds with
+    probability kappa, an attack succeeds with probability at most Phi(Phi^-1(kappa) + mu).
 
     Attributes:
-        hits: Trials that succeeded.
-        trials: All trials.
-        kappa: Chance of a blind guess to succeed, an upper limit.
+        hits: Number of trials that succeeded.
+        trials: Number of all trials.
+        kappa: Upper limit of the probability that a blind guess succeeds.
     """
 
     hits: int
@@ -50,10 +51,10 @@ class Successes:
     kappa: float
 
     def ceiling(self, promise: Promise) -> float:
-        """Return the largest success rate that a promise allows.
+        """Return the largest success rate that a guarantee allows.
 
         Args:
-            promise: What is tested.
+            promise: The guarantee that is tested.
         """
         return 1.0 if promise.empty else success(promise.guarantee, self.kappa)
 
@@ -61,31 +62,31 @@ class Successes:
         """Return the lower limit of the success rate (Clopper and Pearson).
 
         Args:
-            alpha: Chance that it lies above the rate.
+            alpha: Probability that the limit exceeds the rate.
         """
         return empirical.lower(self.hits, self.trials, alpha)
 
     def p_value(self, promise: Promise) -> float:
-        """Return the chance of as many hits at the ceiling.
+        """Return the probability of at least this number of hits at the ceiling.
 
         Args:
-            promise: What is tested.
+            promise: The guarantee that is tested.
         """
         return float(binom.sf(self.hits - 1, self.trials, self.ceiling(promise)))
 
     def best(self, promise: Promise) -> float:
-        """Return the p-value if all trials hit.
+        """Return the p-value if all trials succeed.
 
         Args:
-            promise: What is tested.
+            promise: The guarantee that is tested.
         """
         return replace(self, hits=self.trials).p_value(promise)
 
     def needs(self, promise: Promise, alpha: float) -> int | None:
-        """Return how many trials, if all hit, refute the promise; None if no number does.
+        """Return how many successful trials refute the guarantee; None if no number does.
 
         Args:
-            promise: What is tested.
+            promise: The guarantee that is tested.
             alpha: Level of the test.
         """
         ceiling = self.ceiling(promise)
@@ -93,16 +94,17 @@ class Successes:
             return None
         if ceiling <= 0:
             return 1
-        # All of n trials hit with probability ceiling^n.
+        # All of n trials succeed with probability ceiling^n.
         return max(1, math.ceil(math.log(alpha) / math.log(ceiling)))
 
     def power(self, promise: Promise, alpha: float, mu: float) -> float:
-        """Return the chance that the best attack refutes the promise.
+        """Return the probability that the best attack refutes the guarantee.
 
         Args:
-            promise: What is tested.
+            promise: The guarantee that is tested.
             alpha: Level of the test.
-            mu: What the noise really gives; the best attack then meets Phi(Phi^-1(kappa) + mu).
+            mu: The actual mu of the noise; the best attack succeeds with probability
+                Phi(Phi^-1(kappa) + mu).
         """
         rate = gaussian.power(self.kappa, mu)
         return empirical.detection(self.trials, self.ceiling(promise), rate, alpha)
@@ -110,12 +112,12 @@ class Successes:
 
 @dataclass(frozen=True)
 class Canary:
-    """Guesses on replays with a record and with another; both error rates are tested together.
+    """Guesses on replays with a record and with another one; both error rates are tested jointly.
 
     The test is that of `leakaudit.bounds.joint`.
 
     Attributes:
-        counts: Guesses that the record was there, and trials, on both sides.
+        counts: Guesses that the record was present, and trials, on both sides.
     """
 
     counts: Counts
@@ -123,11 +125,11 @@ class Canary:
     def p_value(self, promise: Promise) -> float:
         """Return the p-value of the joint test.
 
-        Beyond `joint.LARGEST` trials it is the least alpha at which the separate limits of both
-        error rates exceed the promise.
+        For more than `joint.LARGEST` trials, it is the smallest alpha at which the separate limits
+        of both error rates exceed the guarantee.
 
         Args:
-            promise: What is tested.
+            promise: The guarantee that is tested.
         """
         c = self.counts
         if promise.empty or not min(c.positives, c.negatives):
@@ -140,26 +142,26 @@ class Canary:
         return test.p_value(c.true_positives, c.false_positives)
 
     def best(self, promise: Promise) -> float:
-        """Return the p-value if there is no error in any replay.
+        """Return the p-value if no replay has an error.
 
         Args:
-            promise: What is tested.
+            promise: The guarantee that is tested.
         """
         c = self.counts
         return Canary(Counts(c.positives, c.positives, 0, c.negatives)).p_value(promise)
 
     def needs(self, promise: Promise, alpha: float) -> int | None:
-        """Return how many replays without an error refute the promise.
+        """Return how many replays without an error refute the guarantee.
 
-        The p-value of n pairs without an error is about that of one pair to the power n. That gives
-        the number, up to rounding, which the two loops correct.
+        The p-value of n pairs without an error is approximately that of one pair to the power n.
+        This yields the number up to rounding, which the two loops correct.
 
         Args:
-            promise: What is tested.
+            promise: The guarantee that is tested.
             alpha: Level of the test.
 
         Returns:
-            Replays on both sides together, as many on each; None if no number is enough.
+            Replays on both sides together, half of them on each; None if no number suffices.
         """
         if promise.empty:
             return None
@@ -175,20 +177,20 @@ class Canary:
         return 2 * number
 
     def power(self, promise: Promise, alpha: float, mu: float) -> float:
-        """Return the chance that the best attack refutes the promise.
+        """Return the probability that the best attack refutes the guarantee.
 
-        It is the sum over all counts that refute, at the thresholds that pilots choose: the mean
-        over `PILOTS` pilots of a fixed generator.
+        It is the sum over all counts that refute the guarantee, at the thresholds that pilots
+        choose, averaged over `PILOTS` pilots from a fixed generator.
 
         Args:
-            promise: What is tested.
+            promise: The guarantee that is tested.
             alpha: Level of the test.
-            mu: What the noise really gives.
+            mu: The actual mu of the noise.
         """
         return _canary_power(promise, self.counts.positives, self.counts.negatives, alpha, mu)
 
     def _limit(self, promise: Promise, alpha: float) -> float:
-        """Return the lower limit of what the promise bounds, mu or epsilon."""
+        """Return the lower limit of the parameter that the guarantee bounds, mu or epsilon."""
         if promise.mu is not None:
             return empirical.mu_lower(self.counts, alpha)
         return empirical.epsilon_lower(self.counts, promise.delta, alpha, both=True)
@@ -196,12 +198,12 @@ class Canary:
 
 @dataclass(frozen=True)
 class OneRun:
-    """Right guesses among the canaries of one run (`leakaudit.bounds.one_run`).
+    """Correct guesses among the canaries of one run (`leakaudit.bounds.one_run`).
 
     Attributes:
-        canaries: Records of which a coin decided whether they were there.
-        guesses: How many of them were guessed.
-        right: How many of the guesses were right.
+        canaries: Number of records that were each included or not by the flip of a coin.
+        guesses: Number of canaries that were guessed.
+        right: Number of correct guesses.
     """
 
     canaries: int
@@ -211,11 +213,11 @@ class OneRun:
     def p_value(self, promise: Promise) -> float:
         """Return the p-value.
 
-        Of (epsilon, delta) it is that of Steinke, Nasr and Jagielski; of a Gaussian promise the
-        least alpha at which its whole curve is refuted.
+        For (epsilon, delta), it is that of Steinke, Nasr and Jagielski; for a Gaussian guarantee,
+        the smallest alpha at which its whole curve is refuted.
 
         Args:
-            promise: What is tested.
+            promise: The guarantee that is tested.
         """
         if promise.empty or not self.guesses:
             return 1.0
@@ -232,7 +234,7 @@ class OneRun:
         """Return the p-value if all guesses are right.
 
         Args:
-            promise: What is tested.
+            promise: The guarantee that is tested.
         """
         return replace(self, right=self.guesses).p_value(promise)
 
@@ -240,7 +242,7 @@ class OneRun:
         """Return how many canaries refute the promise, if the same share is guessed, all right.
 
         Args:
-            promise: What is tested.
+            promise: The guarantee that is tested.
             alpha: Level of the test.
 
         Returns:
@@ -262,9 +264,9 @@ class OneRun:
         Phi(mu / 2).
 
         Args:
-            promise: What is tested.
+            promise: The guarantee that is tested.
             alpha: Level of the test.
-            mu: What the noise really gives.
+            mu: The actual mu of the noise.
         """
         if not self.guesses:
             return 0.0
@@ -278,11 +280,11 @@ def _canary_power(
 ) -> float:
     """Return the power of canaries.
 
-    It depends on the numbers of their trials and not on what was counted. The score of a replay is
-    modelled as in `leakaudit.auditing.canary`: normal with deviation 1 and mean mu / 2 with the
-    record, -mu / 2 without. A pilot of the size that an audit uses is drawn `PILOTS` times: its
-    two sample means and its common sample deviation choose a threshold, and the test has the power
-    of that threshold under the true model.
+    It depends on the numbers of trials, but not on the counts. The score of a replay is modelled as
+    in `leakaudit.auditing.canary`: normal with deviation 1 and mean mu / 2 with the record, -mu / 2
+    without it. A pilot of the size that an audit uses is drawn `PILOTS` times: its two sample means
+    and its common sample deviation choose a threshold, and the power of the test is that of this
+    threshold under the true model.
     """
     if promise.empty or not 0 < min(positives, negatives) <= max(positives, negatives) <= LARGEST:
         return 0.0
@@ -304,16 +306,16 @@ def best_thresholds(test: JointTest, alpha: float, means: Floats, deviations: Fl
     """Return the threshold of greatest power for each of several normal models of a score.
 
     Args:
-        test: What is tested with the guesses.
+        test: The test that uses the guesses.
         alpha: Its level.
-        means: (m, 2) Means of the score with the record and without.
+        means: (m, 2) Means of the score with the record and without it.
         deviations: (m,) Its standard deviation, the same on both sides.
 
     Returns:
         (m,) The thresholds, on the scale of the score; 0, the middle of a likelihood ratio, if none
         has any power.
     """
-    # 0 is tried first: among thresholds of equal power, argmax takes the first.
+    # 0 is tried first, because argmax selects the first of several thresholds of equal power.
     steps = np.linspace(0.0, 1.0, TRIED)
     low = means.min(1) - FAR * deviations
     high = means.max(1) + FAR * deviations
@@ -326,7 +328,7 @@ def best_thresholds(test: JointTest, alpha: float, means: Floats, deviations: Fl
 
 @lru_cache(maxsize=64)
 def _least_right(canaries: int, guesses: int, promise: Promise, alpha: float) -> int:
-    """Return how many right guesses refute the promise, one more than all if none do."""
+    """Return how many correct guesses refute the guarantee; `guesses` + 1 if no number does."""
 
     def refuted(right: int) -> bool:
         return OneRun(canaries, guesses, right).p_value(promise) <= alpha
@@ -339,7 +341,7 @@ def _value(promise: Promise) -> float:
 
 
 def _least_alpha(refuted: Callable[[float], bool]) -> float:
-    """Return the least alpha, rounded up, at which something is refuted; 1 if it never is."""
+    """Return the smallest alpha, rounded up, at which `refuted` holds; 1 if it never does."""
     if not refuted(0.999):
         return 1.0
     if refuted(SMALLEST):

@@ -1,4 +1,4 @@
-"""Verdicts: one alpha for the whole audit, shared by Holm over all tests that could refute."""
+"""Verdicts: all tests that could refute a guarantee share one alpha by Holm's procedure."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from leakaudit.verdict import MOST_TRIALS, Verdict
 
 @dataclass(frozen=True)
 class Test:
-    """One promise against the counts of one test, at one point of the grid.
+    """One guarantee and the counts of one test, at one point of the grid.
 
     Attributes:
-        level: Place of the point in the grid.
-        adversary: Whose view was attacked.
+        level: Index of the point in the grid.
+        adversary: The adversary whose view was attacked.
         node: The node that was attacked.
         test: Its name (`leakaudit.results.audit_names`).
-        attack: What guessed.
-        promise: What is tested; None if nothing is promised.
-        evidence: What was counted; None if the test could not be made.
-        why: Why it could not be made, else empty.
-        figures: What was measured, for programs; None if nothing was.
+        attack: The attack or method that guessed.
+        promise: The guarantee that is tested; None if there is none.
+        evidence: The counts; None if the test was impossible.
+        why: Why it was impossible, otherwise empty.
+        figures: The measured figures, for programs; None if there are none.
     """
 
     level: int
@@ -49,12 +49,12 @@ class JudgedTest:
     Attributes:
         test: The test.
         verdict: Its outcome.
-        says: What the outcome means, in words.
+        says: Explanation of the outcome.
         power: What would have been detected, in words.
-        p: Value of the test; None if it needs no statistics or could not be made.
-        alpha: Level that the power is of; None as `p`.
-        needs: Trials that a perfect attack would need; None if these were enough, or if no number
-            is.
+        p: p-value of the test; None if it needs no statistics or was impossible.
+        alpha: Level for which the power holds; None under the same conditions as `p`.
+        needs: Number of trials that a perfect attack would need; None if the trials were
+            sufficient, or if no number is.
     """
 
     test: Test
@@ -69,14 +69,14 @@ class JudgedTest:
 def judge(tests: Sequence[Test], alpha: float) -> list[JudgedTest]:
     """Judge all tests together.
 
-    Which tests share alpha is settled by their trials only, never by what they counted: those that
-    a perfect attack would refute at alpha. Holm's procedure (Holm 1979) refutes the smallest
-    p-value at alpha / K, the next at alpha / (K - 1), and so on up to the first that does not
-    hold.
+    Which tests share alpha depends only on their trials, never on their counts: those in which a
+    perfect attack would refute the guarantee at level alpha. Holm's procedure (Holm 1979) compares
+    the smallest p-value with alpha / K, the next with alpha / (K - 1), and so on, and stops at the
+    first that is larger.
 
     Args:
         tests: All tests of an audit.
-        alpha: Chance of any false alarm among them.
+        alpha: Probability of any false alarm among them.
 
     Returns:
         Their verdicts, in the same order.
@@ -93,7 +93,7 @@ def judge(tests: Sequence[Test], alpha: float) -> list[JudgedTest]:
 
 
 def _able(test: Test, alpha: float) -> bool:
-    """Return whether a perfect attack would refute the promise at alpha."""
+    """Return whether a perfect attack would refute the guarantee at level alpha."""
     if test.evidence is None or test.promise is None or test.promise.empty:
         return False
     return test.evidence.best(test.promise) <= alpha
@@ -103,7 +103,7 @@ def _verdict(test: Test, level: float, refuted: bool) -> JudgedTest:
     promise = test.promise
     evidence = test.evidence
     if promise is None or promise.empty:
-        says = "nothing is promised here, so nothing can be exceeded"
+        says = "there is no guarantee to test"
         if test.why:
             says = f"{says}; {test.why}"
         return JudgedTest(test, Verdict.UNCLAIMED, says)
@@ -112,11 +112,11 @@ def _verdict(test: Test, level: float, refuted: bool) -> JudgedTest:
     p = checked(evidence, promise)
     power = _power(detects(evidence, promise, level))
     if refuted:
-        says = f"p = {_p(p)}: beyond what {_words(promise)} allows"
+        says = f"p = {_p(p)}: exceeds what {_words(promise)} allows"
         return JudgedTest(test, Verdict.REFUTED, says, power, p, level)
     if evidence.best(promise) > level:
         needs = evidence.needs(promise, level)
-        says = f"too few samples to tell about {_words(promise)}: {_needed(needs)}"
+        says = f"too few samples to test {_words(promise)}: {_needed(needs)}"
         return JudgedTest(test, Verdict.INCONCLUSIVE, says, power, p, level, needs)
     says = f"p = {_p(p)}: within what {_words(promise)} allows"
     return JudgedTest(test, Verdict.NOT_REFUTED, says, power, p, level)
@@ -124,10 +124,10 @@ def _verdict(test: Test, level: float, refuted: bool) -> JudgedTest:
 
 def _needed(needs: int | None) -> str:
     if needs is None:
-        return "no number of trials could exceed what is allowed"
+        return "no number of trials would suffice"
     if needs > MOST_TRIALS:
-        return "would need more than ten million trials"
-    return f"would need about {needs} trials"
+        return "more than ten million trials would be needed"
+    return f"about {needs} trials would be needed"
 
 
 def _words(promise: Promise) -> str:

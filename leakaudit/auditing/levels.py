@@ -1,6 +1,6 @@
 """The points of the epsilon grid.
 
-For each epsilon, the victim's constants that give it, by the exact view or by the paper's formula.
+For each epsilon, the constants of the victim are chosen by the view bound or the paper's formula.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from leakaudit.results.wording import short
 from leakaudit.trace import Setting
 from leakaudit.victim import Claim
 
-# Range of the noise constant that is searched, a choice: beyond it, gradients of a norm near 1 are
-# as good as without noise, or drowned in it.
+# Range in which the noise constant is searched, a choice: outside it, the noise of gradients with a
+# norm near 1 is negligible, or hides them completely.
 LOW = 1e-9
 HIGH = 1e9
-# Relative error up to which the mu that was asked for counts as reached: far above the rounding of
-# an exact view, far below the effect of a second noise that the constant does not scale. A choice.
+# Relative error up to which the requested mu counts as reached: far above the rounding error of a
+# view bound, far below the effect of another noise that the constant does not scale. A choice.
 REACHED = 1e-6
 
 
@@ -46,12 +46,12 @@ class Level:
     """One point of the grid.
 
     Attributes:
-        epsilon: As asked for; None if the scenario's constants were kept.
-        constants: Of the victim, that were set for it.
+        epsilon: The requested epsilon; None if the scenario's constants were kept.
+        constants: Constants of the victim that were set for it.
         ready: The plan of its run.
-        delta: Of every figure here.
-        sensitivity: Of every figure here.
-        views: The exact view of each adversary and attacked node, beside the claim.
+        delta: Delta of all values of this point.
+        sensitivity: Sensitivity that all values of this point assume.
+        views: The view bound of each adversary and attacked node, with the claim.
     """
 
     epsilon: float | None
@@ -63,25 +63,25 @@ class Level:
 
     @property
     def words(self) -> str:
-        """For tables and figures."""
+        """The name of the point in tables and figures."""
         if self.epsilon is None:
             return "as configured"
         return "no noise" if self.epsilon == math.inf else short(self.epsilon)
 
     def seen_by(self, adversary: Adversary) -> list[Comparison]:
-        """Return the exact views of one adversary.
+        """Return the view bounds of one adversary.
 
         Args:
-            adversary: One of the plan's.
+            adversary: One of the plan's adversaries.
         """
         return [view for view in self.views if view.threat.adversary == adversary]
 
     def view(self, adversary: Adversary, node: int) -> Comparison:
-        """Return the exact view of one adversary and node.
+        """Return the view bound of one adversary and node.
 
         Args:
-            adversary: One of the plan's.
-            node: One of the nodes that are attacked.
+            adversary: One of the plan's adversaries.
+            node: One of the attacked nodes.
         """
         return next(view for view in self.seen_by(adversary) if view.bound.node == node)
 
@@ -89,13 +89,13 @@ class Level:
 def levels(
     plan: AuditPlan, data_root: Path | None = None, download: bool = False, device: str = "cpu"
 ) -> list[Level]:
-    """Return all points, with their exact views.
+    """Return all points, with their view bounds.
 
     Args:
-        plan: Of the audit.
+        plan: Plan of the audit.
         data_root: Folder of data sets; None for the default one.
         download: Whether missing data may be downloaded.
-        device: Where runs compute.
+        device: Device on which runs compute.
 
     Raises:
         LeakauditError: An epsilon cannot be reached.
@@ -116,7 +116,7 @@ def levels(
         scenario = replace(plan.scenario, set={**kept, **constants})
         points.append((epsilon, constants, ready(scenario)))
     protocols = [declared(point) for _, _, point in points]
-    # One delta and one sensitivity for the whole grid, of the first point that has a claim.
+    # The whole grid uses the delta and the sensitivity of the first point that has a claim.
     claiming = next((protocol for protocol in protocols if _claims(protocol)), protocols[0])
     delta, moved = _assumed(plan, claiming)
     threats = []
@@ -142,23 +142,26 @@ def attacked(plan: AuditPlan, ready: recording.Plan) -> Sequence[int]:
     """Return the nodes that are attacked.
 
     Args:
-        plan: Of the audit.
-        ready: Of any of its runs.
+        plan: Plan of the audit.
+        ready: Plan of any of its runs.
 
     Raises:
-        LeakauditError: A node holds no data or is an adversary's own.
+        LeakauditError: A node holds no data, or an adversary controls it.
     """
     total = ready.scenario.nodes
     for node in plan.nodes:
         if not (isinstance(node, int) and 0 <= node < total):
             raise LeakauditError(
-                f"audit: nodes: there is no node {node} with data; it has 0 to {total - 1}"
+                f"audit: nodes: node {node} does not exist (nodes with data: 0 to {total - 1})"
             )
     nodes = plan.nodes or tuple(range(total))
     for adversary in plan.parsed:
         adversary.check(ready.graph)
         if own := [n for n in plan.nodes if n in adversary.corrupt]:
-            raise LeakauditError(f"audit: nodes: node {own[0]} belongs to adversary {adversary}")
+            raise LeakauditError(
+                f"audit: nodes: expected nodes that no adversary controls, but {adversary} "
+                f"controls node {own[0]}"
+            )
         if all(n in adversary.corrupt for n in nodes):
             raise LeakauditError(f"audit: adversaries: {adversary} leaves no node to attack")
     return nodes
@@ -180,7 +183,8 @@ def declared(ready: recording.Plan) -> Protocol:
 def _assumed(plan: AuditPlan, made: Protocol) -> tuple[float, AssumedSensitivity]:
     """Return delta and sensitivity.
 
-    The plan's, else the first claim's, else 1e-5 and that of the declared clip, or 1.
+    They come from the plan, otherwise from the first claim, otherwise delta is 1e-5 and the
+    sensitivity is that of the declared clip, or 1.
     """
     claims = _claims(made)
     delta = plan.delta or next((c.delta for c in claims if c.delta), DELTA)
@@ -188,7 +192,7 @@ def _assumed(plan: AuditPlan, made: Protocol) -> tuple[float, AssumedSensitivity
 
 
 def _claims(made: Protocol) -> list[Claim]:
-    """Return the claims of an epsilon."""
+    """Return the claims that state an epsilon."""
     claims = made.victim.claims(made.graph, made.rounds, made.public)
     return [c for c in claims if c.epsilon is not None]
 
@@ -209,7 +213,7 @@ def _constants(
         return {plan.constant: _exact(plan, epsilon, base, nodes)}
     if "epsilon" not in known:
         return {plan.constant: _claimed(plan, epsilon, base)}
-    # The victim computes its noise from an epsilon itself, over the rounds that it is told.
+    # The victim itself computes its noise from an epsilon and a number of rounds.
     constants: dict[str, Setting] = {"epsilon": epsilon}
     if "horizon" in known:
         constants["horizon"] = plan.scenario.rounds
@@ -226,12 +230,12 @@ def _with(plan: AuditPlan, base: recording.Plan, noise: float) -> Protocol:
 def _exact(plan: AuditPlan, epsilon: float, base: recording.Plan, nodes: Sequence[int]) -> float:
     """Return the noise at which the worst view has this epsilon.
 
-    The mu of a view falls as one over the noise, if the constant scales all of it. So one view at
-    any noise gives the noise that is needed; the view at that noise is computed again, which shows
-    whether the constant does scale all noise.
+    The mu of a view is inversely proportional to the noise if the constant scales all noise.
+    Therefore one view at any noise yields the required noise; the view is computed again at that
+    noise, to check that the constant does scale all noise.
 
-    The epsilon is that of a record; if a view has none, that of the node, which sets a level and
-    promises nothing about records.
+    The epsilon is that of a record; if a view has none, that of the node, which sets a noise level
+    but guarantees nothing about records.
     """
     first = float(plan.scenario.set.get(plan.constant, 0)) or 1.0
     delta, moved = _assumed(plan, _with(plan, base, first))
@@ -248,7 +252,7 @@ def _exact(plan: AuditPlan, epsilon: float, base: recording.Plan, nodes: Sequenc
                     why = _unset(one, plan.constant)
                     raise LeakauditError(
                         f"audit: {adversary} and node {one.node}: {why}; "
-                        'leave that adversary out, or use noise = "claim"'
+                        'omit that adversary, or use noise = "claim"'
                     )
                 mus.append(mu)
         return max(mus)
@@ -257,27 +261,27 @@ def _exact(plan: AuditPlan, epsilon: float, base: recording.Plan, nodes: Sequenc
     if noise and abs(worst(noise) / wanted - 1) > REACHED:
         raise LeakauditError(
             f"audit: constant: {plan.constant} does not scale all noise, "
-            "so the exact view cannot be set by it"
+            "so it cannot be used to set the view bound"
         )
     return noise
 
 
 def _unset(one: ViewBound, constant: str) -> str:
-    """Say why no noise gives a view an epsilon."""
+    """Explain why no noise gives a view an epsilon."""
     if one.refused:
         return one.refused
     if one.leaking:
-        return f"{one.leaking[0]} is on the wire without noise, so no {constant} gives an epsilon"
+        return f"{one.leaking[0]} is sent without noise, so no {constant} gives an epsilon"
     return (
-        "hidden noise steers the models, "
-        "so there is no epsilon for records or for the node without a smoothness"
+        "hidden noise influences the models, "
+        "so there is no epsilon per record or per node without a smoothness"
     )
 
 
 def _claimed(plan: AuditPlan, epsilon: float, base: recording.Plan) -> float:
-    """Return the least noise for which the paper's strongest claim of the run is this epsilon.
+    """Return the smallest noise for which the paper's strongest claim is this epsilon.
 
-    By bisection of the logarithm of the noise.
+    It is found by bisection of the logarithm of the noise.
     """
 
     def claim(noise: float) -> float:
@@ -285,15 +289,15 @@ def _claimed(plan: AuditPlan, epsilon: float, base: recording.Plan) -> float:
         said = [c.epsilon for c in _claims(made) if c.epsilon is not None and c.delta]
         if not said:
             raise LeakauditError(
-                f"audit: {plan.scenario.victim} claims no epsilon at these constants; "
+                f"audit: {plan.scenario.victim} claims no epsilon for these constants; "
                 'use noise = "exact"'
             )
         return min(said)
 
     if not claim(HIGH) <= epsilon <= claim(LOW):
         raise LeakauditError(
-            f"audit: no {plan.constant} between {LOW:g} and {HIGH:g} "
-            f"has the claimed epsilon {epsilon:g}"
+            f"audit: epsilon: expected an epsilon that the paper claims for some {plan.constant} "
+            f"between {LOW:g} and {HIGH:g}, got {epsilon:g}"
         )
     return crossing(
         lambda level: claim(level) <= epsilon, LOW, HIGH, side="above", middle=geometric

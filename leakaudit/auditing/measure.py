@@ -1,4 +1,4 @@
-"""From runs to tests: every promise of every view against what was counted.
+"""From runs to tests: every guarantee of every view is compared with the counts.
 
 Counts come from the attacks of the simulation, from replays, and from canaries.
 """
@@ -44,20 +44,20 @@ from leakaudit.verdict import Verdict
 # Relative excess up to which a measured sensitivity counts as the assumed one: a choice, far above
 # the rounding of gradients in float64.
 SLACK = 1e-6
-# `ViewBound.mu` is always about one record; `ViewBound.node_mu`, about a whole node, is not tested.
-EXACT_VIEW = "the exact view [record]"
+# `ViewBound.mu` always refers to one record; `ViewBound.node_mu`, for a whole node, is not tested.
+EXACT_VIEW = "the view bound of one record"
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What the replays of one view gave.
+    """The results of the replays of one view.
 
     Attributes:
-        level: Place in the grid.
-        adversary: Whose view.
-        node: That was attacked.
+        level: Index in the grid.
+        adversary: The adversary whose view it is.
+        node: The node that was attacked.
         rero: Replays among all candidates.
-        pairs: Replays with one record or another.
+        pairs: Replays with one of two records.
         run: Canaries of one run.
         moved: The largest change of a gradient between two candidates.
     """
@@ -72,14 +72,14 @@ class Measured:
 
 
 def promises(entry: Comparison, delta: float) -> list[Promise]:
-    """Return what is promised about one record in one view.
+    """Return the guarantees for one record in one view.
 
     Args:
-        entry: The exact view of an adversary and node, beside the claim.
-        delta: At which the exact view has its epsilon.
+        entry: The view bound of an adversary and node, with the claim.
+        delta: Delta of the epsilon of the view bound.
 
     Returns:
-        That of the exact view, if it has one at record level, and that of the paper, if any.
+        The view bound, if there is one at record level, and the claim of the paper, if any.
     """
     found = []
     mu = entry.bound.mu
@@ -95,9 +95,9 @@ def measure(plan: AuditPlan, grid: Sequence[Level], nodes: Sequence[int]) -> lis
     """Replay every point of the grid as every adversary observes it.
 
     Args:
-        plan: Of the audit.
+        plan: Plan of the audit.
         grid: Its points.
-        nodes: That are attacked; replays are of the first that is not an adversary's own.
+        nodes: The attacked nodes; the first one that the adversary does not control is replayed.
     """
     found = []
     for k, level in enumerate(grid):
@@ -130,7 +130,7 @@ def _measured(plan: AuditPlan, k: int, level: Level, adversary: Adversary, node:
         seed=2,
         what=f"canaries at {level.words}",
     )
-    once = Guesses(0, 0, 0, "it was not asked for (one_run)")
+    once = Guesses(0, 0, 0, "not requested (one_run = false)")
     if plan.one_run:
         once = canary.one_run(ready, adversary, plan.gradients, 3)
     return Measured(k, adversary, node, rero, pairs, once, max(rero.moved, pairs.moved))
@@ -139,13 +139,13 @@ def _measured(plan: AuditPlan, k: int, level: Level, adversary: Adversary, node:
 def cases(
     plan: AuditPlan, grid: Sequence[Level], simulated: Simulated, measured: Sequence[Measured]
 ) -> list[Test]:
-    """Return every promise against every count.
+    """Return a test for every combination of a guarantee and a count.
 
     Args:
-        plan: Of the audit.
+        plan: Plan of the audit.
         grid: Its points.
-        simulated: What attacks found.
-        measured: What replays gave.
+        simulated: Results of the attacks.
+        measured: Results of the replays.
     """
     found = []
     blind = Blind.of(grid[0].ready, plan.psnr)
@@ -171,13 +171,13 @@ def cases(
 
 
 class Counted(NamedTuple):
-    """What one test counted.
+    """The counts of one test.
 
     Attributes:
         test: Its name.
-        attack: What guessed.
+        attack: The attack or method that guessed.
         evidence: The counts.
-        why: Why they do not count, else empty.
+        why: Why they are not valid, otherwise empty.
     """
 
     test: str
@@ -188,16 +188,16 @@ class Counted(NamedTuple):
 
 @dataclass(frozen=True)
 class Blind:
-    """What a guess without any view can do about one record.
+    """The success of guessing one record without any view.
 
-    The record is dealt from all that other nodes do not hold.
+    The record is drawn from all records that other nodes do not hold.
 
     Attributes:
         total: Number of those records.
-        samples: Records of a node.
-        identified: Chance of one guess to pick the record out, an upper limit.
-        near: Chance of one guess to come within the PSNR, an upper limit.
-        why: What makes both unknown, else empty.
+        samples: Records per node.
+        identified: Upper limit of the probability that one guess identifies the record.
+        near: Upper limit of the probability that one guess reaches the PSNR.
+        why: Why both are unknown, otherwise empty.
     """
 
     total: int
@@ -208,24 +208,24 @@ class Blind:
 
     @classmethod
     def of(cls, ready: Plan, psnr: float) -> Blind:
-        """Return it for a scenario, whichever records are dealt.
+        """Return the probabilities for a scenario, regardless of which records are drawn.
 
-        Equal records stand for each other.
+        Equal records are interchangeable.
 
         Args:
             ready: The scenario's own plan.
-            psnr: How near a success is, in dB.
+            psnr: PSNR of a success, in dB.
         """
         scenario = ready.scenario
         x = ready.source.x
         total = len(x) - (scenario.nodes - 1) * scenario.samples
         if scenario.split != "iid" or len(x) - scenario.nodes * scenario.samples > POOL:
             why = (
-                "the records are not drawn alike from few "
-                f"(split {scenario.split}, {len(x)} records), so a blind guess has no known chance"
+                "the success probability of a blind guess is unknown, because the records are not "
+                f"drawn uniformly from a small set (split {scenario.split}, {len(x)} records)"
             )
             return cls(total, scenario.samples, 1.0, 1.0, why)
-        # kappa_packing is a share of all records; those that others hold cannot be the one.
+        # kappa_packing is a share of all records; those that other nodes hold are excluded.
         apart = distances(x.numpy())
         same = kappa_packing(apart, 0.0) * len(x) / total
         close = kappa_packing(apart, tolerance(psnr, 1.0)) * len(x) / total
@@ -251,9 +251,9 @@ def _attacked(
 ) -> Iterator[Counted]:
     """Yield the counts of the attacks on one view: its node's first record, once for each seed.
 
-    The images of a batch are matched, so each that can be the record counts as a guess. A seed in
-    which the attack refused is a trial that failed: without those, the rate would be that of the
-    easy seeds only.
+    The images of a batch are matched, so each image that could be the record counts as a guess. A
+    seed for which the attack returned nothing is a failed trial: without such trials, the rate
+    would describe only the easy seeds.
     """
     for name in plan.attacks:
         made = simulated.made(one.level, one.adversary, name)
@@ -271,7 +271,7 @@ def _attacked(
 
 
 def _figures(evidence: TrialCounts, promise: Promise | None) -> Figures | None:
-    """Return what was counted, for programs."""
+    """Return the counts, for programs."""
     if isinstance(evidence, Successes):
         ceiling = None
         if promise is not None and not promise.empty:
@@ -302,11 +302,11 @@ def _figures(evidence: TrialCounts, promise: Promise | None) -> Figures | None:
 def static(grid: Sequence[Level], measured: Sequence[Measured]) -> list[JudgedTest]:
     """Return the verdicts that need no statistics.
 
-    The exact view against the claim, and the sensitivity that both assume.
+    These are the view bound against the claim, and the sensitivity that both assume.
 
     Args:
         grid: The points of the audit.
-        measured: What replays gave.
+        measured: Results of the replays.
     """
     found = []
     for one in measured:
@@ -320,7 +320,7 @@ def static(grid: Sequence[Level], measured: Sequence[Measured]) -> list[JudgedTe
 
 
 def _against_claim(one: Measured, worst: Comparison) -> JudgedTest:
-    """Return the verdict of the exact view against the claim."""
+    """Return the verdict of the view bound against the claim."""
     claimed = None
     if worst.claim is not None:
         claimed = worst.claim.epsilon
@@ -346,7 +346,7 @@ def _against_claim(one: Measured, worst: Comparison) -> JudgedTest:
 
 
 def _sensitivity(one: Measured, assumed: float) -> JudgedTest:
-    """Return the verdict of the sensitivity that every epsilon assumes."""
+    """Return the verdict on the sensitivity that every epsilon assumes."""
     test = Test(
         one.level,
         one.adversary,
@@ -359,8 +359,8 @@ def _sensitivity(one: Measured, assumed: float) -> JudgedTest:
     )
     over = one.moved > assumed * (1 + SLACK)
     says = (
-        f"another record moved a gradient by {one.moved:.4g}; "
-        f"every epsilon here assumes at most {assumed:.4g}"
+        f"exchanging a record changed a gradient by {one.moved:.4g}; "
+        f"every epsilon of this audit assumes at most {assumed:.4g}"
     )
     verdict = Verdict.NOT_REFUTED
     if over:

@@ -1,7 +1,4 @@
-"""What the figure of an audit shows.
-
-The curves of every attack, the rates of success, and the ceilings above them.
-"""
+"""The figure of an audit: curves of every attack, success rates, and their upper limits."""
 
 from __future__ import annotations
 
@@ -26,14 +23,14 @@ from leakaudit.scoring import metrics
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Entries of the legend, beside the names of attacks.
+# Entries of the legend, besides the names of attacks.
 RERO = TestName.LIKELIHOOD.value
-EXACT = "exact view"
+EXACT = "view bound"
 PAPER = "paper's claim"
 BLIND = "mean image"
-STYLES = {"median": "median", "best": "best", "mean": "mean"}  # and their words in the legend
-NOTE = "dashed: the ceiling on success (reconstruction robustness)"
-SHOWN = 50.0  # dB; more looks the same to an eye
+STYLES = {"median": "median", "best": "best", "mean": "mean"}  # styles and their legend texts
+NOTE = "dashed: upper limit of the success rate (reconstruction robustness)"
+SHOWN = 50.0  # dB; the eye cannot distinguish larger values
 TITLES = {
     "psnr": f"PSNR, dB, up to {SHOWN:g}",
     "ssim": "SSIM",
@@ -44,13 +41,13 @@ TITLES = {
 def figure(
     plan: AuditPlan, grid: Sequence[Level], simulated: Simulated, measured: Sequence[Measured]
 ) -> Figure:
-    """Draw the audit, the largest epsilon at the right; inf is without noise.
+    """Draw the audit, with the largest epsilon on the right; inf means without noise.
 
     Args:
-        plan: Of the audit.
+        plan: Plan of the audit.
         grid: Its points.
-        simulated: What attacks found.
-        measured: What replays gave.
+        simulated: Results of the attacks.
+        measured: Results of the replays.
 
     Returns:
         The figure.
@@ -68,31 +65,31 @@ def figure(
         panels.append(_identified(plan, grid, order, simulated, adversary))
         panels.append(_likelihood(plan, grid, order, measured, adversary))
         placed = [replace(panel, axis="epsilon", points=tuple(points)) for panel in panels]
-        rows.append((f"heard by {adversary}", placed))
+        rows.append((f"adversary {adversary}", placed))
     return curves(rows, _legend(plan, grid, images), STYLES, NOTE)
 
 
 def _legend(plan: AuditPlan, grid: Sequence[Level], images: bool) -> dict[str, str]:
-    """Return what every colour means, in the order of the colours."""
+    """Return the meaning of every colour, in the order of the colours."""
     legend = {name: name for name in plan.attacks}
     legend[RERO] = f"{RERO}: {plan.candidates} candidates, {plan.replays} replays"
-    legend[EXACT] = "ceiling by the exact view"
+    legend[EXACT] = "limit by the view bound"
     claims: dict[str, None] = {}
     for level in grid:
         for view in level.views:
             if view.claim:
                 claims[view.claim.source] = None
     if claims:
-        legend[PAPER] = f"ceiling by the claim: {', '.join(claims)}"
+        legend[PAPER] = f"limit by the claim: {', '.join(claims)}"
     if images:
-        legend[BLIND] = "a guess that saw nothing: the mean of the other records"
+        legend[BLIND] = "blind guess: the mean of the other records"
     return legend
 
 
 def _quality(
     plan: AuditPlan, order: Sequence[int], simulated: Simulated, adversary: Adversary, metric: str
 ) -> Panel:
-    """Show one metric of every attack, and of the guess that saw nothing."""
+    """Show one metric of every attack and of the blind guess."""
     most = SHOWN if metric == "psnr" else math.inf
     lines = []
     for attack in plan.attacks:
@@ -112,9 +109,9 @@ def _identified(
     simulated: Simulated,
     adversary: Adversary,
 ) -> Panel:
-    """Show how often the first record was identified, under the ceilings at the same blind chance.
+    """Show how often the first record was identified, with the limits for the same blind chance.
 
-    The share is of all attacked nodes and seeds; a node that was refused is not identified.
+    The share refers to all attacked nodes and seeds; a node without a result is not identified.
     """
     lines = []
     total = 0  # candidates
@@ -143,7 +140,7 @@ def _likelihood(
     measured: Sequence[Measured],
     adversary: Adversary,
 ) -> Panel:
-    """Show how often the target was identified by likelihood, under the ceilings."""
+    """Show how often the target was identified by likelihood, with the limits."""
     by_level = {m.level: m.rero for m in measured if m.adversary == adversary}
     rates: list[float | None] = []
     for k in order:
@@ -161,12 +158,12 @@ def _likelihood(
 def _ceilings(
     grid: Sequence[Level], order: Sequence[int], adversary: Adversary, kappa: float
 ) -> list[Line]:
-    """Return the largest rates that the exact view and the claim allow at a blind chance."""
+    """Return the largest rates that the view bound and the claim allow for a blind chance."""
     exact: list[float | None] = []
     paper: list[float | None] = []
     for k in order:
         entry = grid[k].seen_by(adversary)[0]
-        # A view without noise has no promise, and allows every success.
+        # A view without noise has no guarantee and allows any success rate.
         by_view = 1.0 if entry.bound.mu == math.inf else None
         by_claim = None
         for promise in promises(entry, grid[k].delta):
@@ -183,9 +180,9 @@ def _ceilings(
 
 
 def _blind(simulated: Simulated, metric: str) -> float | None:
-    """Return the median of a metric for a guess that saw nothing.
+    """Return the median of a metric for a blind guess.
 
-    It guesses the mean of the records that nobody holds, for every record.
+    It guesses the mean of the records that no node holds, for every record.
     """
     truth = simulated.truth
     if not len(truth.pool):

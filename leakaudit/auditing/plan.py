@@ -1,4 +1,4 @@
-"""What an audit does, as a value: a scenario and its table ``[audit]``, fixed before any data."""
+"""The plan of an audit as a value: a scenario and its table ``[audit]``, fixed before any data."""
 
 from __future__ import annotations
 
@@ -23,26 +23,27 @@ class AuditPlan:
     """The grid and its tests.
 
     Attributes:
-        scenario: The run that is audited.
-        epsilon: Points of the grid; inf is without noise, empty keeps the scenario's own constants.
-        delta: Of every figure; None takes the claim's, else 1e-5.
-        noise: What has these epsilons: the ``exact`` view of the worst of the adversaries, or the
-            paper's ``claim``.
-        constant: Of the victim, by which the exact view is set.
-        sensitivity: How far one record moves a gradient; None takes what the claim assumes, else 1.
+        scenario: The scenario that is audited.
+        epsilon: Points of the grid; inf means without noise, empty keeps the scenario's constants.
+        delta: Delta of all epsilons; None for that of the claim, otherwise 1e-5.
+        noise: What these epsilons refer to: the ``exact`` view bound of the worst adversary, or the
+            ``claim`` of the paper.
+        constant: The constant of the victim that sets the view bound.
+        sensitivity: Largest change of a gradient if one record is exchanged; None for the value
+            that the claim assumes, otherwise 1.
         smoothness: Lipschitz constant of a node's gradients, without which protocols that do not
-            release their models have no epsilon for records; None if it is not known.
+            release their models have no epsilon per record; None if it is not known.
         adversaries: As for ``attack --as``.
-        attacks: Names, or ``auto``.
-        set: Hyper-parameters of attacks, by name.
-        seeds: Runs of a point of the grid, each with other records, noise and start.
-        nodes: Nodes to attack; empty for all. The statistics are of the first one only.
+        attacks: Names of attacks, or ``auto``.
+        set: Hyper-parameters of attacks by name.
+        seeds: Runs per point of the grid, each with different records, noise and start.
+        nodes: Nodes to attack; empty for all. The statistics refer only to the first one.
         gradients: Largest number of gradients of a leak.
-        alpha: Chance of a false alarm of the whole audit.
-        psnr: dB from which a reconstruction counts as a success.
-        candidates: Known records from which the target of a replay is drawn.
-        replays: How often it is drawn and identified by likelihood.
-        canary: Replays with and without a record, together.
+        alpha: Probability of a false alarm in the whole audit.
+        psnr: PSNR in dB from which a reconstruction counts as a success.
+        candidates: Number of known records from which the target of a replay is drawn.
+        replays: Number of times that a target is drawn and identified by likelihood.
+        canary: Number of replays with and without a record, together.
         one_run: Whether canaries of a single run are used, if a node holds several records.
     """
 
@@ -65,12 +66,12 @@ class AuditPlan:
     replays: int = 200
     canary: int = 200
     one_run: bool = False
-    table: InitVar[str] = "audit"  # that errors name: the values may come from another one
+    table: InitVar[str] = "audit"  # named in errors: the values may come from another table
 
     def __post_init__(self, table: str) -> None:
-        """Check what needs no data."""
+        """Validate everything that does not need data."""
         self._check_numbers(table)
-        # The same adversary can be written in several ways; one form, and each once.
+        # The same adversary can be written in several ways: normalise, and keep each one once.
         written = dict.fromkeys(str(Adversary.parse(who)) for who in self.adversaries)
         object.__setattr__(self, "adversaries", tuple(written))
         for name in self.attacks:
@@ -78,7 +79,8 @@ class AuditPlan:
                 registry.configure(registry.get("attacks", name), dict(self.set.get(name, {})))
         if unused := [name for name in self.set if name not in self.attacks]:
             near = suggest(unused[0], self.attacks)
-            raise config.Wrong(table, f"no such attack is in the plan{near}", "set", unused[0])
+            expected = f"expected one of the plan's attacks, got {unused[0]!r}{near}"
+            raise config.Wrong(table, expected, "set", unused[0])
         if not self.adversaries or not self.attacks:
             raise config.Wrong(table, "expected at least one adversary and one attack")
 
@@ -94,7 +96,7 @@ class AuditPlan:
             raise config.Wrong(table, expected, "noise")
         positive = all(_number(e) and e > 0 for e in self.epsilon)
         if not positive or len(set(self.epsilon)) < len(self.epsilon):
-            expected = "expected different numbers above 0, inf for no noise"
+            expected = "expected distinct numbers > 0 (inf for no noise)"
             raise config.Wrong(table, f"{expected}, got {list(self.epsilon)}", "epsilon")
         for name, low, high in (("alpha", 0, 1), ("delta", 0, 1), ("sensitivity", 0, math.inf)):
             value = getattr(self, name)
@@ -103,7 +105,7 @@ class AuditPlan:
                 raise config.Wrong(table, expected, name)
         smoothness = self.smoothness
         if smoothness is not None and not (_number(smoothness) and 0 <= smoothness < math.inf):
-            expected = f"expected a number from 0, got {smoothness!r}"
+            expected = f"expected a finite number >= 0, got {smoothness!r}"
             raise config.Wrong(table, expected, "smoothness")
 
     @cached_property
@@ -119,7 +121,8 @@ class AuditPlan:
             path: The file.
 
         Raises:
-            LeakauditError: A key is not known (the nearest is named), or a value is out of range.
+            LeakauditError: A key is unknown (the message suggests the nearest one), or a value is
+                out of range.
         """
         file = config.read(path, f"audit {path}")
         asked = file.table("audit")
@@ -127,13 +130,13 @@ class AuditPlan:
         return asked.decode(FORM, partial(cls, scenario, table=""))
 
     def to_json(self) -> dict[str, Json]:
-        """Everything that decides the audit; infinity is the text ``inf``."""
+        """Return everything that defines the audit; infinity is the text ``inf``."""
         plain = {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
         return {**plain, "epsilon": ["inf" if e == math.inf else e for e in self.epsilon]}
 
 
 def _check(table: str, name: str, wanted: str, value: object, least: int) -> None:
-    """Raise LeakauditError unless a value is a whole number from `least`."""
+    """Raise LeakauditError unless a value is an integer of at least `least`."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise config.Wrong(table, f"expected {wanted}, got {value!r}", name)
 

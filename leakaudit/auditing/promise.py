@@ -1,4 +1,4 @@
-"""The guarantee under test, what a test must tell, and the least epsilon that it detects."""
+"""The guarantee under test, the interface of a test, and the smallest epsilon that it detects."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from leakaudit.bounds.gaussian import Gdp
 from leakaudit.bounds.guarantee import Adjacency, Guarantee
 from leakaudit.errors import LeakauditError
 
-POWER = 0.8  # the usual choice in statistics for a test that is worth making
-# mu beyond which nothing more is detected: Phi(-40 / 2) < 1e-88, so a best test makes no error.
+POWER = 0.8  # the usual choice in statistics for a worthwhile test
+# mu beyond which nothing changes: Phi(-40 / 2) < 1e-88, so the best test makes no errors.
 WIDEST = 40.0
 
 
@@ -24,11 +24,11 @@ class Promise:
     """The guarantee under test.
 
     Attributes:
-        name: Whose it is.
-        epsilon: At `delta`.
-        delta: Of (epsilon, delta) privacy.
-        mu: Of Gaussian differential privacy, if the noise is Gaussian; the whole curve is then
-            known. None if only (epsilon, delta) is.
+        name: Its source.
+        epsilon: Epsilon at `delta`.
+        delta: Delta of (epsilon, delta) privacy.
+        mu: Parameter of Gaussian differential privacy, if the noise is Gaussian; the whole curve is
+            then known. None if only (epsilon, delta) is known.
     """
 
     name: str
@@ -50,55 +50,55 @@ class Promise:
 
 
 class TrialCounts(Protocol):
-    """Counts of one test; a value that hashes."""
+    """The counts of one test; a hashable value."""
 
     def __hash__(self) -> int: ...
 
     def p_value(self, promise: Promise) -> float:
-        """Return an upper limit of the chance of counts like these, or worse, under the promise.
+        """Return an upper limit of the probability of these or more extreme counts.
 
         Args:
-            promise: What is tested.
+            promise: The guarantee that is tested and assumed to hold.
         """
 
     def best(self, promise: Promise) -> float:
-        """Return the least p-value that these trials could give: that of a perfect attack.
+        """Return the smallest p-value that these trials could give: that of a perfect attack.
 
         Args:
-            promise: What is tested.
+            promise: The guarantee that is tested.
         """
 
     def needs(self, promise: Promise, alpha: float) -> int | None:
-        """Return how many trials a perfect attack needs to refute the promise.
+        """Return how many trials a perfect attack needs to refute the guarantee.
 
         Args:
-            promise: What is tested.
+            promise: The guarantee that is tested.
             alpha: Level of the test.
 
         Returns:
-            The number; None if no number is enough.
+            The number; None if no number suffices.
         """
 
     def power(self, promise: Promise, alpha: float, mu: float) -> float:
-        """Return the chance that the best attack refutes the promise.
+        """Return the probability that the best attack refutes the guarantee.
 
         Args:
-            promise: What is tested.
+            promise: The guarantee that is tested.
             alpha: Level of the test.
-            mu: What the noise really gives, if it is Gaussian.
+            mu: The actual mu of the noise, if it is Gaussian.
         """
 
 
 def detects(evidence: TrialCounts, promise: Promise, alpha: float) -> float | None:
-    """Return the least epsilon that would have been detected with probability `POWER`.
+    """Return the smallest epsilon that would have been detected with probability `POWER`.
 
     Args:
-        evidence: The trials; what they counted does not matter.
-        promise: What is tested.
+        evidence: The trials; their counts do not matter.
+        promise: The guarantee that is tested.
         alpha: Level of the test.
 
     Returns:
-        The epsilon at the promise's delta; None if no epsilon would have been detected.
+        The epsilon at the delta of the guarantee; None if no epsilon would have been detected.
     """
     if (
         promise.empty
@@ -120,15 +120,15 @@ def checked(evidence: TrialCounts, promise: Promise) -> float:
 
     Args:
         evidence: Its counts.
-        promise: What is tested.
+        promise: The guarantee that is tested.
 
     Raises:
-        LeakauditError: It is not a probability, which would be an error of this program.
+        LeakauditError: The value is not a probability, which would be a bug of leakaudit.
     """
     p = evidence.p_value(promise)
     if not 0 <= p <= 1:
         raise LeakauditError(
-            f"audit: expected a p-value, got {p} of {evidence} against {promise}; "
-            "please report this"
+            f"audit: expected a p-value between 0 and 1, got {p} for {evidence} against {promise}; "
+            "this is a bug of leakaudit, please report it"
         )
     return p

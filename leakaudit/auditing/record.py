@@ -1,7 +1,4 @@
-"""The record of an audit.
-
-Attack findings as of any attack, each with its place in the grid, and the verdicts beside them.
-"""
+"""The record of an audit: findings as for any attack, each with its grid point, and verdicts."""
 
 from __future__ import annotations
 
@@ -40,7 +37,7 @@ from leakaudit.scoring.scoring import definitions
 
 @dataclass(frozen=True)
 class Files:
-    """What lies beside the record.
+    """The files beside the record.
 
     Attributes:
         images: Where the reconstruction of each outcome is stored.
@@ -67,13 +64,13 @@ def build(
     """Return the record of an audit.
 
     Args:
-        plan: Of the audit.
+        plan: Plan of the audit.
         grid: Its points.
-        simulated: What attacks found.
+        simulated: Results of the attacks.
         judged: All verdicts.
-        provenance: Of the audit.
-        files: What lies beside the record.
-        lpips: Why LPIPS was not computed, or by which weights.
+        provenance: Provenance of the audit.
+        files: The files beside the record.
+        lpips: Why LPIPS was not computed, or with which weights.
 
     Returns:
         The record, without the digests of its files.
@@ -109,17 +106,17 @@ def build(
 def _findings(
     grid: Sequence[Level], simulated: Simulated, images: Sequence[StoredImages]
 ) -> tuple[Finding, ...]:
-    """Return what came back, each with its place in the grid."""
+    """Return the findings, each with its point of the grid."""
     found = []
     for one, stored in zip(simulated.outcomes, images, strict=True):
         cell = GridPoint(epsilon=encoded(grid[one.level].epsilon), seed=one.seed)
-        entry = findings.entry(one.leak, one.found, one.score, stored)
+        entry = findings.finding(one.leak, one.found, one.score, stored)
         found.append(replace(entry, cell=cell))
     return tuple(found)
 
 
 def _left_out(grid: Sequence[Level], simulated: Simulated) -> tuple[str, ...]:
-    """Say what was not attacked; the same in several runs is said once."""
+    """List what was not attacked, without repetitions for several runs."""
     said = []
     for s in simulated.skipped:
         where = f"{s.attack} at epsilon {grid[s.level].words}, {s.adversary}, node {s.node}"
@@ -184,7 +181,7 @@ def _curves(plan: AuditPlan, grid: Sequence[Level], simulated: Simulated) -> lis
 def _curve(
     simulated: Simulated, place: int, level: Level, adversary: Adversary, attack: str
 ) -> CurvePoint:
-    """Return how many nodes were attacked in a cell, and the metrics that it has."""
+    """Return the number of attacked nodes in a cell, and its metrics."""
     return CurvePoint(
         epsilon=encoded(level.epsilon),
         adversary=str(adversary),
@@ -198,7 +195,7 @@ def _curve(
 
 
 def _measured(values: CurveValues | None) -> CurveValues | UnsetType:
-    """Return a metric as the record holds it: absent if it was not measured."""
+    """Return a metric in the form in which the record stores it: absent if it was not measured."""
     if values is None:
         return UNSET
     return values

@@ -1,11 +1,11 @@
 """Many replays of one run; in each, the target is drawn from known candidates and identified.
 
-This is the attacker of the bounds: it knows every other record, the start, the schedule and the
-candidates; it misses the target and the noise. What it sees is a leak ``combination @ gradients =
-value`` with Gaussian noise of a known covariance. So a candidate is judged by the likelihood of
-the noise that would be left if it were the target: the difference between the leaked value and the
-same combination of its own gradients, at the models that the leak shows. All candidates' gradients
-are taken at once.
+This is the adversary of the bounds: it knows every other record, the start, the schedule and the
+candidates, but neither the target nor the noise. It observes a leak ``combination @ gradients =
+value`` with Gaussian noise of a known covariance. A candidate is therefore judged by the likelihood
+of the noise that would remain if it were the target: the difference between the leaked value and
+the same combination of its own gradients, at the models that the leak reveals. The gradients of all
+candidates are computed together.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from leakaudit.tasks.task import Task
 from leakaudit.trace import Trace
 
 NO_MODELS = (
-    "the models at which gradients were taken are not known to this adversary, "
+    "this adversary does not know the models at which gradients were evaluated, "
     "so no likelihood can be computed"
 )
 NO_SINGLE = (
     "gradients of several local steps are summed, so no likelihood of a record can be computed"
 )
-# Error of a model, per coordinate, up to which its gradients count as those that were taken: a
-# choice, far above the rounding of float32.
+# Error of a model, per coordinate, up to which it counts as the model at which gradients were
+# evaluated: a choice, far above the rounding of float32.
 EXACT = 1e-4
 
 
@@ -44,11 +44,11 @@ class Replays:
     """Trials of one node.
 
     Attributes:
-        drawn: (n,) Which candidate was there.
+        drawn: (n,) Index of the candidate that was present.
         scores: (n, m) Log-likelihood of each candidate.
         moved: The largest change of a gradient between two candidates, at the start model and at
-            those that the leak shows exactly.
-        why: What made the replays impossible, else empty; then n = 0.
+            the models that the leak reveals exactly.
+        why: Why the replays were impossible (then n = 0), otherwise empty.
     """
 
     drawn: Tensor
@@ -58,7 +58,7 @@ class Replays:
 
     @property
     def hits(self) -> int:
-        """Trials in which the candidate of the largest score was there.
+        """Number of trials in which the candidate with the largest score was present.
 
         NaN and ties count as misses.
         """
@@ -81,17 +81,17 @@ def replay(
 ) -> Replays:
     """Run replays with the node's first record drawn uniformly from candidates.
 
-    Each takes fresh noise. Stops early at the deadline.
+    Each replay has fresh noise. The time limit may end the replays early.
 
     Args:
         ready: The scenario's own plan.
-        adversary: Who sees the replays.
-        node: Whose first record is drawn.
+        adversary: The adversary who observes the replays.
+        node: The node whose first record is drawn.
         rows: The candidates, as rows of the data set.
-        trials: How many replays.
+        trials: Number of replays.
         gradients: Largest number of gradients of a leak.
-        seed: Of draws and noise.
-        what: Names the work in the progress display.
+        seed: Seed of draws and noise.
+        what: Name of the work in the progress display.
 
     Raises:
         LeakauditError: Another node holds a candidate.
@@ -122,7 +122,7 @@ def replay(
         leak = leaks[0]
         score = likelihood(leak, taken_at(leak, task, x, y, clip))
         scores = torch.cat([scores, score[None]])
-        # The start model is the same in all replays, so it is looked at once.
+        # The start model is the same in all replays, so it is examined only once.
         if not k or leak.theta_std <= EXACT:
             for theta in _sensitive_at(leak, trace):
                 gradient = gradients_of(task, theta, x, y, clip)
@@ -139,7 +139,7 @@ def _sensitive_at(leak: GradientLeak, trace: Trace) -> Tensor:
 
 
 def unusable(leak: GradientLeak) -> str:
-    """Say why a leak has no likelihood, empty if it has one.
+    """Return why a leak has no likelihood, empty if it has one.
 
     Args:
         leak: The leak.
@@ -156,7 +156,7 @@ def likelihood(leak: GradientLeak, taken: Tensor) -> Tensor:
     whitening W, it is -|W (C G - V)|^2 / 2.
 
     Args:
-        leak: With r rows over T gradients.
+        leak: A leak with r rows over T gradients.
         taken: (m, T, c) Gradients of each candidate at the leak's models.
 
     Returns:
@@ -171,14 +171,14 @@ def likelihood(leak: GradientLeak, taken: Tensor) -> Tensor:
 
 
 def taken_at(leak: GradientLeak, task: Task, x: Tensor, y: Tensor, clip: float) -> Tensor:
-    """Return gradients of batches at the leak's models, as the protocol takes them.
+    """Return gradients of batches at the leak's models, evaluated as in the protocol.
 
     Args:
-        leak: Whose T models are known.
-        task: What is trained.
+        leak: A leak whose T models are known.
+        task: The training task.
         x: (m, b, *shape) Batches of inputs.
         y: (m, b) Their labels.
-        clip: Norm to which the gradient of a record is cut, 0 for none.
+        clip: Norm to which the gradient of a record is clipped, 0 for none.
 
     Returns:
         (m, T, c) in the columns of the leak.
@@ -206,11 +206,11 @@ def gradients_of(task: Task, theta: Tensor, x: Tensor, y: Tensor, clip: float) -
     """Return the mean gradients of batches at one model.
 
     Args:
-        task: What is trained.
+        task: The training task.
         theta: (d,) The model.
         x: (m, b, *shape) Batches of inputs.
         y: (m, b) Their labels.
-        clip: Norm to which the gradient of every record is cut before the mean, 0 for none.
+        clip: Norm to which the gradient of every record is clipped before averaging, 0 for none.
 
     Returns:
         (m, d).
@@ -225,7 +225,7 @@ def gradients_of(task: Task, theta: Tensor, x: Tensor, y: Tensor, clip: float) -
 
 
 def clipped_at(ready: Plan) -> float:
-    """Return the norm to which a victim cuts the gradient of a record, 0 for none.
+    """Return the norm to which a victim clips the gradient of a record, 0 for none.
 
     Args:
         ready: The plan of its run.
@@ -240,14 +240,14 @@ def whitening(leak: GradientLeak) -> Tensor:
     added to the covariance as independent noise, because rows without noise would make it singular.
 
     Args:
-        leak: With r rows.
+        leak: A leak with r rows.
 
     Returns:
         (r, r) float64, lower triangular.
     """
     noise = (leak.noise if leak.noise is not None else leak.std.diag()).double()
     rounding = torch.finfo(leak.value.dtype).eps * leak.value.double().square().mean().sqrt()
-    floor = rounding + torch.finfo(torch.float64).tiny  # of a value that is zero
+    floor = rounding + torch.finfo(torch.float64).tiny  # positive even if the value is zero
     one = torch.eye(len(noise), dtype=torch.float64)
     covariance = noise @ noise.T + floor**2 * one
     white: Tensor = torch.linalg.solve_triangular(

@@ -1,4 +1,4 @@
-"""One audit, from its file to a folder with results.json, the figure, pictures and a report."""
+"""An audit, from its plan to a folder with results.json, the figure, images and a report."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from leakaudit.pipeline.attack_run import ready as writable
 from leakaudit.progress import expired, watching
 from leakaudit.rendering import pictures, plots
 from leakaudit.results import model, provenance, record_file
-from leakaudit.results.model import AuditRecord, Provenance, StoredImages
+from leakaudit.results.model import AuditRecord, Provenance
 from leakaudit.scoring import lpips_weights
 
 FIGURE = "audit.png"
@@ -34,19 +34,19 @@ def audit(
 ) -> AuditRecord:
     """Run an audit and write results.json, audit.png, reconstructions.npz and .png and report.md.
 
-    Ctrl-C and max_seconds end the work and keep what was found, marked as not complete.
+    Ctrl-C and max_seconds end the work; the results so far are kept and marked as incomplete.
 
     Args:
-        plan: Of the audit.
-        folder: Where files are written.
-        where: It runs.
-        figure_file: Where the figure goes beside audit.png, as PNG, SVG or PDF by its suffix.
+        plan: Plan of the audit.
+        folder: Folder in which files are written.
+        where: Where it runs.
+        figure_file: Another file for the figure besides audit.png: PNG, SVG or PDF by its suffix.
 
     Returns:
-        The record that results.json holds.
+        The content of results.json.
 
     Raises:
-        LeakauditError: With nothing written, if the plan, the data or the folder cannot be used.
+        LeakauditError: The plan, the data or the folder cannot be used; nothing is written.
     """
     started = datetime.now(UTC)
     clock = time.perf_counter()
@@ -80,7 +80,7 @@ def audit(
         )
         _, sentence = lpips_weights.find("off", simulated.trace.task.shape)
         files = record.Files(
-            images=[model.fitted(image, StoredImages) for image in images],
+            images=images,
             picture=drawn,
             originals=pictures.save_originals(folder / "originals.npz", made, simulated.truth),
             figure=FIGURE,
@@ -104,9 +104,9 @@ def _write(found: AuditRecord, folder: Path) -> AuditRecord:
 def _measured(
     plan: AuditPlan, grid: Sequence[Level], nodes: Sequence[int]
 ) -> tuple[list[Measured], bool]:
-    """Return what the replays gave, and whether all were made.
+    """Return the results of the replays, and whether all replays were completed.
 
-    Ctrl-C gives up on the replays and keeps the attacks.
+    Ctrl-C discards the replays and keeps the attacks.
     """
     try:
         return measure(plan, grid, nodes), not expired()
@@ -115,12 +115,12 @@ def _measured(
 
 
 def _picture(grid: Sequence[Level], simulated: Simulated, folder: Path) -> str | None:
-    """Draw what came back of the first node in the first run.
+    """Draw the reconstructions of the first node in the first run.
 
-    There is one column for each point of the grid and attack.
+    There is one column for each attack at each point of the grid.
 
     Returns:
-        The file's name; None if nothing came back.
+        The file's name; None if there are no reconstructions.
     """
     first = None
     pairs = []
@@ -135,7 +135,7 @@ def _picture(grid: Sequence[Level], simulated: Simulated, folder: Path) -> str |
             pairs.append((shown, label))
     if first is None or not any(shown.found is not None for shown, _ in pairs):
         return None
-    where = f"node {first.found.node}, heard by {first.adversary}"
+    where = f"node {first.found.node}, adversary {first.adversary}"
     title = f"{where}: {'; '.join(label for _, label in pairs)}"
     pictures.save(pictures.grid([shown for shown, _ in pairs], title=title), folder / PICTURE)
     return PICTURE

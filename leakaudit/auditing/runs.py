@@ -1,6 +1,6 @@
-"""Runs of one point of the grid: other records, start and noise for every seed.
+"""Runs of one point of the grid: every seed has different records, start and noise.
 
-All have one graph and one schedule.
+All runs have the same graph and schedule.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ def seeded(ready: recording.Plan, seed: int) -> recording.Plan:
 
 
 def replayed(ready: recording.Plan, rows: Tensor, seed: int) -> recording.Plan:
-    """Return the plan with the same start model and schedule, other records and fresh noise.
+    """Return the plan with the same start model and schedule, different records and fresh noise.
 
     Args:
         ready: The scenario's own plan.
         rows: (N, samples) Records of every node, as rows of the data set.
-        seed: Of the noise.
+        seed: Seed of the noise.
     """
     noise = torch.Generator().manual_seed(child(ready.scenario.seed, seed, 1))
     random: Mapping[str, Generator] = {
@@ -60,9 +60,9 @@ def recorded(ready: recording.Plan) -> Recorder:
 
 
 def child(*seed: int) -> int:
-    """Return a seed that is independent of those for other numbers.
+    """Return a seed that is independent of the seeds for other numbers.
 
     Args:
-        seed: Any whole numbers from 0 on, the seed of the scenario first.
+        seed: Any integers >= 0, with the seed of the scenario first.
     """
     return seeds.child(*seed)

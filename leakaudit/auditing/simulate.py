@@ -32,15 +32,16 @@ class Outcome:
     """One reconstruction.
 
     Attributes:
-        level: Place in the grid.
+        level: Index in the grid.
         seed: Number of the run.
-        adversary: Whose view was attacked.
-        attack: As it was asked for.
-        leak: What was attacked.
-        found: What came back.
-        score: Of all records of the node.
-        identified: Whether the first record was, among `candidates`; None if that means nothing.
-        candidates: Records among which it had to be identified.
+        adversary: The adversary whose view was attacked.
+        attack: Name of the requested attack.
+        leak: The leak that was attacked.
+        found: The reconstruction.
+        score: Score of all records of the node.
+        identified: Whether the first record was identified among `candidates`; None if this is
+            meaningless.
+        candidates: Number of records among which it had to be identified.
     """
 
     level: int
@@ -56,17 +57,17 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Skipped:
-    """A node that an attack refused, or of which nothing is determined.
+    """A node for which an attack returned nothing, or for which no leak is determined.
 
     Attributes:
-        level: Place in the grid.
+        level: Index in the grid.
         seed: Number of the run.
-        adversary: Whose view was attacked.
-        attack: As it was asked for.
+        adversary: The adversary whose view was attacked.
+        attack: Name of the requested attack.
         node: The node.
-        why: Why nothing came back.
-        score: As if the attack had found nothing, so that refusing on some nodes changes no mean
-            for the better or the worse.
+        why: Why there is no reconstruction.
+        score: Score of an attack that finds nothing, so that refusing some nodes neither improves
+            nor worsens any mean.
     """
 
     level: int
@@ -80,14 +81,14 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Simulated:
-    """All that was tried.
+    """The results of all attacks.
 
     Attributes:
-        outcomes: What came back.
-        skipped: What did not.
-        trace: Of the first run.
-        truth: Of the first run.
-        complete: False if time or Ctrl-C ended the work.
+        outcomes: The reconstructions.
+        skipped: Nodes without a reconstruction.
+        trace: Trace of the first run.
+        truth: Truth of the first run.
+        complete: False if the time limit or Ctrl-C ended the work.
     """
 
     outcomes: tuple[Outcome, ...]
@@ -101,17 +102,17 @@ class Simulated:
     ) -> CurveValues | None:
         """Return best, median and mean of a metric over all records of a cell.
 
-        Records that were missed count as blind guesses; those of nodes that were refused are among
-        them.
+        Missed records count as blind guesses, including all records of nodes for which the attack
+        returned nothing.
 
         Args:
             metric: Name of a column of a `Score`.
-            level: Place in the grid.
-            adversary: Of the cell.
-            attack: Of the cell.
+            level: Index in the grid.
+            adversary: Adversary of the cell.
+            attack: Attack of the cell.
 
         Returns:
-            The three numbers; None if no record came back.
+            The three numbers; None if no record was recovered.
         """
         scores = self.scores(level, adversary, attack)
         if all(score.not_recovered == len(score.matched) for score in scores):
@@ -127,23 +128,23 @@ class Simulated:
         )
 
     def made(self, level: int, adversary: Adversary, attack: str) -> list[Outcome]:
-        """Return what came back of the nodes and seeds of a cell.
+        """Return the reconstructions for the nodes and seeds of a cell.
 
         Args:
-            level: Place in the grid.
-            adversary: Of the cell.
-            attack: Of the cell.
+            level: Index in the grid.
+            adversary: Adversary of the cell.
+            attack: Attack of the cell.
         """
         cell = (level, adversary, attack)
         return [o for o in self.outcomes if (o.level, o.adversary, o.attack) == cell]
 
     def scores(self, level: int, adversary: Adversary, attack: str) -> list[Score]:
-        """Return the score of every node and seed of a cell, refused ones included.
+        """Return the score of every node and seed of a cell, including those without a result.
 
         Args:
-            level: Place in the grid.
-            adversary: Of the cell.
-            attack: Of the cell.
+            level: Index in the grid.
+            adversary: Adversary of the cell.
+            attack: Attack of the cell.
         """
         found = [outcome.score for outcome in self.made(level, adversary, attack)]
         return [*found, *(missed.score for missed in self.refused(level, adversary, attack))]
@@ -151,12 +152,12 @@ class Simulated:
     def refused(
         self, level: int, adversary: Adversary, attack: str, node: int | None = None
     ) -> list[Skipped]:
-        """Return the nodes and seeds of a cell that gave nothing to score.
+        """Return the nodes and seeds of a cell without a result to score.
 
         Args:
-            level: Place in the grid.
-            adversary: Of the cell.
-            attack: Of the cell.
+            level: Index in the grid.
+            adversary: Adversary of the cell.
+            attack: Attack of the cell.
             node: One node of it; None for all.
         """
         cell = (level, adversary, attack)
@@ -167,16 +168,16 @@ class Simulated:
 def simulate(
     plan: AuditPlan, grid: Sequence[Level], nodes: Sequence[int], device: str = "cpu"
 ) -> Simulated:
-    """Run the whole grid; Ctrl-C and the deadline keep what was found so far.
+    """Run the whole grid; Ctrl-C and the time limit end it and keep the results so far.
 
     Args:
-        plan: Of the audit.
+        plan: Plan of the audit.
         grid: Its points.
-        nodes: That are attacked.
-        device: Where attacks compute.
+        nodes: The attacked nodes.
+        device: Device on which attacks compute.
 
     Raises:
-        KeyboardInterrupt: Ctrl-C came before the first run was over.
+        KeyboardInterrupt: Ctrl-C was pressed before the first run was completed.
     """
     outcomes: list[Outcome] = []
     skipped: list[Skipped] = []
@@ -247,16 +248,16 @@ def _attacks(
 def identified(found: Reconstruction, truth: Truth) -> tuple[bool | None, int]:
     """Return whether the node's first record is identified by its image.
 
-    It is if it is nearest to that image among all records that no other node holds. The images of a
-    batch are matched to its records, which counts as guesses.
+    It is identified if it is closest to that image among all records that no other node holds. The
+    images of a batch are matched to its records, which counts as guesses.
 
     Args:
-        found: Of one node.
-        truth: Of the run.
+        found: A reconstruction of one node.
+        truth: Truth of the run.
 
     Returns:
-        Whether, and among how many. None if there are fewer than two candidates: then the records
-        are not drawn alike.
+        Whether it is identified, and among how many records. None if there are fewer than two
+        candidates, because the records are then not drawn uniformly.
     """
     x, _ = truth.of(found.node)
     records = torch.cat([x, truth.pool.to(x)])
@@ -272,11 +273,11 @@ def identified(found: Reconstruction, truth: Truth) -> tuple[bool | None, int]:
 
 
 def near(outcome: Outcome, psnr: float) -> bool:
-    """Return whether the first record came back at least this near.
+    """Return whether the first record was recovered with at least the given PSNR.
 
     Args:
-        outcome: Of one node.
-        psnr: How near, in dB.
+        outcome: A reconstruction of one node.
+        psnr: The required PSNR in dB.
     """
     column = outcome.score.psnr
     if not column or column[0] is None:

@@ -8,13 +8,13 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Where:
-    """Where data come from, and what the machine gives.
+    """The source of the data, and the resources of the machine.
 
     Attributes:
         data_root: Folder of data sets; None for the default one.
         download: Whether missing data may be downloaded.
-        device: Where runs and attacks compute.
-        max_seconds: For attacks and replays together, 0 for no limit.
+        device: Device on which runs and attacks compute.
+        max_seconds: Time limit for attacks and replays together, 0 for no limit.
     """
 
     data_root: Path | None = None

@@ -1,4 +1,4 @@
-"""What theory allows: privacy curves and what they imply.
+"""Privacy curves and the bounds that follow from them.
 
-Every bound holds under the adjacency of the mu or epsilon that it is given.
+Every bound holds under the adjacency of the mu or epsilon that it receives.
 """

@@ -1,4 +1,4 @@
-"""(epsilon, delta)-DP and nothing else known: optimal composition (Kairouz, Oh, Viswanath 2015).
+"""(epsilon, delta)-DP without further knowledge: optimal composition (Kairouz, Oh, Viswanath 2015).
 
 Every (epsilon, delta)-DP mechanism is a post-processing of one that reveals everything with
 probability delta and otherwise randomises a bit with odds e^epsilon. The privacy loss of several is
@@ -30,7 +30,7 @@ from leakaudit.errors import LeakauditError
 
 Floats = NDArray[np.float64]
 
-EXACT = 1 << 18  # different sums of losses that are listed one by one: 4 MB; a choice
+EXACT = 1 << 18  # most different sums of losses that are enumerated: 4 MB; a choice
 LATTICE = (
     1 << 15
 )  # points of the lattice on which more are rounded up: by 3e-5 of the sum of all epsilons at most
@@ -55,7 +55,7 @@ class Approximate(Guarantee):
     adjacency: Adjacency
 
     def __post_init__(self) -> None:
-        """Check every term."""
+        """Validate every term."""
         for epsilon, delta, times in self.terms:
             probability("delta", delta)
             if not (0 <= epsilon < math.inf and times >= 1):
@@ -86,7 +86,7 @@ class Approximate(Guarantee):
         return greatest_power(self.delta, false_positives, kinks)
 
     def plus(self, other: Approximate) -> Approximate:
-        """All terms of both."""
+        """The terms of both guarantees."""
         count: Counter[tuple[float, float]] = Counter()
         for epsilon, delta, times in self.terms + other.terms:
             count[epsilon, delta] += times
@@ -95,7 +95,7 @@ class Approximate(Guarantee):
 
     @cached_property
     def lost(self) -> float:
-        """The chance that some release reveals everything: 1 - prod (1 - delta_l)."""
+        """The probability that some release reveals everything: 1 - prod (1 - delta_l)."""
         if any(d == 1 for _, d, _ in self.terms):
             return 1.0
         return -math.expm1(math.fsum(n * math.log1p(-d) for _, d, n in self.terms))
@@ -140,7 +140,7 @@ def closed_form(epsilons: Sequence[float], slack: float) -> float:
     Kairouz, Oh, Viswanath 2015, Theorem 3.5. `Approximate` is never larger and often much smaller.
 
     Args:
-        epsilons: Of every release.
+        epsilons: The epsilon of every release.
         slack: Above 0 and up to 1.
     """
     if not 0 < slack <= 1:
@@ -152,7 +152,7 @@ def closed_form(epsilons: Sequence[float], slack: float) -> float:
 
 
 def advanced(epsilon: float, times: int, slack: float) -> float:
-    """Return k e (exp(e) - 1) + e sqrt(2 k log(1/slack)), to compare with.
+    """Return k e (exp(e) - 1) + e sqrt(2 k log(1/slack)), for comparison.
 
     Source: Dwork, Rothblum, Vadhan 2010, Theorem III.3.
 

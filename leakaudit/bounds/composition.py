@@ -1,8 +1,8 @@
 """The only place where guarantees are composed.
 
-Every kind defines the sum of two releases, the rest follows here. Composition is adaptive: a
-release may be chosen from the results of earlier ones. All guarantees must hold under one
-adjacency.
+Every kind of guarantee defines the sum of two releases; everything else follows in this module.
+Composition is adaptive: a release may be chosen depending on the results of earlier ones. All
+guarantees must hold under the same adjacency.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from leakaudit.bounds.renyi import ORDERS, Rdp, randomised_response
 from leakaudit.bounds.zcdp import Zcdp
 from leakaudit.errors import LeakauditError
 
-# In the order in which a mixture is put into one of them.
+# The kinds into which a mixture is translated, in order of preference.
 KINDS: tuple[type[Guarantee], ...] = (Gdp, Approximate, Zcdp, Rdp, Pld)
 
 G = TypeVar("G", bound=Guarantee)
@@ -30,13 +30,13 @@ def compose(guarantees: Iterable[Guarantee], into: type[Guarantee] | None = None
     """Return the guarantee of all releases together.
 
     Args:
-        guarantees: Of every release, under one adjacency.
-        into: The kind to compute with; by default the kind of all, or the first of `KINDS` into
-            which all can be put. Pld is the tightest for a mixture.
+        guarantees: The guarantees of all releases, under one adjacency.
+        into: The kind to compute with; by default the common kind of all, or the first of `KINDS`
+            into which all can be translated. Pld is the tightest for a mixture.
 
     Raises:
-        LeakauditError: There is no release, there are several adjacencies, or the kinds have none
-            in common.
+        LeakauditError: There is no release, there are several adjacencies, or there is no kind into
+            which all can be translated.
     """
     parts = list(guarantees)
     if not parts:
@@ -61,8 +61,8 @@ def repeat(guarantee: G, times: int) -> G:
     """Return the guarantee of the same kind of release made several times, in log2(times) steps.
 
     Args:
-        guarantee: Of one release.
-        times: At least 1.
+        guarantee: The guarantee of one release.
+        times: Number of releases, at least 1.
     """
     if times < 1:
         raise LeakauditError(f"expected at least one release, got {times}")
@@ -83,7 +83,7 @@ def translate(guarantee: Guarantee, kind: type[Guarantee]) -> Guarantee:
     """Return what a guarantee implies in another kind.
 
     Args:
-        guarantee: To be translated.
+        guarantee: The guarantee to translate.
         kind: The class of the result.
 
     Raises:
@@ -144,9 +144,9 @@ TRANSLATIONS: dict[tuple[type[Guarantee], type[Guarantee]], Callable[[Any], Guar
 
 
 def _possible(guarantee: Guarantee, kind: type[Guarantee]) -> bool:
-    """Whether a translation exists and loses nothing.
+    """Return whether a translation exists and is not trivial.
 
-    Renyi divergences are infinite if something leaks with chance delta.
+    Renyi divergences are infinite if a complete leak has probability delta.
     """
     if isinstance(guarantee, kind):
         return True

@@ -1,10 +1,11 @@
-"""What the counts of an attack prove at a confidence.
+"""What the counts of an attack prove at a given confidence.
 
 These are lower limits on epsilon and mu, and the trials that a verdict needs. Trials must be
-independent, and the threshold that turns scores into guesses must be fixed before these trials.
-alpha is the chance of a false alarm that one call may take; several calls share it (Bonferroni,
-Holm). Confidence intervals are necessary: without them, log(TPR / FPR) at the best threshold of the
-same data averages about .7 on pure noise. Zero trials prove nothing: every limit is then 0.
+independent, and the threshold that converts scores to guesses must be fixed before these trials.
+alpha is the probability of a false alarm that one call may cause; several calls share it
+(Bonferroni, Holm). Confidence intervals are necessary: without them, log(TPR / FPR) at the best
+threshold of the same data averages about .7 on pure noise. Zero trials prove nothing: every limit
+is then 0.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ class Counts:
     """Guesses about records, made with a threshold that was fixed beforehand.
 
     Attributes:
-        true_positives: Records that were there and were guessed to be there.
-        positives: Records that were there.
-        false_positives: Records that were not there and were guessed to be there.
-        negatives: Records that were not there.
+        true_positives: Records that were present and were guessed to be present.
+        positives: Records that were present.
+        false_positives: Records that were absent and were guessed to be present.
+        negatives: Records that were absent.
     """
 
     true_positives: int
@@ -91,7 +92,7 @@ def epsilon_lower(counts: Counts, delta: float, alpha: float, *, both: bool = Fa
     adjacency in which the trials differ. Source: Jagielski, Ullman, Oprea 2020.
 
     Args:
-        counts: Of the attack.
+        counts: Counts of the attack.
         delta: Between 0 and 1.
         alpha: Chance of a false alarm.
         both: Use also the complementary event, log((TNR_low - delta) / FNR_high); each event then
@@ -120,11 +121,11 @@ def mu_lower(counts: Counts, alpha: float) -> float:
     """Return a lower limit on mu: Phi^-1(1 - FPR_high) - Phi^-1(FNR_high).
 
     Each limit is taken at alpha / 2 (Nasr et al. 2023). It is evidence only against a claim of
-    mu-GDP: converted to epsilon it extrapolates to tests that were not made, so compare it with
-    claims of Gaussian noise, not with any (epsilon, delta).
+    mu-GDP: converted to epsilon, it extrapolates to tests that were not performed, so compare it
+    with claims of Gaussian noise, not with an arbitrary (epsilon, delta).
 
     Args:
-        counts: Of the attack.
+        counts: Counts of the attack.
         alpha: Chance of a false alarm.
     """
     _check_trials(0, 0, alpha)
@@ -142,10 +143,10 @@ def credible_epsilon(counts: Counts, delta: float, alpha: float, nodes: int = 40
     It is a degree of belief, not a confidence limit. It exceeds `epsilon_lower` and raises false
     alarms more often than alpha, so no verdict may rest on it. For each epsilon, the posterior mass
     of the privacy region (all four inequalities) is one quadrature over quantiles of the false
-    positive rate, where the paper draws samples. Source: Zanella-Beguelin et al. 2022.
+    positive rate, whereas the paper draws samples. Source: Zanella-Beguelin et al. 2022.
 
     Args:
-        counts: Of the attack.
+        counts: Counts of the attack.
         delta: Between 0 and 1.
         alpha: The quantile.
         nodes: Quantiles of the false positive rate.
@@ -173,13 +174,13 @@ def credible_epsilon(counts: Counts, delta: float, alpha: float, nodes: int = 40
 
 
 def certifiable(trials: int, delta: float, alpha: float) -> float:
-    """Return the largest epsilon that can be proved, by an attack without errors.
+    """Return the largest epsilon that can be proven, by an attack without errors.
 
     It is about log(trials / 3.7) at alpha = .05 and log(trials / 5.3) at alpha = .01, for delta =
     0.
 
     Args:
-        trials: On each side.
+        trials: Number of trials on each side.
         delta: Between 0 and 1.
         alpha: Chance of a false alarm.
     """
@@ -195,7 +196,7 @@ def trials_for(epsilon: float, delta: float, alpha: float) -> int:
         alpha: Chance of a false alarm.
 
     Raises:
-        LeakauditError: More than ten million are needed.
+        LeakauditError: More than ten million trials are needed.
     """
     at_least_zero("epsilon", epsilon)
 
@@ -212,11 +213,11 @@ def trials_for(epsilon: float, delta: float, alpha: float) -> int:
 
 
 def detection(trials: int, bound: float, rate: float, alpha: float) -> float:
-    """Return the power: the chance that the lower limit of a success rate exceeds a bound.
+    """Return the power: the probability that the lower limit of a success rate exceeds a bound.
 
     Args:
         trials: At least 0.
-        bound: What is claimed of the success rate.
+        bound: The claimed bound of the success rate.
         rate: The attack's true success rate.
         alpha: Chance of a false alarm.
     """
@@ -231,13 +232,13 @@ def detection(trials: int, bound: float, rate: float, alpha: float) -> float:
 
 
 def trials_to_detect(bound: float, rate: float, alpha: float, power: float = 0.8) -> int:
-    """Return about how many trials make `detection` reach a power.
+    """Return the approximate number of trials for which `detection` reaches a power.
 
-    "About", because counts are integers: the power falls a little wherever the critical count
-    grows.
+    It is approximate because counts are integers: the power drops slightly whenever the critical
+    count increases.
 
     Args:
-        bound: What is claimed of the success rate.
+        bound: The claimed bound of the success rate.
         rate: The attack's true success rate, above the bound.
         alpha: Chance of a false alarm.
         power: Above 0 and below 1.
@@ -257,7 +258,7 @@ def trials_to_detect(bound: float, rate: float, alpha: float, power: float = 0.8
     ends = bracket_integer(enough, MOST_TRIALS)
     if ends is None:
         raise LeakauditError(
-            f"expected a rate that {MOST_TRIALS:,} trials can tell from {bound}, got {rate}"
+            f"expected a rate that {MOST_TRIALS:,} trials can distinguish from {bound}, got {rate}"
         )
     return crossing_integer(enough, *ends)
 

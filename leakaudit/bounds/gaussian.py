@@ -31,7 +31,7 @@ class Gdp(Guarantee):
     Adaptive releases add the squares of their mu (Corollary 3.3).
 
     Attributes:
-        mu: Sensitivity over standard deviation, at least 0; may be inf.
+        mu: Sensitivity divided by standard deviation, at least 0; may be inf.
         adjacency: The pairs of data sets that the sensitivity compares.
     """
 
@@ -39,7 +39,7 @@ class Gdp(Guarantee):
     adjacency: Adjacency
 
     def __post_init__(self) -> None:
-        """Check mu."""
+        """Validate mu."""
         at_least_zero("mu", self.mu)
 
     def delta(self, epsilon: float) -> float:
@@ -129,7 +129,8 @@ def epsilon(delta: float, mu: float) -> float:
 def least_mu(epsilon: float, delta: float) -> float:
     """Return the largest mu for which mu-GDP implies (epsilon, delta)-DP, rounded down.
 
-    A claim needs noise of standard deviation sensitivity / mu; the name is that of the least noise.
+    A claim requires noise of standard deviation sensitivity / mu; the name refers to the least
+    noise.
 
     Args:
         epsilon: At least 0.

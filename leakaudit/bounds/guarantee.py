@@ -1,4 +1,4 @@
-"""The shape of every guarantee: a privacy curve, and the largest power of any test.
+"""The interface of every guarantee: a privacy curve, and the largest power of any test.
 
 The curve is delta(epsilon) under one adjacency. A curve here bounds both directions, D against D'
 and D' against D. It therefore also has values at negative epsilon: delta(-e) = 1 - e^{-e} (1 -
@@ -17,20 +17,20 @@ from leakaudit.claim import Adjacency as Adjacency  # the side of a claim, and o
 from leakaudit.errors import LeakauditError
 
 # Epsilons of the grid that brackets the best one for a power. The grid is quadratic, so it is fine
-# near 0, where curves bend. A choice: every epsilon gives a valid bound, so a coarse grid costs
-# tightness only, and the search between two points follows.
+# near 0, where curves bend. A choice: every epsilon gives a valid bound, so a coarse grid only
+# makes the bound less tight, and a search between two points follows.
 GRID = 48
 
-# The grid's least upper end. At e^-60 = 9e-27 every curve of float64 is flat.
+# The smallest upper end of the grid. At e^-60 = 9e-27, every curve is flat in float64.
 FAR = 60.0
 
-# Golden sections, each .618 of the one before: .618^32 = 2e-7 of the bracket. At a minimum, the
-# value moves by its square.
+# Golden sections, each .618 of the previous one: .618^32 = 2e-7 of the bracket. Near a minimum, the
+# value changes by the square of that.
 SECTIONS = 32
 
 
 class Guarantee(ABC):
-    """The joint promise of some releases; only `leakaudit.bounds.composition` composes guarantees.
+    """The joint guarantee of releases; only `leakaudit.bounds.composition` composes guarantees.
 
     Attributes:
         adjacency: The pairs of data sets that the guarantee compares.
@@ -48,7 +48,7 @@ class Guarantee(ABC):
 
     @abstractmethod
     def epsilon(self, delta: float) -> float:
-        """Return the least epsilon >= 0 for which (epsilon, delta)-DP holds; inf if none does.
+        """Return the smallest epsilon >= 0 for which (epsilon, delta)-DP holds; inf if none does.
 
         Args:
             delta: Between 0 and 1.
@@ -74,10 +74,10 @@ class Guarantee(ABC):
 
 
 def least_epsilon(curve: Callable[[float], float], delta: float) -> float:
-    """Return the least epsilon >= 0 with curve(epsilon) <= delta, rounded up; inf if there is none.
+    """Return the smallest epsilon >= 0 with curve(epsilon) <= delta, rounded up; inf if none.
 
     Args:
-        curve: delta(epsilon), which does not increase.
+        curve: delta(epsilon), a non-increasing function.
         delta: Between 0 and 1.
     """
     probability("delta", delta)
@@ -99,9 +99,9 @@ def greatest_power(
     """Return the largest true positive rate that a whole privacy curve allows.
 
     At every epsilon, (epsilon, curve(epsilon))-DP allows min(e^eps a + delta, 1 - e^-eps (1 - delta
-    - a)) at a false positive rate a. The result is the least of these over epsilon, so it is valid
-    wherever the search ends. Source: Kairouz, Oh, Viswanath 2015, section 2, minimised over the
-    curve.
+    - a)) at a false positive rate a. The result is the smallest of these over epsilon, so it is
+    valid wherever the search ends. Source: Kairouz, Oh, Viswanath 2015, section 2, minimised over
+    the curve.
 
     Args:
         curve: delta(epsilon), for epsilon >= 0 and inf.
@@ -119,7 +119,7 @@ def greatest_power(
             above = math.exp(epsilon + math.log(a)) + delta
         return min(1.0, above, 1 - math.exp(-epsilon) * (1 - delta - a))
 
-    # Beyond -log a, the first bound exceeds 1 and the second 1 - a, so the least one lies below.
+    # Beyond -log a, the first bound exceeds 1 and the second 1 - a, so the minimum is below.
     end = max(FAR, -math.log(a))
     tried = [end * (k / GRID) ** 2 for k in range(GRID + 1)]
     best = min(range(GRID + 1), key=lambda k: allowed(tried[k]))
@@ -127,15 +127,15 @@ def greatest_power(
     high = tried[min(best + 1, GRID)]
     between = _valley(allowed, low, high)
     least = min([allowed(tried[best]), allowed(between), *map(allowed, kinks)])
-    return max(a, least)  # guessing at random reaches a
+    return max(a, least)  # random guessing attains a
 
 
 def probability(name: str, value: float) -> float:
     """Return `value` if it is a probability.
 
     Args:
-        name: What the value is, for the message.
-        value: What to check.
+        name: Name of the value, for the message.
+        value: The value.
 
     Raises:
         LeakauditError: It is not between 0 and 1.
@@ -149,8 +149,8 @@ def at_least_zero(name: str, value: float) -> float:
     """Return `value` if it is at least 0.
 
     Args:
-        name: What the value is, for the message.
-        value: What to check.
+        name: Name of the value, for the message.
+        value: The value.
 
     Raises:
         LeakauditError: It is negative or not a number.
@@ -163,11 +163,11 @@ def at_least_zero(name: str, value: float) -> float:
 def _valley(value: Callable[[float], float], low: float, high: float) -> float:
     """Return a point near the minimum of a function with one valley, by golden sections.
 
-    The method is Kiefer's (1953). Two inner points cut the bracket in the golden ratio, so that
-    after dropping the outer part beside the worse one, the better one is again an inner point, and
-    each step costs one evaluation. Measured on 400 curves of zCDP, RDP and (epsilon, delta),
-    `scipy.optimize.minimize_scalar` is no better: its minima differ by up to 6e-5 (relative), in
-    either direction.
+    The method is Kiefer's (1953). Two inner points divide the bracket in the golden ratio, so that
+    after discarding the outer part beside the worse one, the better one is again an inner point,
+    and each step costs one evaluation. On 400 curves of zCDP, RDP and (epsilon, delta),
+    `scipy.optimize.minimize_scalar` does not find better minima: they differ by up to 6e-5
+    (relative), in either direction.
     """
     share = (math.sqrt(5) - 1) / 2
     left = high - share * (high - low)

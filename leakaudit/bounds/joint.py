@@ -1,24 +1,25 @@
-"""One exact test of a promise by both error rates of a guess together.
+"""An exact test of a guarantee by both error rates of a guess jointly.
 
 A guarantee bounds the true positive rate p of every guess by its false positive rate q: p <= g(q) =
-1 - f(q), f its trade-off curve. n_1 trials with the record give x true positives, n_0 trials
-without it give y false positives, and both counts are binomial. Two separate confidence limits, one
-for p and one for q, spend half of alpha on each and meet only in a corner: the level of that test
-is 30 to 70 times below alpha. Here a single statistic orders all outcomes (x, y), and its p-value
-is the largest chance, over all (p, q) that the promise allows, of an outcome at least as extreme.
-The level is then alpha, up to the steps of the counts.
+1 - f(q), where f is its trade-off curve. n_1 trials with the record yield x true positives, n_0
+trials without it yield y false positives, and both counts are binomial. Two separate confidence
+limits, one for p and one for q, spend half of alpha on each and meet only in a corner: the level of
+that test is 30 to 70 times below alpha. Here, a single statistic orders all outcomes (x, y), and
+its p-value is the largest probability, over all (p, q) that the guarantee allows, of an outcome at
+least as extreme. The level is then alpha, up to the discreteness of the counts.
 
 The statistic is a squared distance from what is allowed: S(x, y) = min over points (p, q) of the
-curve of z_x^2 + z_y^2, where z_x is the normal deviate of the chance P[Bin(n_1, p) >= x] and z_y
-that of P[Bin(n_0, q) <= y], 0 if that chance exceeds one half. Exact tails make the distance mean
-the same along the whole curve: a likelihood ratio would overrate "no false positive" at rates
-around 2 / n_0, whose chance is e^-2, and the level in the middle of the curve would then be a
-quarter of alpha.
+curve of z_x^2 + z_y^2, where z_x is the normal deviate of the probability P[Bin(n_1, p) >= x] and
+z_y that of P[Bin(n_0, q) <= y], 0 if that probability exceeds one half. Exact tails give the
+distance the same meaning along the whole curve: a likelihood ratio would overrate "no false
+positive" at rates around 2 / n_0, which has probability e^-2, and the level in the middle of the
+curve would then be a quarter of alpha.
 
-S grows with x and falls with y. So the rejection probability grows with p and falls with q, which
-has two consequences: its largest value lies on the curve p = g(q), and on a piece a <= q <= b of
-the curve it is at most its value at (g(b), a). The largest of these values over all pieces is an
-upper bound that no point between the nodes can exceed; the pieces are so short that little is lost.
+S increases with x and decreases with y. Therefore, the rejection probability increases with p and
+decreases with q, which has two consequences: its largest value lies on the curve p = g(q), and on a
+piece a <= q <= b of the curve it is at most its value at (g(b), a). The largest of these values
+over all pieces is an upper bound that no point between the nodes can exceed; the pieces are so
+short that little is lost.
 """
 
 from __future__ import annotations
@@ -40,23 +41,24 @@ from leakaudit.errors import LeakauditError
 Floats = NDArray[np.float64]
 Places = NDArray[np.int64]
 
-# Trials on one side; time and memory grow as their power 1.5, here to about 4 s and 150 MB.
+# Most trials on one side; time and memory grow as their power 1.5, here to about 4 s and 150 MB.
 LARGEST = 5_000
-# Pieces that are looked at together first; a choice, near the root of the pieces of 100 trials.
+# Pieces that are first examined together; a choice, near the square root of the number of pieces
+# for 100 trials.
 BLOCK = 16
-ROWS = 1 << 16  # chances that are held at once: as many as a processor cache holds
-ROUNDING = 1e-9  # more than what float64 loses in a sum over 5,000 outcomes, 5,000 * 1e-16
-CLOSE = 1e-9  # relative distance of two statistics that count as equal
-TINY = 1e-300  # smaller tails count as this one, so that their deviates stay finite
+ROWS = 1 << 16  # probabilities that are kept at once: as many as fit into a processor cache
+ROUNDING = 1e-9  # more than the rounding error of a sum over 5,000 outcomes, 5,000 * 1e-16
+CLOSE = 1e-9  # relative distance up to which two statistics count as equal
+TINY = 1e-300  # smaller tails are replaced by this, so that their deviates stay finite
 
 # Pieces per square root of trials. In the arcsine scale, which has length pi / 2, a count's
 # standard deviation is 1 / (2 sqrt(n)): a piece is pi / 200 of them long, which costs about 3 % of
 # p.
 FINE = 200
 
-# The search in `perfect`: cuts of every piece that is kept, rounds, and pieces at which it ends.
-# Each round makes the pieces 8 times as short; 30 are never reached, because the bound is then
-# closer than CLOSE, or the pieces are many.
+# The search in `perfect`: parts into which every remaining piece is cut, most rounds, and number of
+# pieces at which it ends. Each round makes the pieces 8 times shorter; 30 rounds are never reached,
+# because the bound is then closer than CLOSE, or there are too many pieces.
 PARTS = 8
 ROUNDS = 30
 MANY = 20_000
@@ -67,8 +69,7 @@ class JointTest:
     """The test of one guarantee for fixed numbers of trials.
 
     Attributes:
-        guarantee: What is promised. Its curve bounds both directions, as all curves of this package
-            do.
+        guarantee: The guarantee. Like all curves of this package, its curve bounds both directions.
         positives: Trials with the record, n_1 >= 1.
         negatives: Trials without it, n_0 >= 1.
     """
@@ -78,7 +79,7 @@ class JointTest:
     negatives: int
 
     def __post_init__(self) -> None:
-        """Check the numbers of trials."""
+        """Validate the numbers of trials."""
         for trials in (self.positives, self.negatives):
             if not 1 <= trials <= LARGEST:
                 raise LeakauditError(
@@ -87,7 +88,7 @@ class JointTest:
                 )
 
     def p_value(self, true_positives: int, false_positives: int) -> float:
-        """Return an upper bound on the chance of counts at least as extreme under the promise.
+        """Return an upper bound on the probability of counts at least as extreme.
 
         Args:
             true_positives: Guesses "present" among the trials with the record.
@@ -103,8 +104,8 @@ class JointTest:
     def refutes(self, true_positives: int, false_positives: int, alpha: float) -> bool:
         """Return whether `p_value` is at most alpha.
 
-        Cheaper than the p-value for many outcomes: the statistics that are known to be on either
-        side are kept.
+        For many outcomes, this is cheaper than the p-value, because statistics that are known to be
+        on either side are stored.
 
         Args:
             true_positives: Guesses "present" among the trials with the record.
@@ -134,9 +135,8 @@ class JointTest:
             alpha: The level.
 
         Returns:
-            (n_0 + 1,) For each number of false positives the least number of true positives that
-            refutes the promise, n_1 + 1 if
-            none does.
+            (n_0 + 1,) For each number of false positives, the smallest number of true positives
+            that refutes the guarantee, n_1 + 1 if none does.
         """
         if alpha in self._regions:
             return self._regions[alpha]
@@ -160,14 +160,12 @@ class JointTest:
     def power(
         self, alpha: float, true_positive_rates: Floats, false_positive_rates: Floats
     ) -> Floats:
-        """Return the chance (m,) to refute the promise at level alpha, for known rates of guesses.
-
-        It is exact.
+        """Return the exact probability (m,) of a refutation at level alpha, for known error rates.
 
         Args:
             alpha: The level.
-            true_positive_rates: (m,) Of each guess.
-            false_positive_rates: (m,) Of each guess.
+            true_positive_rates: (m,) Rate of each guess.
+            false_positive_rates: (m,) Rate of each guess.
         """
         return self._chance(self.least_hits(alpha), true_positive_rates, false_positive_rates)
 
@@ -200,8 +198,8 @@ class JointTest:
         grid in it for q, and of one for p, so that no piece is long in either.
         """
         own = _arcsine_grid(self.negatives)
-        # The curve is symmetric: the least q that allows a power p is 1 - g(1 - p). It only places
-        # nodes, so rounding is harmless.
+        # The curve is symmetric: the smallest q that allows a power p is 1 - g(1 - p). It is used
+        # only to place nodes, so rounding is harmless.
         mirrored = 1 - ceiling(self.guarantee, 1 - _arcsine_grid(self.positives))
         q = np.unique(np.concatenate([own, mirrored]).clip(0.0, 1.0))
         return q, ceiling(self.guarantee, q)
@@ -216,7 +214,7 @@ class JointTest:
         return at_x, at_y
 
     def _region(self, level: float) -> Places:
-        """Return all outcomes with S >= level, as the least x for every y."""
+        """Return all outcomes with S >= level, as the smallest x for every y."""
         at_x, at_y = self._squares
         least = np.zeros(self.negatives + 1, dtype=np.int64)
         for row_x, row_y in zip(at_x, at_y, strict=True):
@@ -230,7 +228,7 @@ class JointTest:
         return min(1.0, self._fine(least, whole >= sure) * (1 + ROUNDING))
 
     def _exceeds(self, least: Places, alpha: float) -> bool:
-        """Whether `_largest` of a region is above alpha, with no more work than that needs."""
+        """Return whether `_largest` of a region exceeds alpha, computing no more than needed."""
         allowed = alpha / (1 + ROUNDING)
         sure, whole = self._coarse(least)
         if sure > allowed or whole.max() <= allowed:
@@ -238,7 +236,7 @@ class JointTest:
         return self._fine(least, whole > allowed) > allowed
 
     def _coarse(self, least: Places) -> tuple[float, Floats]:
-        """Return a rejection probability that is reached, and an upper one for every block."""
+        """Return a rejection probability that is attained, and an upper bound for every block."""
         q, p = self._nodes
         starts, stops = self._blocks
         reached = self._chance(least, p[starts], q[starts]).max()
@@ -259,7 +257,7 @@ class JointTest:
 
     def _chance(self, least: Places, p: Floats, q: Floats) -> Floats:
         """Return P[x >= least(y)] (m,) for true and false positive rates p, q (m,)."""
-        # `least` grows with y, so only the first few y can refute.
+        # `least` increases with y, so only the first few y can refute.
         telling = int((least <= self.positives).sum())
         out = np.empty(len(p))
         rows = max(1, ROWS // (self.positives + telling + 2))
@@ -273,10 +271,10 @@ class JointTest:
 
 @lru_cache(maxsize=8)
 def joint_test(guarantee: Guarantee, positives: int, negatives: int) -> JointTest:
-    """Return the test of a guarantee, whose tables are kept for the next call.
+    """Return the test of a guarantee; its tables are cached for the next call.
 
     Args:
-        guarantee: What is promised.
+        guarantee: The guarantee.
         positives: Trials with the record.
         negatives: Trials without it.
     """
@@ -287,19 +285,19 @@ def joint_test(guarantee: Guarantee, positives: int, negatives: int) -> JointTes
 def perfect(guarantee: Guarantee, positives: int, negatives: int) -> float:
     """Return the p-value of no error in any trial: sup over q of g(q)^n_1 (1 - q)^n_0, rounded up.
 
-    It takes any number of trials. The logarithm is concave in q, since g is. A piece a <= q <= b
-    has at most g(b)^n_1 (1 - a)^n_0. Pieces that cannot hold the largest value are dropped and the
-    others are cut, until the bound and the largest value agree or there are many pieces: then p is
-    up to .1 % too large with 100,000 trials on each side.
+    It supports any number of trials. The logarithm is concave in q because g is. On a piece
+    a <= q <= b, the value is at most g(b)^n_1 (1 - a)^n_0. Pieces that cannot contain the largest
+    value are discarded and the others are divided, until the bound and the largest value agree or
+    there are many pieces: in that case, p is up to .1 % too large with 100,000 trials on each side.
 
     Args:
-        guarantee: What is promised.
+        guarantee: The guarantee.
         positives: Trials with the record.
         negatives: Trials without it.
     """
     if not (positives and negatives):
         return 1.0
-    # Fine at both ends in the arcsine scale, and down to the smallest rates in the logarithm.
+    # Fine at both ends in the arcsine scale, and down to the smallest rates in a logarithmic scale.
     q = np.sin(np.linspace(0, math.pi / 2, 1025)) ** 2
     q = np.unique(np.concatenate([q, np.geomspace(1e-300, 1, 1025), [0.0]]))
     low = q[:-1]
@@ -341,13 +339,13 @@ def ceiling(guarantee: Guarantee, q: Floats) -> Floats:
 
 
 def _arcsine_grid(trials: int) -> Floats:
-    """Return rates from 0 to 1 whose arcsines are equidistant, and small ones besides.
+    """Return rates from 0 to 1 with equidistant arcsines, and additional small ones.
 
-    There are FINE to each square root of trials.
+    There are FINE of them per square root of trials.
     """
     count = max(64, math.ceil(FINE * math.sqrt(trials)))
     grid: Floats = np.sin(np.linspace(0, math.pi / 2, count + 1)) ** 2
-    # Below one expected count, the arcsine grid is coarse in the logarithm.
+    # Below one expected count, the arcsine grid is coarse in a logarithmic scale.
     few = np.geomspace(1e-6 / trials, 1 / trials, 64)
     return np.concatenate([grid, few, 1 - few])
 

@@ -1,10 +1,10 @@
-"""Noise mechanisms and what one release with them guarantees.
+"""Noise mechanisms and the guarantee of one release with each of them.
 
 They are Gaussian and Laplace noise, and their truncated forms. Additive noise has the density C
 exp(-|z / scale|^power) on [-width, width], the convention of DP-dKM: power 2 has standard deviation
-scale / sqrt(2) before truncation. For one coordinate the curve is exact: the likelihood ratio of
-the noise and its shifted copy falls in z, so the best test is a threshold. Hence delta(eps) = F(t)
-- e^eps F(t - shift), F the distribution function of the noise.
+scale / sqrt(2) before truncation. For one coordinate, the curve is exact: the likelihood ratio of
+the noise and its shifted copy decreases in z, so the best test is a threshold. Hence delta(eps) =
+F(t) - e^eps F(t - shift), where F is the distribution function of the noise.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from leakaudit.bounds.gaussian import Gdp
 from leakaudit.bounds.guarantee import Adjacency, at_least_zero
 from leakaudit.errors import LeakauditError
 
-# Width / scale: beyond it e^-w is below 1e-304, and the truncated moments are those of Laplace
+# Width / scale: beyond it, e^-w is below 1e-304, and the truncated moments equal those of Laplace
 # noise.
 WIDE = 700.0
 
 
 def sensitivity(clip: float, adjacency: Adjacency, batch: int = 1) -> float:
-    """Return how far a sum or mean of clipped gradients moves.
+    """Return the largest change of a sum or mean of clipped gradients.
 
-    It is C / b if a record comes, goes or is emptied, and 2 C / b if it is replaced. A mean over a
-    size that depends on the data has no such bound.
+    It is C / b if a record is added, removed or emptied, and 2 C / b if it is replaced. A mean over
+    a number of records that depends on the data has no such bound.
 
     Args:
         clip: C, the largest norm of one gradient.
-        adjacency: Of one record. NODE is refused: it needs the number of records
+        adjacency: Adjacency of one record. NODE is rejected: it needs the number of records
             (`gaussian.group`).
-        batch: b, the fixed number that the sum is divided by; 1 for the sum.
+        batch: b, the fixed number by which the sum is divided; 1 for the sum.
     """
     if adjacency is Adjacency.NODE:
         raise LeakauditError(
@@ -52,7 +52,7 @@ def gaussian_release(std: float, sensitivity: float, adjacency: Adjacency) -> Gd
 
     Args:
         std: Standard deviation per coordinate, at least 0.
-        sensitivity: In Euclidean norm, under the adjacency.
+        sensitivity: Euclidean norm of the largest change under the adjacency.
         adjacency: The pairs of data sets that are compared.
     """
     at_least_zero("std", std)
@@ -97,7 +97,7 @@ class Additive:
     width: float = math.inf
 
     def __post_init__(self) -> None:
-        """Check the parameters."""
+        """Validate the parameters."""
         if self.power not in (1, 2) or not (0 < self.scale < math.inf and self.width > 0):
             raise LeakauditError(
                 f"expected power 1 or 2, a finite scale above 0 and a width above 0, got {self}"
@@ -118,7 +118,7 @@ class Additive:
         return (math.erfc(-u) - math.erfc(w)) / (2 * math.erf(w))
 
     def delta(self, epsilon: float, shift: float) -> float:
-        """Return the exact delta of one coordinate that moves by `shift`, in either direction.
+        """Return the exact delta of one coordinate that changes by `shift`, in either direction.
 
         Args:
             epsilon: At least 0; may be inf.
@@ -128,8 +128,8 @@ class Additive:
         at_least_zero("shift", shift)
         if shift == 0:
             return 0.0
-        # The shifted copy lives on [start, shift + width]; what lies below its start identifies the
-        # data set.
+        # The support of the shifted copy is [start, shift + width]; a value below its start
+        # identifies the data set.
         start = shift - self.width
         if shift == math.inf or start >= self.width:
             return 1.0
@@ -141,13 +141,13 @@ class Additive:
         return max(0.0, self.below(threshold) - likely)
 
     def escape(self, shifts: Iterable[float]) -> float:
-        """Return the chance that some coordinate falls where the other data set cannot put it.
+        """Return the probability of an outcome that is impossible for the other data set.
 
-        It is 1 - prod(1 - F(s_j - width)). Such an outcome identifies the data set for certain: a
-        lower bound on delta at every epsilon.
+        It is 1 - prod(1 - F(s_j - width)). Such an outcome identifies the data set with certainty,
+        so this is a lower bound on delta at every epsilon.
 
         Args:
-            shifts: How far each coordinate moves, s_j >= 0.
+            shifts: The change s_j >= 0 of each coordinate.
         """
         if self.width == math.inf:
             return 0.0
@@ -157,7 +157,7 @@ class Additive:
         return -math.expm1(math.fsum(math.log1p(-o) for o in outside))
 
     def release(self, epsilon: float, shift: float, adjacency: Adjacency) -> Approximate:
-        """Return the (epsilon, delta) of one coordinate that moves by `shift` at most; exact.
+        """Return the exact (epsilon, delta) of one coordinate that changes by at most `shift`.
 
         Args:
             epsilon: At least 0.
@@ -169,12 +169,12 @@ class Additive:
     def vector(
         self, epsilon: float, l1: float, l2: float, dimensions: int, adjacency: Adjacency
     ) -> Approximate:
-        """Return (epsilon, delta) for a vector. Derived here, not in the papers.
+        """Return (epsilon, delta) for a vector. This is our own derivation, not from the papers.
 
         power 1: max(epsilon, l1 / scale), and the mass outside the common support, which is convex
-        in a shift up to the width and so largest if one coordinate takes all of it: F(l1 - width).
-        power 2: normal noise's delta over the chance (erf(width / scale))^dimensions of the box,
-        plus that mass. delta = 1 if l1 > width.
+        in a shift up to the width and therefore largest if one coordinate has the whole shift:
+        F(l1 - width). power 2: the delta of normal noise divided by the probability
+        (erf(width / scale))^dimensions of the box, plus that mass. delta = 1 if l1 > width.
 
         Args:
             epsilon: At least 0.

@@ -10,7 +10,7 @@ import math
 
 from leakaudit.bounds.guarantee import GRID, Guarantee, at_least_zero
 
-FARTHEST = 40.0  # epsilon; beyond it the first term alone, tanh(eps / 2), is 1 to rounding
+FARTHEST = 40.0  # epsilon; beyond it, the first term, tanh(eps / 2), is 1 up to rounding
 
 
 def advantage(guarantee: Guarantee) -> float:

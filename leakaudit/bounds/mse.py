@@ -1,9 +1,9 @@
-"""Lower bounds on a reconstruction's mean squared error per coordinate, and the PSNR beside them.
+"""Lower bounds on a reconstruction's mean squared error per coordinate, and the corresponding PSNR.
 
-They bound an expectation. Average the squared errors first and take the PSNR of that average: the
-average of PSNRs is above it (Jensen) and has no bound, nor has any single image. `hcr` and `fisher`
-hold only for unbiased attackers: an attacker that clips to [0, 1], or answers grey, may do better.
-Judge claims by `leakaudit.bounds.reconstruction`; these are diagnostics.
+They bound an expectation. Average the squared errors first and compute the PSNR of that average:
+the average of PSNRs is larger (Jensen) and has no bound, nor has any single image. `hcr` and
+`fisher` hold only for unbiased attackers: an attacker that clips to [0, 1], or answers grey, may do
+better. Judge claims with `leakaudit.bounds.reconstruction`; these bounds are diagnostics.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from numpy.typing import ArrayLike
 from leakaudit.bounds.guarantee import at_least_zero
 from leakaudit.errors import LeakauditError
 
-LARGEST = 700.0  # divergence: e^r overflows above 709.8, and 1e-305 is no bound to speak of
+LARGEST = 700.0  # divergence: e^r overflows above 709.8, and 1e-305 is not a useful bound
 
 
 def hcr(divergence: float, diameter: float = 1.0) -> float:
     """Return diameter^2 / (4 (e^r - 1)) for an unbiased attacker under adjacency REPLACE.
 
-    Below r of about 0.9 it exceeds the error of a constant guess, which is biased, and says nothing
-    about real attackers. Source: Guo et al. 2022, Theorem 1 (Hammersley-Chapman-Robbins).
+    For r below about 0.9, it exceeds the error of a constant guess, which is biased, and is
+    meaningless for real attackers. Source: Guo et al. 2022, Theorem 1 (Hammersley-Chapman-Robbins).
 
     Args:
         divergence: Renyi divergence r of order 2. For Gaussian noise r = mu^2, with mu for REPLACE.
-        diameter: Of each coordinate of the data, 1 for images in [0, 1].
+        diameter: Diameter of each coordinate of the data, 1 for images in [0, 1].
     """
     at_least_zero("diameter", diameter)
     if at_least_zero("divergence", divergence) == 0:
@@ -43,8 +43,8 @@ def fisher(trace: float, dimensions: int) -> float:
     Source: Cramer-Rao; Guo et al. 2022, Theorem 2, whose dFIL is sqrt(Tr I / d).
 
     Args:
-        trace: Of the Fisher information I of the record in all releases.
-        dimensions: d, of the record.
+        trace: Trace of the Fisher information I of the record in all releases.
+        dimensions: Dimension d of the record.
     """
     _check_dimensions(dimensions)
     if not at_least_zero("the trace of the information", trace):
@@ -58,7 +58,7 @@ def fisher_trace(jacobian: ArrayLike, std: float, releases: int = 1) -> float:
     Args:
         jacobian: (outputs, d) J of g.
         std: Standard deviation of the noise, per coordinate.
-        releases: How many there are.
+        releases: Number of releases.
     """
     j = np.asarray(jacobian, dtype=np.float64)
     if releases < 0 or not np.isfinite(j).all():
@@ -77,10 +77,10 @@ def van_trees(trace: float, prior: float, dimensions: int) -> float:
     Sources: van Trees 1968; Gill, Levit 1995.
 
     Args:
-        trace: Of the Fisher information, averaged over the prior.
+        trace: Trace of the Fisher information, averaged over the prior.
         prior: Trace of the prior's own information, d / tau^2 for a normal prior. The prior's
             density must be smooth and vanish at its boundary: uniform on [0, 1] does not qualify.
-        dimensions: d, of the record.
+        dimensions: Dimension d of the record.
     """
     information = at_least_zero("the trace of the information", trace)
     beforehand = at_least_zero("the prior's information", prior)
@@ -120,7 +120,7 @@ def ceiling(least: float, data_range: float) -> float:
 def ssim_ceiling(least: float, c1: float = 1e-4) -> float:
     """Return 1 - mse / (2 + c1), which SSIM with one global window on [0, 1] obeys.
 
-    It is too weak for a promise about SSIM.
+    It is too weak for a useful guarantee about SSIM.
 
     Args:
         least: The mean squared error.

@@ -1,9 +1,9 @@
 """Lower limits from one training run with many canaries.
 
-An independent fair coin decided for each canary whether it was put in. There are m canaries. The
-auditor guesses the coins of those r that are surest and gets v right. Adjacency: one canary is
-there or not. Canaries held by one node audit only that node, and coins that are not independent
-invalidate every result here.
+For each of m canaries, an independent fair coin decided whether it was included. The auditor
+guesses the coins of the r most certain ones, and v guesses are correct. Adjacency: one canary is
+present or absent. Canaries held by one node audit only that node, and coins that are not
+independent invalidate every result of this module.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from leakaudit.bounds.guarantee import Adjacency, Guarantee, at_least_zero, prob
 from leakaudit.errors import LeakauditError
 
 # Relative width of the bracket at which the search for a limit ends. A choice: each step evaluates
-# the tails of up to `right` counts, and the counts themselves decide no more than the first few
-# digits.
+# the tails of up to `right` counts, and the counts themselves determine only the first few digits.
 CLOSE = 1e-12
 
 
 def p_value(canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
-    """Return an upper bound on the chance of this many right guesses under (epsilon, delta)-DP.
+    """Return an upper bound on the probability of this many correct guesses.
 
-    P[B >= v] + 2 m delta max_i P[v > B >= v - i] / i with B ~ Binomial(r, e^eps / (1 + e^eps)): a
-    guess is right with at most the chance of randomised response, and delta lets some guesses be
-    right for certain. Source: Steinke, Nasr, Jagielski 2023, Theorem 5.2.
+    Under (epsilon, delta)-DP, it is P[B >= v] + 2 m delta max_i P[v > B >= v - i] / i with
+    B ~ Binomial(r, e^eps / (1 + e^eps)): a guess is correct with at most the probability of
+    randomised response, and delta allows some guesses to be correct with certainty. Source:
+    Steinke, Nasr, Jagielski 2023, Theorem 5.2.
 
     Args:
         canaries: m.
@@ -68,19 +68,19 @@ def epsilon_lower(canaries: int, guesses: int, right: int, delta: float, alpha: 
 
 
 def refutes(canaries: int, guesses: int, right: int, guarantee: Guarantee, alpha: float) -> bool:
-    """Whether the counts refute a guarantee, by its trade-off curve, at confidence 1 - alpha.
+    """Return whether the counts refute a guarantee by its trade-off curve, at level alpha.
 
-    Suppose that `right` or more right guesses have a chance of alpha under the guarantee. The curve
-    f then limits how much more likely i right guesses are than i - 1. The algorithm starts at i =
-    right with shares of outcomes that add up to alpha and walks down. If at the end the shares
-    exceed the number of guesses per canary, no such mechanism exists. Source: Mahloujifar, Melis,
-    Chaudhuri 2025, Algorithm 3 with k = 2, h_{i} = f-bar^{-1}(r_{i+1}).
+    Suppose that `right` or more correct guesses have probability alpha under the guarantee. The
+    curve f then limits how much more likely i correct guesses are than i - 1. The algorithm starts
+    at i = right with shares of outcomes that add up to alpha, and proceeds downwards. If the shares
+    finally exceed the number of guesses per canary, no such mechanism exists. Source: Mahloujifar,
+    Melis, Chaudhuri 2025, Algorithm 3 with k = 2, h_{i} = f-bar^{-1}(r_{i+1}).
 
     Args:
         canaries: m.
         guesses: r, at most m.
         right: v, at most r.
-        guarantee: Its curve must be the same in both directions.
+        guarantee: A guarantee with the same curve in both directions.
         alpha: Chance of a false alarm.
     """
     _check_counts(canaries, guesses, right)
@@ -90,8 +90,8 @@ def refutes(canaries: int, guesses: int, right: int, guarantee: Guarantee, alpha
     wrong_share = alpha * (guesses - right) / canaries
     right_share = alpha * right / canaries
     for i in range(right - 1, -1, -1):
-        # h_i: the least share of wrong guesses that the curve allows beside this share of right
-        # ones.
+        # h_i: the smallest share of wrong guesses that the curve allows together with this share of
+        # correct ones.
         least = 1 - guarantee.power(1 - right_share)
         if least <= wrong_share:
             break

@@ -23,11 +23,12 @@ INTERVAL = 1e-4  # dp-accounting's default
 # Epsilons of the table behind a power: at most .015 apart. A choice; every epsilon gives a valid
 # bound.
 POINTS = 8000
-# More than convolutions of float64 lose; added to delta so that a power is never too small.
+# More than the rounding error of convolutions in float64; added to delta so that a power is never
+# too small.
 ROUNDING = 1e-12
-WIDEST = 1000.0  # losses that are held: 2e7 multiples of the interval, 160 MB
-SMALLEST_NOISE = 0.03  # over the clip; less needs losses beyond `WIDEST`
-UNBOUNDED = 1e300  # stands for an infinite epsilon, which the library does not take
+WIDEST = 1000.0  # largest loss that is stored: 2e7 multiples of the interval, 160 MB
+SMALLEST_NOISE = 0.03  # relative to the clip; less noise needs losses beyond `WIDEST`
+UNBOUNDED = 1e300  # replaces an infinite epsilon, which the library does not accept
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Pld(Guarantee):
         return float(self.distribution.get_epsilon_for_delta(probability("delta", delta)))
 
     def power(self, false_positives: float) -> float:
-        """The bound of `guarantee.greatest_power`, over a table of the curve that is made once."""
+        """The bound of `guarantee.greatest_power`, over a table of the curve computed once."""
         a = probability("the false positive rate", false_positives)
         if a == 0:
             return self.delta(math.inf)
@@ -82,8 +83,8 @@ def gaussian(mu: float, adjacency: Adjacency) -> Pld:
         mu: Above 0 and below about 36.
         adjacency: The pairs of data sets that mu compares.
     """
-    # The loss is normal with mean mu^2 / 2 and deviation mu; ten deviations above its mean must be
-    # held.
+    # The loss is normal with mean mu^2 / 2 and deviation mu; the stored range must extend to ten
+    # deviations above its mean.
     if not 0 < mu < math.inf or mu * (mu / 2 + 10) > WIDEST:
         raise LeakauditError(
             "expected a mu above 0 and below 36 for a privacy loss distribution, "
@@ -96,14 +97,14 @@ def gaussian(mu: float, adjacency: Adjacency) -> Pld:
 def subsampled_gaussian(noise: float, rate: float, adjacency: Adjacency) -> Pld:
     """Return the distribution of one step of DP-SGD with Poisson sampling.
 
-    The batch holds every record independently with chance `rate`. Assumes that nobody sees who took
-    part: if participation is public, as between neighbours in gossip, use rate 1. A data loader
-    that shuffles is not Poisson sampling.
+    The batch contains every record independently with probability `rate`. It is assumed that
+    participation is secret: if it is public, as between neighbours in gossip, use rate 1. A data
+    loader that shuffles is not Poisson sampling.
 
     Args:
         noise: Standard deviation over the clip.
-        rate: Chance of a record to be in the batch.
-        adjacency: Of one record; NODE is refused, because its batches are unknown.
+        rate: Probability that a record is in the batch.
+        adjacency: Adjacency of one record; NODE is rejected, because its batches are unknown.
     """
     if not (noise >= SMALLEST_NOISE and 0 < rate <= 1):
         raise LeakauditError(
@@ -113,7 +114,7 @@ def subsampled_gaussian(noise: float, rate: float, adjacency: Adjacency) -> Pld:
     if adjacency is Adjacency.NODE:
         raise LeakauditError(
             "expected an adjacency of one record, got NODE: "
-            "Poisson sampling amplifies for records alone"
+            "amplification by Poisson sampling applies only to records"
         )
     library = _library()
     relation = library.NeighborRel.ADD_OR_REMOVE_ONE
@@ -129,7 +130,7 @@ def subsampled_gaussian(noise: float, rate: float, adjacency: Adjacency) -> Pld:
 
 
 def of_terms(terms: Iterable[tuple[float, float, int]], adjacency: Adjacency) -> Pld:
-    """Return the distribution of releases of which only (epsilon, delta) is known.
+    """Return the distribution of releases for which only (epsilon, delta) is known.
 
     Each epsilon is rounded up to the discretisation.
 
@@ -159,8 +160,8 @@ def of_curve(
     Args:
         curve: delta(epsilon). It must be attained by a mechanism: the conversion of zCDP, for
             example, is not.
-        highest: An epsilon from which on the curve is constant, or so small that its value there
-            may count as a complete leak.
+        highest: An epsilon beyond which the curve is constant, or so small that its value may count
+            as a complete leak.
         adjacency: The pairs of data sets that the curve compares.
         interval: Width of the discretisation.
     """

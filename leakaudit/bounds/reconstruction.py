@@ -1,12 +1,12 @@
-"""Reconstruction robustness: how often any attacker can succeed, from how often a blind guess does.
+"""Reconstruction robustness: how often any adversary can succeed, given that of a blind guess.
 
 A success is any event about the reconstruction that is fixed beforehand: PSNR >= p, SSIM >= s, or
-the true record picked out of m candidates. kappa is the best success rate of a guess that has not
-seen the release. Then the success rate is at most 1 - f(kappa), f the trade-off curve of (target
-present, target absent) (Balle, Cherubin, Hayes 2022; Hayes, Mahloujifar, Balle 2023; for mu-GDP
-also Kaissis et al. 2023). The attacker may know everything but the target, whose prior is
-independent of the rest. A kappa that is too small raises false alarms, so both functions here that
-return one are exact or certified. PSNR has no other bound.
+identifying the true record among m candidates. kappa is the best success rate of a guess without
+access to the release. The success rate is then at most 1 - f(kappa), where f is the trade-off curve
+of (target present, target absent) (Balle, Cherubin, Hayes 2022; Hayes, Mahloujifar, Balle 2023; for
+mu-GDP also Kaissis et al. 2023). The adversary may know everything except the target, whose prior
+is independent of the rest. A kappa that is too small causes false alarms, so both functions of this
+module that return one are exact or certified. There is no other bound for PSNR.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from numpy.typing import ArrayLike, NDArray
 from leakaudit.bounds.guarantee import Guarantee, at_least_zero, probability
 from leakaudit.errors import LeakauditError
 
-# Relative rounding of distances, counted against the claim. float64 loses 1e-16 for each of up to a
-# million coordinates.
+# Relative rounding error of distances, in favour of the claim. The error in float64 is 1e-16 for
+# each of up to a million coordinates.
 ROUNDING = 1e-9
 
 
@@ -39,11 +39,11 @@ def success(guarantee: Guarantee, kappa: float) -> float:
 
 
 def kappa_identification(candidates: int, guesses: int = 1) -> float:
-    """Return guesses / candidates: the chance that a blind guess picks a uniformly drawn record.
+    """Return guesses / candidates: the probability that a blind guess is a uniformly drawn record.
 
     Args:
-        candidates: How many there are.
-        guesses: Different candidates that the attack may name.
+        candidates: Number of candidates.
+        guesses: Number of distinct candidates that the attack may name.
     """
     if not 1 <= guesses <= candidates:
         raise LeakauditError(
@@ -55,11 +55,11 @@ def kappa_identification(candidates: int, guesses: int = 1) -> float:
 def kappa_packing(
     distances: ArrayLike, tolerance: float, prior: ArrayLike | None = None, guesses: int = 1
 ) -> float:
-    """Return a certified upper bound on the blind chance to come within `tolerance` of a record.
+    """Return a certified upper bound on the probability that a guess is within `tolerance`.
 
-    The record is drawn from known candidates. A guess within the tolerance of two candidates proves
-    that these are within twice the tolerance of each other. Hence all candidates that one guess can
-    hit lie within 2 tolerance of any one of them, and kappa <= max_i of the prior's mass within 2
+    The record is drawn from known candidates. If a guess is within the tolerance of two candidates,
+    these are within twice the tolerance of each other. Hence all candidates that one guess can
+    hit are within 2 tolerance of any one of them, and kappa <= max_i of the prior's mass within 2
     tolerance of i. SSIM has no triangle inequality: use `kappa_identification` for it.
 
     Args:

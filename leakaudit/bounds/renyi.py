@@ -44,7 +44,7 @@ class Rdp(Guarantee):
     orders: tuple[float, ...] = ORDERS
 
     def __post_init__(self) -> None:
-        """Check the orders and values."""
+        """Validate the orders and values."""
         if len(self.values) != len(self.orders) or not self.orders:
             raise LeakauditError(
                 f"expected one value for each of {len(self.orders)} orders, got {len(self.values)}"
@@ -90,7 +90,7 @@ class Rdp(Guarantee):
 
         Args:
             delta: Between 0 and 1.
-            conversion: Turns (delta, order, divergence) into an epsilon; `epsilon` of this module
+            conversion: Converts (delta, order, divergence) to an epsilon; `epsilon` of this module
                 by default.
         """
         convert = conversion or epsilon

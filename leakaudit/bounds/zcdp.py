@@ -22,7 +22,7 @@ from leakaudit.bounds.guarantee import (
     probability,
 )
 
-FINEST = 700.0  # |log(alpha - 1)| that is searched: beyond 709.8, exp leaves the range of float64
+FINEST = 700.0  # searched range of |log(alpha - 1)|: beyond 709.8, exp overflows in float64
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Zcdp(Guarantee):
     adjacency: Adjacency
 
     def __post_init__(self) -> None:
-        """Check rho."""
+        """Validate rho."""
         at_least_zero("rho", self.rho)
 
     def delta(self, epsilon: float) -> float:
@@ -105,7 +105,7 @@ def delta(epsilon: float, rho: float) -> float:
 
 
 def loose_epsilon(delta: float, rho: float) -> float:
-    """Return rho + 2 sqrt(rho log(1 / delta)), the conversion that papers print.
+    """Return rho + 2 sqrt(rho log(1 / delta)), the conversion that papers use.
 
     Source: Bun, Steinke 2016, Proposition 1.3.
 

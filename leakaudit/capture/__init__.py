@@ -1,1 +1,1 @@
-"""Other ways to a trace: programs that are listened to, and processes that really exchange."""
+"""Alternative sources of traces: tapped programs, and processes that really exchange messages."""

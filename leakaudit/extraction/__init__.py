@@ -1,1 +1,1 @@
-"""From what an adversary hears to what it determines of each node's gradients."""
+"""From what an adversary observes to what it determines of each node's gradients."""

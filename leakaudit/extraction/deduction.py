@@ -1,9 +1,9 @@
-"""What a view determines of a node's gradients, by the relations of the protocol.
+"""What a view determines about a node's gradients, by the relations of the protocol.
 
 The whole network is declared for a few rounds; the part around the node is then continued over the
-rounds that are needed (docs/relations.md, reuse). If every message of the node is heard, its own
-relations decide. Otherwise those within a growing distance are solved, and what they give is a
-lower bound on what leaks.
+required rounds (docs/relations.md, reuse). If every message of the node is observed, its own
+relations are sufficient. Otherwise, the relations within a growing distance are solved, and the
+result is a lower bound on what leaks.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from leakaudit.relations.estimate import recorded
 from leakaudit.trace import Graph, Trace
 from leakaudit.traces import gaps
 
-ROWS = 12_000  # relations that are solved together if messages are missing; a choice
-REACH = 2  # least distance of the nodes whose relations are used then; a choice
-# Rounds before and after a combination whose relations are tried for a short formula; all at last.
+ROWS = 12_000  # most relations that are solved together if messages are missing; a choice
+REACH = 2  # in that case, least distance of the nodes whose relations are used; a choice
+# Rounds before and after a combination whose relations are tried for a short formula; finally all.
 WINDOWS = ((1, 2), (2, 3), (1 << 30, 1 << 30))
-# Rounds heard after the last gradient that is asked for: a gradient shows in the next message, or
-# the one after.
+# Observed rounds after the last requested gradient: a gradient influences the next message, or the
+# one after it.
 MARGIN = 2
 
 
 @dataclass(frozen=True)
 class Determined:
-    """What a view determines of one node, over relations that were chosen for it.
+    """What a view determines about one node, over relations that were chosen for it.
 
     Attributes:
-        node: Whose gradients they are.
-        knowledge: The relations in use, and what is heard.
+        node: The node.
+        knowledge: The relations in use, and what is observed.
         rows: A basis of the combinations of its gradients, noise-free ones first.
-        noisy: How many of them hold only up to noise.
-        reach: Distance of the nodes whose relations are in use; None if the node's own decide.
-        assumed: Constants that were taken at their defaults.
-        limit: Why later rounds are left out; empty if none are.
+        noisy: Number of combinations that hold only up to noise.
+        reach: Distance of the nodes whose relations are used; None if the node's own suffice.
+        assumed: Constants for which defaults were assumed.
+        limit: Why later rounds are omitted; empty if none are.
     """
 
     node: int
@@ -55,20 +55,20 @@ class Determined:
 
     @property
     def scope(self) -> str:
-        """What this rests on, if that is not all that is heard or if constants are missing."""
+        """The basis of the result, if it is not everything observed or if constants are missing."""
         said = []
         if self.reach is not None:
             rounds = len({r.round for r in self.knowledge.relations if r.round})
             what = f"relations of {rounds} rounds, of nodes within distance {self.reach}"
-            said.append(f"lower bound on what leaks: from {what}; more of them can only add to it")
+            said.append(f"lower bound on what leaks, from {what}; further relations may add leaks")
         if self.assumed:
-            said.append(f"the trace does not name all constants, so this holds for {self.assumed}")
+            said.append(f"the trace does not state all constants; assumed: {self.assumed}")
         if self.limit:
             said.append(self.limit)
         return "; ".join(said)
 
     def formula(self, row: Expression) -> Expression:
-        """Return how one row is computed from what is heard, in exact rationals.
+        """Return how one row is computed from observed messages, in exact rationals.
 
         If possible, few rounds and no noise are used.
         """
@@ -82,7 +82,7 @@ class Determined:
 
 
 class Deduction:
-    """A trace as one adversary hears it, with the relations of its protocol.
+    """A trace as one adversary observes it, with the relations of its protocol.
 
     Args:
         trace: The recording.
@@ -103,18 +103,18 @@ class Deduction:
 
     @cached_property
     def base(self) -> Relations:
-        """The whole network, over the first rounds if all rounds are alike, else over all."""
+        """The whole network, over the first rounds if all rounds are alike, otherwise over all."""
         base = self._protocol.start
         shown = {v.name for v in base.vectors if v.kind == "public"}
         for name in registry.values(self._protocol.victim):
             hidden = name in self.trace.params and name not in shown and not self.view.knows(name)
             if hidden and self._protocol.depends_on(name):
-                self.view.constant(name)  # raises, in words
+                self.view.constant(name)  # raises an error with an explanation
         return base
 
     @cached_property
     def assumed(self) -> str:
-        """Constants that the trace does not name, and the defaults that stand for them."""
+        """Constants that the trace does not state, with the defaults that replace them."""
         missing = []
         for name, value in registry.values(self._protocol.victim).items():
             if name not in self.trace.params:
@@ -122,14 +122,14 @@ class Deduction:
         return ", ".join(missing)
 
     def of(self, node: int, gradients: int) -> Determined:
-        """Return what is determined of a node's first gradients.
+        """Return what is determined about a node's first gradients.
 
-        Raises NotDetermined, with the reason, if nothing is.
+        Raises NotDetermined, with the reason, if nothing is determined.
         """
         if not self.base.gradients(node):
             if self._protocol.victim.centralised:
                 raise NotDetermined("it is the server and holds no data")
-            raise NotDetermined("it takes no gradients")
+            raise NotDetermined("it computes no gradients")
         own = self._open.near([node])
         unheard = self._unheard(node, own)
         if unheard:
@@ -140,13 +140,15 @@ class Deduction:
             return best
         if unheard:
             raise NotDetermined(
-                "what is heard does not determine any combination of its gradients; "
-                f"its wires to {unheard} are not heard"
+                "the observed messages do not determine any combination of its gradients; "
+                f"its channels to {unheard} are not observed"
             )
-        raise NotDetermined("what is heard does not determine any combination of its gradients")
+        raise NotDetermined(
+            "the observed messages do not determine any combination of its gradients"
+        )
 
     def _search(self, node: int, gradients: int) -> Determined:
-        """Use the relations of more and more nodes until that adds nothing."""
+        """Use the relations of more and more nodes until nothing is added."""
         reach = REACH
         ball = _ball(self.view.graph, node, reach)
         best = self._solve(node, self._open.near(ball), gradients, reach)
@@ -175,7 +177,7 @@ class Deduction:
     def _continued(
         self, node: int, part: Knowledge, gradients: int, reach: int | None
     ) -> tuple[Relations, Iterable[int]]:
-        """Return the declaration over the rounds that are needed, and which of its relations."""
+        """Return the declaration over the required rounds, and the relations to use."""
         first = max(self.view.rounds.start, 1)
         relations = self.base.relations
         if not self._protocol.repeats:
@@ -187,14 +189,14 @@ class Deduction:
             return self.base, part.within(range(end)).rows
         stop = min(self.view.rounds.stop, first + gradients + MARGIN)
         if reach is not None:
-            # The last round but one is the one that is continued.
+            # The second-last round is the one that is continued.
             rows_a_round = sum(relations[r].round == self.base.round - 1 for r in part.rows)
             stop = min(stop, first + max(DECLARED, ROWS // max(1, rows_a_round)))
         longer = self._protocol.continued(part.rows, range(first, stop))
         return longer, range(len(longer.relations))
 
     def _heard(self, declared: Relations, rows: Iterable[int]) -> Knowledge:
-        """Return what the view holds of these vectors."""
+        """Return which of these vectors the view contains."""
         known: set[int] = set()
         for k, vector in enumerate(declared.vectors):
             if self._holds(vector):
@@ -218,9 +220,9 @@ class Deduction:
 
     @cached_property
     def _open(self) -> Knowledge:
-        """The base, with the messages of all channels that are heard at any time.
+        """The base, with the messages of all channels that are observed at any time.
 
-        It decides whose relations belong together.
+        It determines which relations belong together.
         """
         channels = self.view.channels
         known: set[int] = set()
@@ -236,7 +238,7 @@ class Deduction:
         return Knowledge(self.base, frozenset(known), tuple(range(len(self.base.relations))))
 
     def _unheard(self, node: int, own: Knowledge) -> list[int]:
-        """Return the nodes at the other end of a node's own messages that are not heard."""
+        """Return the nodes at the other end of a node's own messages that are not observed."""
         ends: set[int] = set()
         for k in own.used - own.known:
             vector = self.base.vectors[k]

@@ -1,4 +1,4 @@
-"""What an adversary determines of each node, by which formula, and how exactly."""
+"""What an adversary can determine about each node, by which formula, and how accurately."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from leakaudit.progress import step
 from leakaudit.relations import Expression
 from leakaudit.trace import Json, Trace
 
-GRADIENTS = 16  # of a node that are explained
+GRADIENTS = 16  # gradients per node that are explained
 
 
 @dataclass(frozen=True)
@@ -21,12 +21,12 @@ class ExplainedRow:
     """One combination of a node's gradients that is determined.
 
     Attributes:
-        combination: In words.
+        combination: The combination as text.
         weights: (round, index) of each gradient and its exact coefficient as text.
-        formula: How the messages give it, in exact rationals.
+        formula: How it is computed from messages, in exact rationals.
         noisy: Whether it holds only up to the protocol's own noise.
-        std: Noise per coordinate of the formula of least variance.
-        amplification: Of an error that every message has by itself.
+        std: Noise per coordinate of the formula with least variance.
+        amplification: Factor by which the formula magnifies independent errors of the messages.
         size: Root mean square of the value.
     """
 
@@ -40,26 +40,26 @@ class ExplainedRow:
 
     @property
     def is_of_one_round(self) -> bool:
-        """Whether all its gradients are of one round."""
+        """Whether all its gradients belong to one round."""
         rounds = {round_ for round_, _, _ in self.weights}
         return len(rounds) == 1
 
     @property
     def formal(self) -> bool:
-        """Whether the value is lost in its noise."""
+        """Whether the noise exceeds the value."""
         return self.std > self.size
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """Everything about one node.
+    """The complete explanation for one node.
 
     Attributes:
-        node: That it is about.
-        adversary: As text.
-        gradients: How many were looked at.
+        node: The node.
+        adversary: The adversary as text.
+        gradients: Number of gradients that were examined.
         rows: The combinations that are determined.
-        scope: On what this rests.
+        scope: The basis of the result.
         reason: Why nothing is determined.
     """
 
@@ -72,7 +72,7 @@ class Explanation:
 
     @property
     def summary(self) -> str:
-        """One sentence."""
+        """A summary in one sentence."""
         if not self.rows:
             return f"node {self.node}: {self.reason}"
         single = 0
@@ -92,7 +92,7 @@ class Explanation:
         return text
 
     def to_json(self) -> dict[str, Json]:
-        """Plain values."""
+        """Return plain values."""
         rows: list[Json] = []
         for row in self.rows:
             rows.append({**asdict(row), "formal": row.formal})
@@ -100,7 +100,7 @@ class Explanation:
 
 
 def _counts(*counted: tuple[int, str]) -> list[str]:
-    """Return what there is any of, each with its number."""
+    """Return the non-zero counts with their descriptions."""
     return [f"{number} {what}" for number, what in counted if number]
 
 
@@ -115,12 +115,13 @@ def explain(
     Args:
         trace: The recording.
         adversary: Who observes it.
-        nodes: To be explained; by default all that hold data and are not the adversary's own.
-        gradients: How many of each node.
+        nodes: Nodes to explain; by default all that hold data and that the adversary does not
+            control.
+        gradients: Number of gradients per node.
 
     Raises:
-        LeakauditError: A node does not exist, the protocol is unknown, or the adversary would need
-            to know a constant.
+        LeakauditError: A node does not exist, the protocol is unknown, or the adversary does not
+            know a required constant.
     """
     heard = Deduction(trace, adversary)
     said = []
@@ -130,7 +131,7 @@ def explain(
     for k, node in enumerate(todo):
         if not 0 <= node < trace.graph.nodes:
             raise LeakauditError(
-                f"there is no node {node}: the trace has nodes 0 to {trace.graph.nodes - 1}"
+                f"node {node} does not exist (the trace has nodes 0 to {trace.graph.nodes - 1})"
             )
         step("nodes", k, len(todo))
         said.append(_node(heard, node, gradients))

@@ -1,4 +1,4 @@
-"""Values of what is determined: formulas of least variance, applied to recorded messages."""
+"""Values of determined combinations: formulas of least variance applied to recorded messages."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from leakaudit.leak import GradientLeak
 from leakaudit.relations import Expression, Knowledge, Vector, determined, estimate
 from leakaudit.relations.estimate import Estimate
 
-SAMPLES = 6  # messages of a kind whose size is looked at
-SHORT = 12  # terms of a formula that is written out
+SAMPLES = 6  # messages of a kind whose size is examined
+SHORT = 12  # most terms of a formula that is written in full
 # Rounding of a message relative to the number format's: 1 / sqrt(12), and what the sender's own
 # arithmetic adds.
 UNIT = 0.5
@@ -31,8 +31,8 @@ class _GradientColumns:
     A column is a single gradient, or the weighted sum of a round if all rows hold the same sum.
 
     Attributes:
-        places: Vectors of each column, in the order in which they were taken.
-        combination: (m, T) In units of the last vector of each column.
+        places: Vectors of each column, in the order in which they were evaluated.
+        combination: (m, T) Weights in units of the last vector of each column.
     """
 
     places: tuple[tuple[int, ...], ...]
@@ -40,19 +40,20 @@ class _GradientColumns:
 
     @property
     def first(self) -> list[int]:
-        """The gradient of every column that was taken first."""
+        """The gradient of every column that was evaluated first."""
         return [places[0] for places in self.places]
 
 
 def leak(deduction: Deduction, found: Determined) -> GradientLeak:
-    """Return the values of what is determined of a node, with their noise and the models.
+    """Return the values of what is determined about a node, with their noise and the models.
 
-    The models are those at which the gradients were taken, if they are determined. Only single
-    gradients if there are any, since attacks compare them one by one; otherwise every combination.
+    The models are those at which the gradients were evaluated, if they are determined. If there are
+    single gradients, only these are returned, because attacks compare gradients one by one;
+    otherwise, every combination is returned.
 
     Args:
-        deduction: Of the trace and the adversary.
-        found: What is determined of the node.
+        deduction: The deduction for the trace and the adversary.
+        found: What is determined about the node.
     """
     view = deduction.view
     declared = found.knowledge.declared
@@ -99,12 +100,12 @@ def minimum_variance(
 ) -> Estimate:
     """Return the formula of least variance of every combination.
 
-    Its noise holds the rounding of the wire, and that of applying it.
+    Its noise includes the rounding of the messages and of applying the formula.
 
     Args:
-        deduction: Of the trace and the adversary.
+        deduction: The deduction for the trace and the adversary.
         knowledge: The relations in use, and what is known.
-        combinations: That are determined.
+        combinations: The determined combinations.
     """
     sizes = _sizes(deduction, knowledge)
     wire = UNIT * torch.finfo(deduction.view.dtype).eps
@@ -124,11 +125,11 @@ def minimum_variance(
 
 
 def formula(found: Determined, row: Expression) -> str:
-    """Return ``row = messages`` in exact rationals, cut if it is long.
+    """Return ``row = messages`` in exact rationals, abbreviated if it is long.
 
     Args:
-        found: What is determined of the node.
-        row: One combination of it.
+        found: What is determined about the node.
+        row: One of the combinations.
     """
     exact = found.formula(row)
     ends = sorted(exact.terms)
@@ -139,12 +140,12 @@ def formula(found: Determined, row: Expression) -> str:
 
 
 def _single(found: Determined) -> tuple[Expression, ...]:
-    """Rows that hold gradients of one round only."""
+    """The rows that contain gradients of a single round."""
     return tuple(row for row in found.rows if len(row.rounds) == 1)
 
 
 def _gradients(rows: Sequence[Expression]) -> _GradientColumns:
-    """Put the gradients of a round into one column if every row holds the same multiple of all."""
+    """Combine the gradients of a round if every row contains the same multiple of all."""
     vectors = rows[0].home
     occurring: set[int] = set()
     for row in rows:
@@ -166,9 +167,9 @@ def _gradients(rows: Sequence[Expression]) -> _GradientColumns:
 
 
 def _alike(rows: Sequence[Expression], places: Sequence[int]) -> bool:
-    """Whether all rows hold multiples of one combination of these vectors.
+    """Return whether all rows contain multiples of one combination of these vectors.
 
-    The last one must be present in it.
+    The combination must include the last vector.
     """
     shapes = set[tuple[Fraction, ...]]()
     for row in rows:
@@ -182,7 +183,7 @@ def _alike(rows: Sequence[Expression], places: Sequence[int]) -> bool:
 
 
 def _points(knowledge: Knowledge, gradients: Sequence[int]) -> list[Expression] | None:
-    """Return the models at which gradients were taken; None if one of them is not determined."""
+    """Return the models at which gradients were evaluated; None if one is not determined."""
     points = [knowledge.declared.points[g].at for g in gradients]
     unknown = _unknown(knowledge, points)
     for point in unknown:
@@ -197,15 +198,15 @@ def _points(knowledge: Knowledge, gradients: Sequence[int]) -> list[Expression] 
 
 
 def _unknown(knowledge: Knowledge, points: Sequence[Expression]) -> list[Expression]:
-    """Return the models, each once, that hold a vector which is not known."""
+    """Return the models, each once, that contain an unknown vector."""
     unknown = [point for point in points if not point.terms.keys() <= knowledge.known]
     return list(dict.fromkeys(unknown))
 
 
 def _count(view: View, *names: str) -> int | None:
-    """Return the first of some numbers of records that the protocol declares.
+    """Return the first of the given numbers of records that the protocol declares.
 
-    Such a number is that of a mini-batch, or else the node's.
+    Such a number is the size of a mini-batch, otherwise of the node's data.
     """
     for name in names:
         if view.knows(name) and view.constant(name):
@@ -231,7 +232,7 @@ def _step(knowledge: Knowledge, places: Sequence[int]) -> float | None:
 def _models(
     deduction: Deduction, points: Sequence[Expression], solved: Mapping[Expression, Tensor]
 ) -> Tensor:
-    """Return the models (T, d), from what is known and from what was solved for."""
+    """Return the models (T, d), from known values and from solved ones."""
     vectors = points[0].home
     known: dict[int, Tensor] = {}
     models = []

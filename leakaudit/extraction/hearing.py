@@ -1,4 +1,4 @@
-"""What an adversary learns of the nodes' gradients: from what it hears to leaks."""
+"""What an adversary learns about the nodes' gradients: from observed messages to leaks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from leakaudit.extraction.deduction import Deduction
 from leakaudit.leak import GradientLeak, Leaks
 from leakaudit.trace import Trace
 
-# Bytes of the values of one leak, and gradients, if the caller names no number. Choices.
+# Defaults for the bytes of the values of one leak, and for the number of gradients. Choices.
 MEMORY = 512_000_000
 MOST = 128
 
@@ -23,14 +23,14 @@ def leaks(
     nodes: Iterable[int] | None = None,
     rounds: int | None = None,
 ) -> Leaks:
-    """Return what an adversary learns of the nodes' gradients.
+    """Return what an adversary learns about the nodes' gradients.
 
     Args:
         trace: The recording.
-        adversary: Who observes it; by default an eavesdropper on all wires.
-        nodes: Whose gradients; by default all nodes' that hold data and are not the adversary's
-            own.
-        rounds: How many at most; by default as many as 512 MB hold, and at most 128.
+        adversary: Who observes it; by default an eavesdropper on all channels.
+        nodes: Nodes to analyse; by default all that hold data and that the adversary does not
+            control.
+        rounds: Largest number of gradients; by default as many as fit into 512 MB, at most 128.
 
     Raises:
         LeakauditError: A node does not exist, or a message holds NaN.
@@ -41,10 +41,10 @@ def leaks(
 def deduce(
     heard: Deduction, nodes: Iterable[int] | None = None, rounds: int | None = None
 ) -> Leaks:
-    """Do what `leaks` does, for a deduction that is kept for several calls.
+    """Do what `leaks` does, for a deduction that is reused in several calls.
 
     Args:
-        heard: Of the trace and the adversary.
+        heard: The deduction for the trace and the adversary.
         nodes: As for `leaks`.
         rounds: As for `leaks`.
     """
@@ -58,7 +58,7 @@ def deduce(
     for node in nodes:
         if not 0 <= node < trace.graph.nodes:
             raise LeakauditError(
-                f"there is no node {node}: the trace has nodes 0 to {trace.graph.nodes - 1}"
+                f"node {node} does not exist (the trace has nodes 0 to {trace.graph.nodes - 1})"
             )
         try:
             found.append(gradient_values.leak(heard, heard.of(node, rounds)))
@@ -68,7 +68,7 @@ def deduce(
 
 
 def targets(trace: Trace, adversary: Adversary) -> tuple[int, ...]:
-    """Return the nodes that hold data and are not the adversary's own.
+    """Return the nodes that hold data and that the adversary does not control.
 
     Args:
         trace: The recording.

@@ -1,4 +1,4 @@
-"""The committed baseline: what every cell measured when it was last accepted, with a reason."""
+"""The committed baseline: the last accepted measurements of every cell, with a reason."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from leakaudit.gate import measures
 
 FORMAT = "leakaudit.baseline"
 VERSION = 1
-DIGITS = 6  # significant ones of a sample
+DIGITS = 6  # significant digits of a sample
 
 
 @dataclass(frozen=True)
 class Block:
-    """What one cell measured.
+    """The measurements of one cell.
 
     Attributes:
-        check: of which it is.
-        digest: sha256 of how it was measured.
-        seeds: of its runs.
+        check: the check that it belongs to.
+        digest: SHA-256 of how it was measured.
+        seeds: seeds of its runs.
         samples: measure -> one number per seed.
     """
 
@@ -40,15 +40,16 @@ class Block:
 
 
 class _StoredCell(Struct, frozen=True, forbid_unknown_fields=True):
-    """A cell as the file holds it, under its name."""
+    """A cell in the file, stored under its name."""
 
+    check: str
     digest: Sha256
     seeds: tuple[int, ...]
     samples: dict[str, tuple[float, ...]]
 
 
 class _Stored(Struct, frozen=True, forbid_unknown_fields=True):
-    """What the file holds."""
+    """The content of the file."""
 
     format: Literal["leakaudit.baseline"]
     version: Literal[1]
@@ -60,13 +61,13 @@ class _Stored(Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Baseline:
-    """All cells, and who changed them last.
+    """All cells, and their last change.
 
     Attributes:
-        cells: name of a cell -> what it measured.
-        reason: why they were changed.
-        updated: when, in ISO format.
-        versions: package -> version with which they were measured, None if it was not installed.
+        cells: name of a cell -> its measurements.
+        reason: reason of the last change.
+        updated: time of the last change, in ISO format.
+        versions: package -> version used for the measurements, None if it was not installed.
     """
 
     cells: Mapping[str, Block] = field(default_factory=dict)
@@ -80,23 +81,23 @@ class Baseline:
         """Return the baseline with some cells replaced or added; the others stay.
 
         Args:
-            cells: the new ones, by name.
-            reason: of the change, not empty.
-            versions: of the packages that measured the new ones.
+            cells: the new cells by name.
+            reason: reason of the change, not empty.
+            versions: versions of the packages used for the new measurements.
 
         Raises:
             LeakauditError: no reason is given.
         """
         if not reason.strip():
-            raise LeakauditError("a baseline changes for a reason: say it with --reason TEXT")
+            raise LeakauditError("changing a baseline requires a reason: use --reason TEXT")
         now = datetime.now(UTC).isoformat(timespec="seconds")
         return Baseline({**self.cells, **cells}, reason.strip(), now, versions)
 
     def write(self, path: Path) -> None:
-        """Write the file, whole or not at all.
+        """Write the file atomically.
 
         Args:
-            path: of the file, which is replaced.
+            path: the file, which is replaced.
         """
         with replacing(path) as file:
             file.write(self.text().encode())
@@ -134,6 +135,7 @@ def _block_text(cell: Block) -> str:
         for measure, values in sorted(cell.samples.items())
     ]
     lines = [
+        f'      "check": {json.dumps(cell.check)}',
         f'      "digest": {json.dumps(cell.digest)}',
         '      "samples": {\n' + ",\n".join(samples) + "\n      }",
         f'      "seeds": {json.dumps(list(cell.seeds))}',
@@ -145,7 +147,7 @@ def read(path: Path) -> Baseline:
     """Read a baseline.
 
     Args:
-        path: of the file.
+        path: the file.
 
     Raises:
         LeakauditError: the file does not exist, or is not a baseline.
@@ -153,7 +155,7 @@ def read(path: Path) -> Baseline:
     try:
         values: object = json.loads(path.read_bytes())
     except FileNotFoundError:
-        raise _unreadable(path, "it is not there") from None
+        raise _unreadable(path, "the file does not exist") from None
     except (OSError, ValueError, RecursionError) as error:
         raise _unreadable(path, str(error)[:200] or type(error).__name__) from None
     try:
@@ -167,42 +169,37 @@ def read(path: Path) -> Baseline:
         count = len(cell.seeds)
         if any(len(samples) != count for samples in cell.samples.values()):
             raise LeakauditError(
-                f"baseline {path}: {name}: expected one sample a seed, {count} each"
+                f"baseline {path}: {name}: expected one sample per seed, {count} per measure"
             )
-        cells[name] = Block(_check(name), cell.digest, cell.seeds, cell.samples)
+        cells[name] = Block(cell.check, cell.digest, cell.seeds, cell.samples)
     return Baseline(cells, stored.reason, stored.updated, stored.versions)
 
 
-def _check(name: str) -> str:
-    """Read the check from a key of the file, ``check/adversary/attack``; its name has no "/"."""
-    return name.partition("/")[0]
-
-
 def _unreadable(path: Path, why: str) -> LeakauditError:
-    hint = "write one with 'leakaudit baseline update --reason TEXT'"
+    hint = "create one with 'leakaudit baseline update --reason TEXT'"
     return LeakauditError(f"baseline {path}: {why}; {hint}")
 
 
 def block(
     check: str, digest: str, seeds: Sequence[int], samples: Mapping[str, Sequence[float]]
 ) -> Block:
-    """Return a cell as it is stored.
+    """Return a cell in the form in which it is stored.
 
     Args:
-        check: of which it is.
-        digest: sha256 of how it was measured.
-        seeds: of its runs.
+        check: the check that it belongs to.
+        digest: SHA-256 of how it was measured.
+        seeds: seeds of its runs.
         samples: measure -> one number per seed.
 
     Returns:
-        The cell, its samples rounded to 6 significant digits.
+        The cell, with its samples rounded to 6 significant digits.
     """
     stored = {measure: tuple(map(rounded, values)) for measure, values in samples.items()}
     return Block(check, digest, tuple(seeds), stored)
 
 
 def rounded(value: float) -> float:
-    """Return a number rounded to the digits that are stored.
+    """Return a number rounded to the stored number of digits.
 
     Args:
         value: any sample.
@@ -231,8 +228,8 @@ def difference(old: Baseline, new: Baseline) -> str:
     """Return what changed between two baselines, one line per measure.
 
     Args:
-        old: the one before.
-        new: the one after.
+        old: the previous baseline.
+        new: the new baseline.
 
     Returns:
         The lines, with the means before and after; "" if nothing changed.
@@ -243,14 +240,14 @@ def difference(old: Baseline, new: Baseline) -> str:
         if before is None:
             lines.append(f"+ {name}")
         elif before.digest != cell.digest:
-            lines.append(f"~ {name}: measured in another way, not comparable")
+            lines.append(f"~ {name}: measured differently, not comparable")
         else:
             lines += _changes(name, before, cell)
     return "".join(f"{line}\n" for line in lines)
 
 
 def _changes(name: str, before: Block, cell: Block) -> Iterator[str]:
-    """Yield a line for each measure of a cell that is new or has other samples."""
+    """Yield a line for each measure of a cell that is new or whose samples changed."""
     for measure, samples in sorted(cell.samples.items()):
         was = before.samples.get(measure)
         if was is None:

@@ -1,4 +1,4 @@
-"""One cell of a gate: a program under test, an adversary and an attack, over all seeds."""
+"""A cell of a gate: a program under test, an adversary and an attack, over all seeds."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ from leakaudit.results.provenance import digest
 from leakaudit.scoring.scoring import Score, score
 from leakaudit.trace import Truth
 
-Rank = tuple[float, float]  # how near an input is, then the share of the labels; larger is better
+Rank = tuple[float, float]  # quality of an input, then the share of the labels; larger is better
 
 
 @dataclass
 class Cell:
-    """What was measured so far.
+    """The measurements so far.
 
     Attributes:
-        check: of which it is.
-        who: the adversary, in the words of the configuration.
+        check: the check that it belongs to.
+        who: the adversary, as written in the configuration.
         attack: name of the attack.
-        seeds: of the runs that were attacked.
+        seeds: seeds of the runs that were attacked.
         samples: measure -> one number per seed.
-        found: reconstructions of each seed and node, with the truth of that run.
+        found: reconstructions for each seed and node, with the truth of that run.
         planted: reconstructions of planted records, with their truth.
-        leak: the first that was attacked.
-        nodes: node -> the record of it that was recovered best.
-        reasons: node -> why nothing of it is determined, or why the attack cannot use what is.
+        leak: the first leak that was attacked.
+        nodes: node -> its record that was recovered best.
+        reasons: node -> why no leak is determined, or why the attack cannot use the leak.
         worst: the record of all nodes that was recovered best.
         tried: number of leaks that were attacked.
-        seconds: of all attacks.
+        seconds: duration of all attacks.
     """
 
     check: Check
@@ -66,7 +66,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """Name of the cell, ``check/adversary/attack``, in the words of the configuration."""
+        """Name of the cell, ``check/adversary/attack``, as in the configuration."""
         return cell_name(self.check.name, self.who, self.attack)
 
     @property
@@ -80,11 +80,10 @@ class Cell:
         return dict(self.check.set.get(self.attack, {}))
 
     def digest(self) -> str:
-        """Return a sha256 of the way of measuring.
+        """Return a SHA-256 of how the cell is measured.
 
-        A baseline that was measured in another way is not compared. The sha256 depends on the
-        attack with all its hyper-parameters, the adversary, the nodes, and the version of the
-        measures.
+        A baseline that was measured differently is not comparable. The digest depends on the attack
+        with all its hyper-parameters, the adversary, the nodes, and the version of the measures.
         """
         settings = self.settings
         if self.attack != "auto":
@@ -102,11 +101,11 @@ class Cell:
         )
 
     def attack_one(self, run: Recorded, leak: GradientLeak) -> None:
-        """Attack one node of a run, and keep what was found until `close`.
+        """Attack one node of a run, and keep the result until `close`.
 
         Args:
             run: the recording.
-            leak: what the adversary learns of the node.
+            leak: the leak of the node.
         """
         start = time.perf_counter()
         self.leak = self.leak or leak
@@ -124,12 +123,11 @@ class Cell:
         self.seconds += time.perf_counter() - start
 
     def close(self, run: Recorded, nodes: Sequence[int]) -> None:
-        """Turn what was found in a run into one number per measure.
+        """Compute one number per measure from the results of a run.
 
         Args:
             run: the recording.
-            nodes: all that were to be attacked; one without a reconstruction counts as not
-                recovered.
+            nodes: all nodes to attack; a node without a reconstruction counts as not recovered.
         """
         columns = [measures.values(run.guess(node), self._scores.get(node)) for node in nodes]
         for name in columns[0]:
@@ -139,10 +137,10 @@ class Cell:
         self._scores.clear()
 
     def _keep_best(self, leak: GradientLeak, scored: Score, seed: int) -> None:
-        """Keep the record that was recovered best, of this node and of all.
+        """Keep the record that was recovered best, for this node and for all nodes.
 
-        Records are ranked by PSNR if the data has one, else by relative error. Labels only break
-        ties, because any recovered input tells more than the labels do.
+        Records are ranked by PSNR if the data has one, otherwise by relative error. Labels only
+        break ties, because any recovered input is more informative than labels.
         """
         gains = _gains(scored)
         at = gains.index(max(gains))
@@ -168,7 +166,7 @@ class Cell:
 
 
 def _gains(scored: Score) -> list[float]:
-    """Return how near each record is, larger is nearer: its PSNR, else minus its relative error."""
+    """Return the quality of each record: its PSNR, otherwise minus its relative error."""
     gains = []
     if scored.psnr is not None:
         for psnr in scored.psnr:
@@ -189,7 +187,7 @@ def empty(check: Check) -> list[Cell]:
     """Return the cells of a check before anything is measured.
 
     Args:
-        check: any check.
+        check: a check.
 
     Returns:
         One cell for each adversary and attack.
@@ -198,13 +196,13 @@ def empty(check: Check) -> list[Cell]:
 
 
 def attack_all(cells: Sequence[Cell], made: Recorded) -> None:
-    """Attack one run by all cells of its check.
+    """Attack one run with all cells of its check.
 
-    What an adversary learns of a node is deduced once for all attacks, and held for one node at a
-    time.
+    The leaks of a node are deduced once for all attacks of an adversary, and kept in memory for one
+    node at a time.
 
     Args:
-        cells: of one check.
+        cells: the cells of one check.
         made: a recording of its program.
     """
     for who in dict.fromkeys(cell.who for cell in cells):
@@ -225,11 +223,12 @@ def held(cell: Cell, made: Recorded) -> tuple[int, ...]:
     """Return the nodes to attack.
 
     Args:
-        cell: names the nodes and the adversary.
+        cell: the cell, which names the nodes and the adversary.
         made: a recording with its truth.
 
     Returns:
-        The nodes that the check names, else all that hold data and do not belong to the adversary.
+        The nodes that the check names; otherwise all nodes that hold data and do not belong to the
+        adversary.
 
     Raises:
         LeakauditError: there is no such node.
@@ -239,6 +238,6 @@ def held(cell: Cell, made: Recorded) -> tuple[int, ...]:
     own = set(made.truth.node.tolist())
     nodes = tuple(node for node in hearing.targets(made.trace, cell.adversary) if node in own)
     if not nodes:
-        expected = "expected a node with records in the truth that is not the adversary's"
+        expected = "expected a node with records in the truth that the adversary does not control"
         raise LeakauditError(f"{cell.name}: {expected}, found none")
     return nodes

@@ -1,14 +1,15 @@
-"""Whether a measure grew over the baseline: one-sided permutation tests with a tolerance.
+"""One-sided permutation tests, with a tolerance, of whether a measure grew over the baseline.
 
-Under the null hypothesis the labels "new" and "old" are exchangeable once the tolerance is
-subtracted. So the observed growth is ranked among the growths of all relabellings, and the p-value
-is the share of those that reach it.
+Under the null hypothesis, the labels "new" and "old" are exchangeable once the tolerance is
+subtracted. The observed growth is therefore ranked among the growths of all relabellings, and the
+p-value is the share of relabellings that reach it.
 
-`scipy.stats.permutation_test` computes the same tests, and the tests compare with it. It is not
-used here for two reasons. Its exact paired test of 16 seeds takes 0.33 s instead of 0.01 s, and a
-run makes one for each measure of each cell. And it counts sums as equal within 1e-14 of their size,
-less than the rounding error of summing 16 numbers in another order: on 300 pairs of sides with
-values of one or two decimals, as stored in a baseline, its p-value differed in 5 by whole ties.
+`scipy.stats.permutation_test` computes the same tests, and our tests compare with it. It is not
+used here for two reasons. First, its exact paired test of 16 seeds takes 0.33 s instead of 0.01 s,
+and a run makes one test for each measure of each cell. Second, it treats sums as equal within 1e-14
+of their size, which is less than the rounding error of summing 16 numbers in another order: on 300
+pairs of samples with values of one or two decimals, as stored in a baseline, its p-value differed
+in 5 by whole ties.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-# Relabellings that are listed one by one. Above it as many are drawn, from a generator with a fixed
-# seed so that a run repeats. A choice: 2^17 sums of 17 numbers take some hundredths of a second,
-# and p-values down to 1e-5 can be reached.
+# Most relabellings that are enumerated. If there are more, this number of them is drawn from a
+# generator with a fixed seed, so that runs are repeatable. A choice: 2^17 sums of 17 numbers take
+# some hundredths of a second, and p-values down to 1e-5 can be reached.
 EXACT = 1 << 17
-# Unpaired samples are permuted whole, which costs more a relabelling, so fewer are drawn. A choice
-# as well.
+# Unpaired samples are permuted as a whole, which costs more per relabelling, so fewer are drawn.
+# This is also a choice.
 _DRAWN_UNPAIRED = EXACT // 8
-# Sums within this of each other, relative to their size, count as equal: their terms were added in
-# another order. Summing n numbers errs by at most about n * 2^-53, which is 2e-15 for 16 seeds and
-# 1e-12 for ten thousand.
+# Sums that differ by less than this, relative to their size, count as equal, because their terms
+# were added in another order. The error of summing n numbers is at most about n * 2^-53, which is
+# 2e-15 for 16 seeds and 1e-12 for ten thousand.
 _SLACK = 1e-12
 
 
@@ -45,7 +46,7 @@ def paired(new: Sequence[float], old: Sequence[float], tolerance: float) -> floa
     Args:
         new: one sample per seed.
         old: samples of the same seeds in the same order.
-        tolerance: growth that is not counted.
+        tolerance: growth that is ignored.
 
     Returns:
         The one-sided p-value.
@@ -66,12 +67,12 @@ def paired(new: Sequence[float], old: Sequence[float], tolerance: float) -> floa
 def unpaired(new: Sequence[float], old: Sequence[float], tolerance: float) -> float:
     """Return the same p-value for samples of different seeds.
 
-    They change sides in all ways (Pitman 1937).
+    The samples are exchanged between the sides in all ways (Pitman 1937).
 
     Args:
         new: samples of one side.
-        old: samples of the other side; the number may differ.
-        tolerance: growth that is not counted.
+        old: samples of the other side; their number may differ.
+        tolerance: growth that is ignored.
 
     Returns:
         The one-sided p-value.
@@ -89,12 +90,12 @@ def unpaired(new: Sequence[float], old: Sequence[float], tolerance: float) -> fl
 
 
 def least(new: int, old: int, same: bool) -> float:
-    """Return the smallest p-value that so many samples can give.
+    """Return the smallest p-value that is possible with given numbers of samples.
 
     Args:
         new: number of new samples.
         old: number of old samples.
-        same: whether they are of the same seeds, so that `paired` compares them.
+        same: whether they have the same seeds, so that `paired` compares them.
 
     Returns:
         The share of a single relabelling.
@@ -108,11 +109,11 @@ def least(new: int, old: int, same: bool) -> float:
 
 
 def seeds_for(alpha: float, comparisons: int) -> int:
-    """Return how many paired samples let the first of several comparisons be significant.
+    """Return how many paired samples are needed for the first of several significant comparisons.
 
     Args:
         alpha: probability of a false alarm that all comparisons share.
-        comparisons: number of them.
+        comparisons: number of comparisons.
 
     Returns:
         The smallest k with 2^-k * comparisons <= alpha: the first step of Holm's procedure.
@@ -123,8 +124,8 @@ def seeds_for(alpha: float, comparisons: int) -> int:
 def _share(sums: Floats, observed: float, *, drawn: bool) -> float:
     """Return the share of sums that reach the observed one.
 
-    If the relabellings were drawn, the observed one counts as a further draw: otherwise the p-value
-    could be 0, and the test would raise more false alarms than alpha.
+    If the relabellings were drawn, the observed one counts as a further draw; otherwise, the
+    p-value could be 0, and the rate of false alarms would exceed alpha.
     """
     reached = int((sums >= observed - _SLACK * (1 + abs(observed))).sum())
     return (reached + drawn) / (len(sums) + drawn)

@@ -17,7 +17,7 @@ from leakaudit.gate.measures import AGGREGATES, MEASURES
 
 LEVELS = ("off", "warn", "error")
 LINT = (*LEVELS, "strict")
-# Words that editors offer; which words there are is checked below, with the nearest one.
+# Values that editors offer; they are validated below, with a suggestion of the nearest one.
 Level: TypeAlias = Annotated[str, Meta(extra_json_schema={"enum": list(LEVELS)})]
 Lint: TypeAlias = Annotated[str, Meta(extra_json_schema={"enum": list(LINT)})]
 Aggregate: TypeAlias = Annotated[str, Meta(extra_json_schema={"enum": list(AGGREGATES)})]
@@ -28,30 +28,31 @@ Function = Callable[[int, Path], object]  # a program under test, called with a 
 
 @dataclass(frozen=True)
 class Check:
-    """One program under test, who attacks it, and how.
+    """One program under test, its adversaries and attacks.
 
     Attributes:
-        name: of the check, without "/".
-        run: ``module:function``, called with a seed and the path of the trace that it writes, or
-            such a function itself.
-        scenario: file name of a scenario, or its values; in place of `run`.
+        name: name of the check, without "/".
+        run: ``module:function``, called with a seed and the path of the trace to write, or such a
+            function itself.
+        scenario: file name of a scenario, or its values; instead of `run`.
         adversaries: as for ``leakaudit attack --as``.
         attacks: names of attacks, or ``auto``.
         set: hyper-parameters of each attack.
         nodes: nodes to attack; None for all that hold data.
         gradients: largest number of gradients that an attack may use; None for no limit.
-        sensitivity: by how much one record moves a gradient; epsilon is for this sensitivity.
-        delta: of the (epsilon, delta) guarantee.
+        sensitivity: largest change of a gradient if one record is exchanged; epsilon is computed
+            for this sensitivity.
+        delta: delta of the (epsilon, delta) guarantee.
         smoothness: Lipschitz constant of a node's gradients; without it, a protocol that does not
-            release its models has no epsilon for records.
+            release its models has no epsilon per record.
         lint: what to do if the recording contradicts its own declarations. ``error`` fails if they
             are refuted and warns if they do not follow, ``strict`` fails in both cases, ``warn`` in
-            neither, ``off`` does not lint.
-        secure: kinds of messages that are encrypted where the program runs; no recording can show
-            that.
+            neither, ``off`` disables the lint.
+        secure: kinds of messages that are encrypted when the program runs in practice, which a
+            recording cannot show.
         undetermined: adversaries for whom the protocol is expected to determine nothing, so that
             nothing is attacked.
-        timeout: seconds that one run may take.
+        timeout: most seconds that one run may take.
 
     Raises:
         LeakauditError: a value is out of range, or two of them contradict each other.
@@ -88,31 +89,33 @@ class Check:
         for who in self.undetermined:
             if who not in self.adversaries:
                 near = suggest(who, self.adversaries)
-                raise Wrong(where, f"no adversary {who!r} here{near}", "undetermined")
+                expected = f"expected one of the check's adversaries, got {who!r}{near}"
+                raise Wrong(where, expected, "undetermined")
         if not self.adversaries or not self.attacks:
             raise Wrong(where, "expected at least one adversary and one attack")
         for attack in self.set:
             if attack not in self.attacks:
                 near = suggest(attack, self.attacks)
-                raise Wrong(where, f"no such attack in this check{near}", "set", attack)
+                expected = f"expected one of the check's attacks, got {attack!r}{near}"
+                raise Wrong(where, expected, "set", attack)
 
     def _check_numbers(self, where: str) -> None:
-        """Reject values for which epsilon would mean nothing, or nothing would be attacked."""
+        """Reject values for which epsilon would be meaningless, or nothing would be attacked."""
         if not 0 < self.sensitivity < math.inf:
             raise Wrong(where, f"expected a number > 0, got {self.sensitivity:g}", "sensitivity")
         if not 0 < self.delta < 1:
             raise Wrong(where, f"expected 0 < delta < 1, got {self.delta:g}", "delta")
         if self.gradients is not None and self.gradients < 1:
-            raise Wrong(where, f"expected a number from 1 on, got {self.gradients}", "gradients")
+            raise Wrong(where, f"expected a number >= 1, got {self.gradients}", "gradients")
 
     def _check_nodes(self, where: str) -> None:
         if self.nodes is None:
             return
         if not self.nodes:
-            expected = "expected at least one node, got none; leave it out for all"
+            expected = "expected at least one node, got none; omit the key for all nodes"
             raise Wrong(where, expected, "nodes")
         if len(set(self.nodes)) < len(self.nodes) or min(self.nodes) < 0:
-            expected = f"expected different numbers from 0 on, got {list(self.nodes)}"
+            expected = f"expected distinct numbers >= 0, got {list(self.nodes)}"
             raise Wrong(where, expected, "nodes")
 
     def _check_program(self, where: str) -> None:
@@ -152,14 +155,14 @@ def cell_name(check: str, adversary: str, attack: str) -> str:
 
 @dataclass(frozen=True)
 class Budget:
-    """The largest allowed value of a measure; the last budget that fits a cell and a measure holds.
+    """The largest allowed value of a measure; the last budget that matches a cell applies.
 
     Attributes:
         measure: name of a measure, or ``epsilon``.
         most: largest allowed value.
         cells: glob over names of cells.
         level: ``error``, ``warn`` or ``off``.
-        aggregate: how one number is made of those of all seeds.
+        aggregate: how the numbers of all seeds are combined.
 
     Raises:
         LeakauditError: a value is unknown, or `most` is not finite.
@@ -180,16 +183,16 @@ class Budget:
 
 @dataclass(frozen=True)
 class Acceptance:
-    """A finding for which somebody takes responsibility until a date.
+    """A finding that someone accepts until a date.
 
     Attributes:
         id: name of the acceptance.
         reason: why the finding is accepted.
         owner: who accepts it.
-        expires: last day on which it holds.
+        expires: last day on which it applies.
         cells: glob over names of cells.
         measure: glob over measures.
-        most: value up to which it holds; None for any.
+        most: largest value to which it applies; None for any.
 
     Raises:
         LeakauditError: `most` is not finite.
@@ -210,7 +213,7 @@ class Acceptance:
 
 @dataclass(frozen=True)
 class Gate:
-    """Everything that a gate does.
+    """The complete configuration of a gate.
 
     Attributes:
         checks: programs under test.
@@ -220,9 +223,9 @@ class Gate:
         alpha: probability of a false regression in a whole run of the gate.
         baseline: file beside the configuration, "" for none.
         compare: measures that may not grow over the baseline.
-        tolerance: growth of each measure that is not counted; a measure's own tolerance by default.
-        folder: folder of the configuration, to which names of files and modules are relative.
-        source: name of the configuration's file, for messages.
+        tolerance: growth of each measure that is ignored; by default, the measure's own tolerance.
+        folder: folder of the configuration; names of files and modules are relative to it.
+        source: name of the configuration file, for messages.
 
     Raises:
         LeakauditError: a value is out of range or unknown.
@@ -252,7 +255,7 @@ class Gate:
         ids = [acceptance.id for acceptance in self.accepted]
         repeated = sorted(one for one in set(ids) if ids.count(one) > 1)
         if repeated:
-            raise LeakauditError(f"accept: the id {repeated[0]!r} is there twice")
+            raise LeakauditError(f"accept: expected unique ids, got {repeated[0]!r} twice")
 
     @property
     def baseline_path(self) -> Path | None:
@@ -260,10 +263,10 @@ class Gate:
         return self.folder / self.baseline if self.baseline else None
 
     def only(self, names: Iterable[str]) -> Gate:
-        """Return the gate with some of its checks.
+        """Return the gate restricted to some of its checks.
 
         Args:
-            names: of the checks to keep; all are kept if there are none.
+            names: names of the checks to keep; if empty, all are kept.
 
         Raises:
             LeakauditError: a check does not exist.
@@ -272,7 +275,7 @@ class Gate:
         known = [check.name for check in self.checks]
         for name in wanted:
             if name not in known:
-                raise LeakauditError(f"there is no check {name!r}{suggest(name, known)}")
+                raise LeakauditError(f"check {name!r} does not exist{suggest(name, known)}")
         if not wanted:
             return self
         return replace(self, checks=tuple(check for check in self.checks if check.name in wanted))

@@ -1,4 +1,4 @@
-"""Whether a gate can tell: attacks solve planted leaks, and match no records of others."""
+"""Controls of a gate: attacks must solve planted leaks, and must not match other records."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from leakaudit.results.model import RuleKind
 from leakaudit.scoring.scoring import score
 from leakaudit.trace import Truth
 
-# From these on a planted record counts as recovered: PSNR of an image in dB, relative error of
-# anything else. A choice: 20 dB is a root mean square error of a tenth of the range, so both ask
-# for about the same.
+# Thresholds at which a planted record counts as recovered: PSNR in dB for images, relative error
+# for other data. A choice: 20 dB is a root mean square error of a tenth of the range, so the two
+# are about equally strict.
 NEAR_DB = 20.0
 NEAR = 0.1
-# Probability of so many matches by guessing, below which scores are not to be trusted. A choice: a
-# tenth of the gate's default alpha.
+# If guessing yields the observed number of matches with a smaller probability than this, scores are
+# not trusted. A choice: a tenth of the gate's default alpha.
 CHANCE = 1e-3
-# Gradients of a planted leak if there is none to copy, and by how much each number of the model
-# moves between them. Choices: a few gradients at models that differ as they do between rounds of
-# training.
+# Number of gradients of a planted leak if there is none to copy, and by how much each parameter of
+# the model changes between them. Choices: a few gradients at models that differ as they do between
+# rounds of training.
 ROUNDS = 4
 STEP = 0.05
-BATCH = "batch"  # what the control of several records at once is about
-GAIN = 6.0  # dB nearer to the best record of a planted batch than a guess is: half of its error
-TWO = 2  # records that are planted for an attack on inputs: two that differ need two answers
-# Records that are planted at most for an attack on labels. Of 2 classes, a guess finds the labels
-# of all of them with a probability of 1 / 1024, less than `CHANCE`.
+BATCH = "batch"  # subject of the control with several records at once
+GAIN = 6.0  # dB by which the best record of a planted batch must beat a guess: half of its error
+TWO = 2  # records planted for an attack on inputs: two different records need two answers
+# Most records that are planted for an attack on labels. With 2 classes, a guess finds the labels of
+# all of them with a probability of 1 / 1024, less than `CHANCE`.
 MOST = 10
 
 
@@ -47,10 +47,10 @@ class Control:
     """The outcome of one control.
 
     Attributes:
-        kind: of the rule that it becomes.
-        ok: None if there was nothing to test it on.
-        says: what was expected and what came, in words.
-        about: which of several of a kind.
+        kind: kind of the resulting rule.
+        ok: whether it passed; None if there was nothing to test.
+        says: the expected and the actual outcome, in words.
+        about: distinguishes several controls of the same kind.
     """
 
     kind: RuleKind
@@ -63,16 +63,16 @@ class Control:
 
 
 def positive(cell: Cell, run: Recorded, nodes: tuple[int, ...]) -> Control:
-    """Plant noise-free gradients of known records, and see whether the attack recovers each.
+    """Plant noise-free gradients of known records, and test whether the attack recovers each.
 
-    They take the place of the program's own leak. An attack on inputs gets two records. One on
-    labels gets as many as leave guessing a probability of `CHANCE`, with labels that are drawn.
-    What it recovers is kept in ``cell.planted`` for `negative`.
+    They replace the program's own leak. An attack on inputs gets two records. An attack on labels
+    gets so many records with random labels that guessing succeeds with a probability of at most
+    `CHANCE`. The reconstructions are kept in ``cell.planted`` for `negative`.
 
     Args:
-        cell: names the attack.
+        cell: the cell, which names the attack.
         run: a recording of its program.
-        nodes: that are attacked; the leak is planted for the first.
+        nodes: the attacked nodes; the leak is planted for the first one.
     """
     says = ""
     for number in range(MOST):
@@ -80,36 +80,36 @@ def positive(cell: Cell, run: Recorded, nodes: tuple[int, ...]) -> Control:
         try:
             found = _attack(cell, run, leak)
         except AttackError as error:
-            says = f"{cell.attack} cannot use this leak, so it tells nothing: {error}"
+            says = f"{cell.attack} cannot use this leak, so its failure proves nothing: {error}"
             return Control(RuleKind.POSITIVE, False, says)
         ok, says = _solved(found, truth)
         if not ok:
-            what = f"{cell.attack} on gradients of a planted record without noise"
+            what = f"{cell.attack} on noise-free gradients of a planted record"
             return Control(RuleKind.POSITIVE, False, f"{what}: {says}")
         cell.planted.append((found, truth))
         guessed = run.trace.task.classes ** -(number + 1.0)  # probability of guessing all labels
         if number + 1 >= TWO and (len(found.x) or guessed <= CHANCE):
             break
-    solved = f"{cell.attack} solves {len(cell.planted)} leaks that were planted without noise"
-    return Control(RuleKind.POSITIVE, True, f"{solved}, the last: {says}")
+    solved = f"{cell.attack} solves {len(cell.planted)} planted noise-free leaks"
+    return Control(RuleKind.POSITIVE, True, f"{solved}; the last one: {says}")
 
 
 def batched(cell: Cell, run: Recorded, nodes: tuple[int, ...], hidden: bool) -> Control | None:
-    """Plant a gradient of several records, and see whether the attack comes near one of them.
+    """Plant a gradient of several records, and test whether the attack comes close to one of them.
 
-    It is of as many records as the run's own gradients are.
+    The number of records is that of the run's own gradients.
 
     Args:
-        cell: names the attack; `positive` was called before.
+        cell: the cell, which names the attack; `positive` was called before.
         run: a recording of its program.
-        nodes: that are attacked; the leak is planted for the first.
-        hidden: whether noise is declared, to which the recording and the lint hold the program.
-            Without noise all depends on the attack, so one that is too weak for such batches makes
-            the control fail. With noise its weakness is told and counts neither for nor against.
+        nodes: the attacked nodes; the leak is planted for the first one.
+        hidden: whether noise is declared, which the recording and the lint verify. Without noise,
+            everything depends on the attack, so the control fails if the attack is too weak for
+            such batches. With noise, its weakness is reported but does not affect the result.
 
     Returns:
-        None if the gradients are of one record, which `positive` plants, if the data set is too
-        small, or for an attack on labels only.
+        The control. None if the gradients are of one record, which `positive` plants, if the data
+        set is too small, or for an attack on labels only.
     """
     size = _records(cell.leak, run, nodes[0])
     inputs = any(len(found.x) for found, _ in cell.planted)
@@ -117,18 +117,18 @@ def batched(cell: Cell, run: Recorded, nodes: tuple[int, ...], hidden: bool) -> 
         return None
     leak, truth = planted(cell.leak, run, nodes[0], size=size)
     what = (
-        f"{cell.attack} on the gradient of {size} planted records without noise, "
-        "as many as the program's gradients are of"
+        f"{cell.attack} on the noise-free gradient of {size} planted records, "
+        "the batch size of the program's own gradients"
     )
     weak = None if hidden else False
     try:
         found = _attack(cell, run, leak)
     except AttackError as error:
-        says = f"{what}: it cannot use this leak, so it tells nothing: {error}"
+        says = f"{what}: it cannot use this leak, so its failure proves nothing: {error}"
         return Control(RuleKind.POSITIVE, weak, says, BATCH)
     guess = Recorded(run.seed, run.trace, truth, run.task).guess(leak.node)
     gain = max(measures.values(guess, score(found, truth)[0])["gain"])
-    says = f"{what}: {gain:.1f} dB nearer to the best one than a guess, expected {GAIN:g} dB"
+    says = f"{what}: {gain:.1f} dB closer to the best one than a guess, expected {GAIN:g} dB"
     return Control(RuleKind.POSITIVE, True if gain >= GAIN else weak, says, BATCH)
 
 
@@ -138,7 +138,7 @@ def _attack(cell: Cell, run: Recorded, leak: GradientLeak) -> Reconstruction:
 
 
 def _records(like: GradientLeak | None, run: Recorded, node: int) -> int:
-    """Return how many records a gradient of the run is of."""
+    """Return the number of records in a gradient of the run."""
     if like is not None and like.batch:
         return like.batch
     held_there = int((run.truth.node == node).sum())
@@ -147,7 +147,7 @@ def _records(like: GradientLeak | None, run: Recorded, node: int) -> int:
 
 
 def _others(run: Recorded) -> Tensor:
-    """Return records of the data set that nobody trained on; those of the run if there are none."""
+    """Return records of the data set that no node trained on, or those of the run if none exist."""
     return run.truth.pool if len(run.truth.pool) else run.truth.x
 
 
@@ -158,11 +158,11 @@ def planted(
 
     Args:
         like: the leak whose rounds, models and combination are copied; None for single gradients at
-            models near the first.
+            models close to the first one.
         run: the recording.
-        node: to which the records are said to belong.
-        number: of the first record in the data set.
-        size: number of records. Each has a label that is drawn.
+        node: the node that supposedly owns the records.
+        number: index of the first record in the data set.
+        size: number of records. Each has a random label.
     """
     others = _others(run)
     rows = (number + torch.arange(size)) % len(others)
@@ -176,7 +176,7 @@ def planted(
     gradients = torch.stack([run.task.gradient(model, x.to(model), y) for model in models])
     recorded = gradients[:, slice(*pattern.columns)].double().cpu()
     value = pattern.combination.double() @ recorded
-    # Without noise only rounding is left, as of a message in float32.
+    # Without noise, only the rounding of a message in float32 remains.
     rounding = float(value.square().mean().sqrt()) * torch.finfo(torch.float32).eps
     made = GradientLeak(
         node,
@@ -203,14 +203,14 @@ def planted(
 
 @dataclass(frozen=True)
 class _Pattern:
-    """What a planted leak is like: everything but its records.
+    """The structure of a planted leak: everything except its records.
 
     Attributes:
-        rounds: (T,) of its gradients.
-        columns: of the model that are recorded.
-        dtype: of its values.
-        combination: (m, T) of its gradients.
-        models: (T, d) at which the gradients are taken, in double precision.
+        rounds: (T,) rounds of its gradients.
+        columns: recorded columns of the model.
+        dtype: type of its values.
+        combination: (m, T) weights of its gradients.
+        models: (T, d) models at which the gradients are evaluated, in double precision.
         known: whether the adversary knows these models.
     """
 
@@ -223,7 +223,7 @@ class _Pattern:
 
 
 def _pattern(like: GradientLeak | None, run: Recorded) -> _Pattern:
-    """Return the pattern of a leak; of single gradients if there is none."""
+    """Return the pattern of a leak, or that of single gradients if there is no leak."""
     if like is None:
         return _Pattern(
             rounds=torch.arange(1, ROUNDS + 1),
@@ -248,17 +248,17 @@ def _pattern(like: GradientLeak | None, run: Recorded) -> _Pattern:
 
 
 def _labels(run: Recorded, number: int, size: int) -> Tensor:
-    """Return labels of planted records: drawn classes, or the target of the run's first record."""
+    """Return labels of planted records: random classes, or the target of the run's first record."""
     y = run.truth.y[:1].expand(size, *run.truth.y.shape[1:])
     if y.is_floating_point():
         return y
-    # Seeds beyond those of the nodes, so that no attack draws the same numbers.
+    # Seeds outside the range of the nodes' seeds, so that no attack draws the same numbers.
     random = generator(run.seed, run.trace.graph.nodes + number)
     return torch.randint(run.trace.task.classes, y.shape, generator=random, dtype=y.dtype)
 
 
 def _models(run: Recorded, count: int) -> Tensor:
-    """Return models (count, d) near the first one."""
+    """Return models (count, d) close to the first one."""
     random = torch.Generator().manual_seed(run.seed)
     first = run.trace.public.get("w0")
     if first is None or first.shape != (run.trace.layout.size,):
@@ -288,10 +288,10 @@ def _solved(found: Reconstruction, truth: Truth) -> tuple[bool, str]:
 def negative(cell: Cell) -> Control:
     """Score each reconstruction against another record, which it may match only by chance.
 
-    Reconstructions of planted records are scored as well as those of the program's own.
+    This includes the reconstructions of planted records and those of the program's own records.
 
     Args:
-        cell: after its runs were attacked and its leaks were planted.
+        cell: a cell whose runs were attacked and whose leaks were planted.
     """
     hits = 0  # records that were identified
     bits = 0  # records that are bit-identical
@@ -306,24 +306,24 @@ def negative(cell: Cell) -> Control:
             bits += bool(match)
             chance = max(chance, scored.chance or 0.0)
     if not trials:
-        says = "nothing to score against the records of others"
+        says = "nothing to score against the records of other nodes"
         return Control(RuleKind.NEGATIVE, None, f"{says}: {cell.attack} reconstructed no input")
-    # The probability of so many matches or more, if each had the largest chance.
+    # The probability of at least this number of matches, if each had the largest chance.
     likely = float(binom.sf(hits - 1, trials, chance)) >= CHANCE
     says = (
-        f"against the records of others, {hits} of {trials} identified "
-        f"(chance {chance:.2g}) and {bits} identical"
+        f"against the records of other nodes, {hits} of {trials} identified "
+        f"(chance level {chance:.2g}) and {bits} identical"
     )
     if bits == 0 and likely:
         return Control(RuleKind.NEGATIVE, True, says)
-    why = "expected chance: the attack or the scores do not depend on the leak"
+    why = "expected the chance level: the attack or the scores do not depend on the leak"
     return Control(RuleKind.NEGATIVE, False, f"{says}; {why}")
 
 
 def _shuffled(
     pairs: Sequence[tuple[Reconstruction, Truth]],
 ) -> Iterator[tuple[Reconstruction, Truth]]:
-    """Yield each reconstruction with the next one's records, if these differ from its own."""
+    """Yield each reconstruction with the records of the next one, if these differ from its own."""
     following = [*pairs[1:], *pairs[:1]]
     for (found, truth), (other, their) in zip(pairs, following, strict=True):
         own = truth.of(found.node)[0]

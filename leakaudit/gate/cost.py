@@ -1,4 +1,4 @@
-"""Estimated duration of a gate, from one seed of each check; nothing is judged or kept."""
+"""Estimated duration of a gate, from one seed of each check; nothing is judged or stored."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from leakaudit.gate.runs import ready
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds of one check.
+    """Estimated duration of one check, in seconds.
 
     Attributes:
         check: its name.
-        recording: to record all seeds.
-        attacks: to attack all seeds.
-        once: for the lint and the controls, which are done for one seed only.
+        recording: time to record all seeds.
+        attacks: time to attack all seeds.
+        once: time for the lint and the controls, which run for one seed only.
     """
 
     check: str
@@ -30,7 +30,7 @@ class Cost:
 
     @property
     def total(self) -> float:
-        """Seconds of the whole check."""
+        """Duration of the whole check in seconds."""
         return self.recording + self.attacks + self.once
 
 
@@ -38,8 +38,8 @@ def estimate(gate: Gate, seed: int) -> list[Cost]:
     """Run one seed of each check, and multiply by the number of seeds.
 
     Args:
-        gate: its checks and seeds.
-        seed: that is run.
+        gate: the gate.
+        seed: the seed that is run.
 
     Returns:
         One estimate for each check.

@@ -10,7 +10,7 @@ class Deviation:
     """One way in which recordings differ from their declaration.
 
     Attributes:
-        about: what it is about: a key of `fidelity.TITLES`, or a pitfall's code.
+        about: its subject: a key of `fidelity.TITLES`, or a pitfall's code.
         says: the finding in one sentence.
         nodes: numbers of the nodes that `says` names.
     """

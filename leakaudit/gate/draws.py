@@ -1,20 +1,20 @@
-"""Whether noise that is declared independent and normal is so.
+"""Tests of whether noise that is declared as independent and normal actually is.
 
 All messages, rounds and runs of a check are tested together.
 
-A message less what its declaration predicts without noise is a draw of the noise. Divided by the
-declared standard deviation, all draws are vectors of independent standard normal numbers, whatever
-nodes, rounds and runs they are of. That has consequences with known laws:
+A message minus what its declaration predicts without noise is a draw of the noise. Divided by the
+declared standard deviation, all draws are vectors of independent standard normal numbers,
+regardless of their nodes, rounds and runs. This has consequences with known distributions:
 
-- Size. The squares of any fixed set of numbers sum up to a chi-square: of a message, of a layer in
-  it, of a coordinate in all messages. Noise that was left out somewhere makes one of these sums too
-  small. Numbers that are almost 0 are counted as well, since a few numbers without noise are lost
-  in every sum. A gradient that is not quite the truth's makes sums larger and numbers less often
-  small (Anderson 1955), so it raises no alarm.
-- Pairs. The cosine of two draws depends on no size, and its square is Beta(1/2, (n - 1)/2). One
-  that is too large is noise that two messages share. The same holds for two coordinates, over all
-  draws.
-- Lags. In one vector that is repeated along a draw, numbers a fixed distance apart are alike. With
+- Size. The squares of any fixed set of numbers have a chi-square sum: the numbers of a message, of
+  a layer in it, or of a coordinate in all messages. Missing noise makes one of these sums too
+  small. Numbers that are almost 0 are counted as well, because a few numbers without noise are not
+  noticeable in any sum. A gradient that differs slightly from that of the truth makes sums larger
+  and small numbers rarer (Anderson 1955), so it causes no false alarm.
+- Pairs. The cosine of two draws is independent of their size, and its square is
+  Beta(1/2, (n - 1)/2). A value that is too large indicates noise that two messages share. The same
+  applies to two coordinates, over all draws.
+- Lags. If one vector is repeated along a draw, numbers at a fixed distance are similar. With
   x = log(1/p), M products of neighbours at one distance have a sum beyond sqrt(2 M x) + 2 x with
   probability at most p (Laurent, Massart 2000, lemma 1: the quadratic form has Frobenius norm
   sqrt(M/2) and spectral norm at most 1).
@@ -41,18 +41,19 @@ from scipy.stats import beta, binom, chi2
 from leakaudit.gate.deviation import Deviation
 from leakaudit.gate.substitute import Floats, Noise
 
-# Probability of a false alarm of each family of tests: with the handful of families here about 1e-6
-# for a check, a ten-thousandth of the gate's default alpha.
+# Probability of a false alarm of each family of tests: about 1e-6 per check with the families
+# below, a ten-thousandth of the gate's default alpha.
 LEVEL = 1e-7
-# Part of the gradients by which honest ones may differ from those of the truth. Another framework
-# in half precision has roundings of 2^-11, which a few layers add up to less than this.
+# Relative amount by which correct gradients may differ from those of the truth. Another framework
+# in half precision has rounding errors of 2^-11, which accumulate to less than this over a few
+# layers.
 TOLERANCE = 1e-2
 
-# Limits of memory and time; all are choices. WIDTH columns of a draw are kept, KEPT numbers of all
-# draws (128 MiB of float32), and HELD sums of squares for nodes one by one (32 MiB). Comparing all
-# pairs of draws takes PRODUCTS multiplications at most (some seconds), on at least FEWEST columns.
-# SEARCHED numbers are searched for repetitions along a draw, and JOINT coordinates are tested for
-# combinations.
+# Limits of memory and time; all are choices. WIDTH columns of a draw are stored, KEPT numbers of
+# all draws (128 MiB of float32), and HELD sums of squares for individual nodes (32 MiB). Comparing
+# all pairs of draws takes at most PRODUCTS multiplications (some seconds), on at least FEWEST
+# columns. SEARCHED numbers are searched for repetitions along a draw, and JOINT coordinates are
+# tested for combinations.
 WIDTH = 1024
 KEPT = 1 << 25
 HELD = 1 << 22
@@ -61,22 +62,21 @@ FEWEST = 64
 SEARCHED = 1 << 24
 JOINT = 256
 
-MATRICES = 5  # whose combinations are tested, see `_matrices`
-# Columns for each row from which on combinations are tested. From 4 on the smallest singular value
-# of honest noise is at least half of what it would be of many columns, so that one near 0 stands
-# out.
+MATRICES = 5  # number of matrices whose combinations are tested, see `_matrices`
+# Least number of columns per row for a test of combinations. From 4 columns per row, the smallest
+# singular value of correct noise is at least half of what it would be with many columns, so that
+# one close to 0 is conspicuous.
 LONGER = 4
-# Standard deviations below each of which numbers are counted: 2^-4, 2^-8, ..., 2^-44.
+# Levels, in standard deviations, below which numbers are counted: 2^-4, 2^-8, ..., 2^-44.
 SMALL = tuple(2.0 ** (-4 * power) for power in range(1, 12))
-# Numbers below a level are counted if the level is at least this many roundings of a message: on a
-# coarse grid, noise can be 0 by chance. At 64 the grid moves the expected count by less than two
-# per cent.
+# A level is used if it is at least this many rounding errors of a message: on a coarse grid, noise
+# can be 0 by chance. At 64, the grid changes the expected count by less than two per cent.
 ROUNDINGS = 64.0
-COARSE = 0.01  # rounding, in standard deviations, from which on noise is no longer told from it
+COARSE = 0.01  # rounding, in standard deviations, above which noise cannot be distinguished from it
 
 Places = NDArray[np.int64]
 
-# What a deviation is about: pitfalls of the lint, or keys of `fidelity.TITLES`.
+# Subjects of deviations: pitfalls of the lint, or keys of `fidelity.TITLES`.
 TWICE = "P06"
 QUIET = "P20"
 RUNS = "seeds"
@@ -89,8 +89,8 @@ class Run:
     """One call of a program.
 
     Attributes:
-        seed: with which it was called.
-        process: which of its processes was called; 1 is the one that starts anew.
+        seed: the seed with which it was called.
+        process: number of the process that was called; 1 is the new process.
     """
 
     seed: int
@@ -102,9 +102,9 @@ class _Draw:
     """One draw of the noise.
 
     Attributes:
-        run: in which it was drawn.
-        node: that drew it.
-        place: among the draws of its node.
+        run: the run in which it was drawn.
+        node: the node that drew it.
+        place: index among the draws of its node.
         label: name of the noise in the declaration.
     """
 
@@ -114,13 +114,13 @@ class _Draw:
     label: str
 
     def __str__(self) -> str:
-        """Name the draw."""
+        """The name of the draw in a sentence."""
         return f"{self.label} of node {self.node} with seed {self.run.seed}"
 
 
 @dataclass(frozen=True)
 class _Named:
-    """What a sum of squares is of. nodes: that the name contains."""
+    """The name of what a sum of squares covers, and the nodes in that name."""
 
     name: str
     nodes: tuple[int, ...] = ()
@@ -131,9 +131,9 @@ class _Sums:
     """A family of sums of squares.
 
     Attributes:
-        named: what the k-th sum is of.
+        named: what the k-th sum covers.
         energy: (k,) the sums.
-        numbers: (k,) how many squares are in each.
+        numbers: (k,) the number of squares in each sum.
     """
 
     named: Callable[[int], _Named]
@@ -148,7 +148,7 @@ class _Matrix:
     Attributes:
         rows: what the rows are, in words.
         values: (N, n) the numbers.
-        loose: by how much gradients within the tolerance may move its singular values.
+        loose: by how much gradients within the tolerance may change its singular values.
     """
 
     rows: str
@@ -157,15 +157,15 @@ class _Matrix:
 
 
 class Draws:
-    """All draws of a check: `add` those of every run, then ask what is `shared` and `wrong`."""
+    """All draws of a check: call `add` for every run, then `shared` and `wrong`."""
 
     def __init__(self) -> None:
-        # Draws of which some columns are kept, for comparisons of pairs.
+        # Draws of which some columns are stored, for comparisons of pairs.
         self._draws: list[_Draw] = []
         self._rows: list[Floats] = []
         self._signals: list[float] = []  # norm of the gradients in each
-        self._columns: Places = np.zeros(0, np.int64)  # those that are kept
-        self._width = 0  # of a whole draw
+        self._columns: Places = np.zeros(0, np.int64)  # the stored columns
+        self._width = 0  # width of a whole draw
         self._layers: dict[str, slice[int, int, None]] = {}
         # Sums of squares: of each draw, one number for each layer ...
         self._named: list[_Draw] = []
@@ -180,7 +180,7 @@ class Draws:
         # Layer -> sum of squared Fourier transforms of the draws that were searched.
         self._spectra: dict[str, Floats] = {}
         self._searched = 0
-        # By how much gradients within the tolerance may move a sum of products in them.
+        # By how much gradients within the tolerance may change a sum of products in them.
         self._loose = 0.0
 
     def add(
@@ -190,14 +190,14 @@ class Draws:
         layers: Mapping[str, slice[int, int, None]],
         rounding: Mapping[int, float],
     ) -> None:
-        """Take the noise of one run.
+        """Add the noise of one run.
 
         Args:
-            run: which one.
-            noise: of its nodes; what is not declared normal is left out.
+            run: the run.
+            noise: noise of its nodes; noise that is not declared as normal is ignored.
             layers: name of a parameter -> its columns.
-            rounding: node -> roundoff of one number of a message, in standard deviations of its
-                noise.
+            rounding: node -> rounding error of one number of a message, in standard deviations of
+                its noise.
         """
         for one in noise:
             width = one.rest.shape[1]
@@ -209,12 +209,12 @@ class Draws:
                 self._add(run, one, rounding[one.node])
 
     def shared(self) -> Iterator[Deviation]:
-        """Yield two draws that are one; what other tests show may well follow from it."""
+        """Yield two draws that are equal; findings of other tests may be a consequence of this."""
         if self._rows:
             yield from self._pairs()
 
     def wrong(self) -> Iterator[Deviation]:
-        """Yield the first other thing that independent normal noise does not show."""
+        """Yield the first other property that independent normal noise does not have."""
         if not self._named:
             return
         for family in (self._lags, self._coordinate_pairs, self._sizes, self._combinations):
@@ -235,9 +235,9 @@ class Draws:
             self._layers |= layers
 
     def _add(self, run: Run, one: Noise, rounding: float) -> None:
-        """Take one node's noise; that of a second process is compared with other seeds only."""
+        """Add one node's noise; that of a second process is compared only with other seeds."""
         names = [_Draw(run, one.node, place, label) for place, label in enumerate(one.labels)]
-        # An eighth is left for the process that starts anew, which comes last.
+        # An eighth is reserved for the new process, which comes last.
         room = KEPT if run.process else KEPT - KEPT // 8
         if (len(self._rows) + len(names)) * len(self._columns) <= room:
             self._draws += names
@@ -270,7 +270,7 @@ class Draws:
     def _search(self, one: Noise) -> None:
         """Add to the spectra.
 
-        The sums of products at all distances follow from them at once (Wiener, Khinchin).
+        They yield the sums of products at all distances at once (Wiener, Khinchin).
         """
         room = max(0, SEARCHED // self._width - self._searched)
         rest = one.rest[:room]
@@ -278,14 +278,14 @@ class Draws:
         if not len(rest):
             return
         self._searched += len(rest)
-        # A draw r that honest gradients move by e changes any sum of its products by at most 2 |r|
-        # |e| + |e|^2.
+        # If correct gradients change a draw r by e, any sum of its products changes by at most
+        # 2 |r| |e| + |e|^2.
         long = np.linalg.norm(rest, axis=1)
         moved = TOLERANCE * np.linalg.norm(signal, axis=1)
         self._loose += float((2 * long * moved + moved**2).sum())
         for name, part in self._layers.items():
             some = rest[:, part]
-            size = 2 * some.shape[1]  # padded with zeros, so that no end meets the other
+            size = 2 * some.shape[1]  # padded with zeros, so that the ends do not wrap around
             for row in some:
                 spectrum = np.abs(np.fft.rfft(row, size)) ** 2
                 if name in self._spectra:
@@ -296,7 +296,7 @@ class Draws:
     # --- size -------------------------------------------------------------------------------------
 
     def _sizes(self) -> Iterator[Deviation]:
-        """Yield the sum of squares that is least likely, and too many small numbers."""
+        """Yield the least likely sum of squares, and an excess of small numbers."""
         yield from self._small_sums()
         yield from self._small_numbers()
 
@@ -312,8 +312,8 @@ class Draws:
                 least = float(chances[at])
                 size = math.sqrt(float(family.energy[at]) / float(family.numbers[at]))
                 named = family.named(at)
-                says = f"the noise of {named.name} is {size:.3g} of what is declared"
-                found = Deviation(QUIET, f"{says} (chance {least:.1g})", named.nodes)
+                says = f"the noise of {named.name} is {size:.3g} times the declared noise"
+                found = Deviation(QUIET, f"{says} (probability {least:.1g})", named.nodes)
         if found is not None:
             yield found
 
@@ -326,8 +326,8 @@ class Draws:
             if chance < level:
                 usual = numbers * (2 * float(ndtr(below)) - 1)
                 says = (
-                    f"{count} of {numbers} numbers hold less than {below:.2g} of the declared "
-                    f"noise, which is expected of {usual:.2g} (chance {chance:.1g})"
+                    f"{count} of {numbers} numbers contain less than {below:.2g} of the declared "
+                    f"noise; {usual:.2g} such numbers are expected (probability {chance:.1g})"
                 )
                 yield Deviation(QUIET, says)
                 return
@@ -371,7 +371,7 @@ class Draws:
     def _grouped(
         self, energy: Floats, keys: Sequence[int], named: Callable[[int], _Named]
     ) -> _Sums:
-        """Return sums of the energies of all messages of one key; named: what such a sum is of."""
+        """Return sums of the energies of all messages by key; `named` describes such a sum."""
         known, inverse, count = np.unique(np.array(keys), return_inverse=True, return_counts=True)
         sums = np.zeros(len(known))
         np.add.at(sums, inverse, energy)
@@ -383,10 +383,10 @@ class Draws:
     # --- pairs ------------------------------------------------------------------------------------
 
     def _pairs(self) -> Iterator[Deviation]:
-        """Yield two draws that are one.
+        """Yield two draws that are equal.
 
-        All pairs are compared in blocks of `WIDTH` rows. With many draws fewer columns are, and
-        with very many fewer draws, those of the process that starts anew first.
+        All pairs are compared in blocks of `WIDTH` rows. If there are many draws, fewer columns are
+        compared, and if there are very many, fewer draws, those of the new process first.
         """
         latest = sorted(range(len(self._draws)), key=lambda k: -self._draws[k].run.process)
         chosen = latest[: math.isqrt(PRODUCTS // FEWEST)]
@@ -405,7 +405,7 @@ class Draws:
         for start in range(0, count, WIDTH):
             stop = min(start + WIDTH, count)
             products = np.abs(rows[start:stop] @ rows[:stop].T).astype(float)
-            # Gradients within the tolerance move a product <r, s> by at most |e| |s| + |r| |f|.
+            # Gradients within the tolerance change a product <r, s> by at most |e| |s| + |r| |f|.
             loose = TOLERANCE * (
                 np.outer(signals[start:stop], size[:stop])
                 + np.outer(size[start:stop], signals[:stop])
@@ -413,7 +413,7 @@ class Draws:
             scale = np.maximum(np.outer(size[start:stop], size[:stop]), 1e-300)
             cosine = (products - loose) / scale
             cosine[allowed(start, stop)] = 0.0
-            # Each pair once, and no draw with itself.
+            # Compare each pair once, and no draw with itself.
             cosine[np.arange(start, stop)[:, None] <= np.arange(stop)[None, :]] = 0.0
             at = np.unravel_index(int(np.argmax(cosine)), cosine.shape)
             if cosine[at] > worst:
@@ -424,7 +424,7 @@ class Draws:
             yield _same(first, second, worst)
 
     def _coordinate_pairs(self) -> Iterator[Deviation]:
-        """Yield two coordinates that hold the same noise in all messages."""
+        """Yield two coordinates that have the same noise in all messages."""
         rows, signals = self._distinct()
         count, width = rows.shape
         if count < 2 or width < 2:
@@ -438,13 +438,13 @@ class Draws:
         at = np.unravel_index(int(np.argmax(cosine)), cosine.shape)
         if cosine[at] > limit:
             one, other = sorted(int(self._columns[k]) for k in at)
-            says = f"coordinates {one} and {other} hold the same noise in all messages"
+            says = f"coordinates {one} and {other} contain the same noise in all messages"
             yield Deviation(ALONG, f"{says} (correlation {cosine[at]:.2f})")
 
     def _distinct(self) -> tuple[Floats, Floats]:
-        """Return the draws that are kept, and the norms of their gradients.
+        """Return the stored draws, and the norms of their gradients.
 
-        Those of seeds that were run again are left out.
+        Draws of seeds that were run again are omitted.
         """
         keep = [k for k, draw in enumerate(self._draws) if not draw.run.process]
         signals = np.array([self._signals[k] for k in keep])
@@ -455,7 +455,7 @@ class Draws:
     # --- lags -------------------------------------------------------------------------------------
 
     def _lags(self) -> Iterator[Deviation]:
-        """Yield a distance at which the numbers of a draw are alike."""
+        """Yield a distance at which the numbers of a draw are correlated."""
         tests = sum((part.stop - part.start) - 1 for part in self._layers.values())
         if tests < 1 or not self._searched:
             return
@@ -467,7 +467,7 @@ class Draws:
             if width < 2:
                 continue
             sums = np.fft.irfft(self._spectra[name], 2 * width)[:width]
-            # Noise that is louder than declared makes all sums larger.
+            # Noise that is larger than declared makes all sums larger.
             scale = max(1.0, float(sums[0]) / (self._searched * width))
             products = self._searched * (width - np.arange(1, width, dtype=float))
             over = (np.abs(sums[1:]) - self._loose) / scale - np.sqrt(2 * products * x) - 2 * x
@@ -477,8 +477,8 @@ class Draws:
                 alike = float(sums[1 + at]) / float(products[at]) / scale
                 where = f" in {name}" if name else ""
                 says = (
-                    f"numbers of a message that are {at + 1} apart{where} "
-                    f"hold the same noise (correlation {alike:.2f})"
+                    f"numbers of a message at distance {at + 1}{where} "
+                    f"contain the same noise (correlation {alike:.2f})"
                 )
         if says:
             yield Deviation(ALONG, says)
@@ -486,7 +486,7 @@ class Draws:
     # --- combinations -----------------------------------------------------------------------------
 
     def _combinations(self) -> Iterator[Deviation]:
-        """Yield nodes, rounds, runs or coordinates that a fixed combination ties together."""
+        """Yield nodes, rounds, runs or coordinates that a fixed linear combination relates."""
         for matrix in self._matrices():
             short, long = matrix.values.shape
             if short < 2 or long < LONGER * short:
@@ -497,21 +497,21 @@ class Draws:
             # The t of the theorem, at the level of each of `MATRICES` tests.
             t = math.sqrt(2 * math.log(2 * MATRICES / LEVEL))
             slack = math.sqrt(short) + t + matrix.loose
-            tied = f"{matrix.rows} are not independent: a combination of them holds"
+            tied = f"not independent: {matrix.rows}; a combination of them contains"
             if values[0] < math.sqrt(long) - slack:
                 part = values[0] / math.sqrt(long)
-                yield Deviation(TWICE, f"{tied} {part:.2g} of the noise that it should")
+                yield Deviation(TWICE, f"{tied} {part:.2g} times the expected noise")
                 return
             if values[-1] > math.sqrt(long) + slack:
                 part = values[-1] / math.sqrt(long)
-                yield Deviation(TWICE, f"{tied} {part:.3g} times the noise that it should")
+                yield Deviation(TWICE, f"{tied} {part:.3g} times the expected noise")
                 return
 
     def _matrices(self) -> Iterator[_Matrix]:
-        """Yield the draws of all runs that have every node and round, as matrices in five ways.
+        """Yield the draws of all complete runs, arranged as matrices in five ways.
 
-        The draws form a cube of runs, nodes, draws of a node, and coordinates. Its rows are taken
-        along each of these, and along nodes and draws together.
+        The draws form an array with axes for runs, nodes, draws of a node, and coordinates. The
+        rows of a matrix correspond to one of these axes, or to nodes and draws together.
         """
         at = {
             (draw.run.seed, draw.node, draw.place): k
@@ -555,10 +555,10 @@ def _spread(width: int, some: int) -> Places:
 
 
 def _may_be_equal(runs: Sequence[Run]) -> Callable[[int, int], NDArray[np.bool_]]:
-    """Return which pairs of draws may be equal: a seed that is run again may draw the same.
+    """Return which pairs of draws may be equal, because a repeated seed may draw the same noise.
 
     Args:
-        runs: of each draw.
+        runs: the run of each draw.
 
     Returns:
         A function of a block of rows, start and stop, to a mask (stop - start, stop) over the pairs
@@ -576,23 +576,23 @@ def _may_be_equal(runs: Sequence[Run]) -> Callable[[int, int], NDArray[np.bool_]
 
 
 def _largest_cosine(level: float, pairs: int, numbers: int) -> float:
-    """Return the cosine that any of several pairs exceeds with a probability of `level` at most.
+    """Return the cosine that any of several pairs exceeds with a probability of at most `level`.
 
-    The pairs are of independent vectors of so many standard normal numbers.
+    The pairs consist of independent vectors, each of the given number of standard normal numbers.
     """
     return math.sqrt(float(beta.isf(level / pairs, 0.5, (numbers - 1) / 2)))
 
 
 def _same(first: _Draw, second: _Draw, cosine: float) -> Deviation:
-    """Say that two draws are alike, and how that may have come about."""
+    """Report that two draws are equal, with a possible reason."""
     nodes = (first.node, second.node)
-    says = f"the noise of {second} is that of {first} (correlation {cosine:.2f})"
+    says = f"the noise of {second} equals that of {first} (correlation {cosine:.2f})"
     if first.run.process != second.run.process:
-        why = "each the first run of a process: whoever starts the program knows the noise"
-        return Deviation(PROCESS, f"{says}, {why}", nodes)
+        why = "each is the first run of a process, so anyone who starts the program knows the noise"
+        return Deviation(PROCESS, f"{says}; {why}", nodes)
     if first.run.seed != second.run.seed:
-        why = "it is not drawn anew, so whoever knows one run can take it away"
-        return Deviation(RUNS, f"{says}: {why}", nodes)
+        why = "it is not drawn anew, so anyone who knows one run can subtract it"
+        return Deviation(RUNS, f"{says}; {why}", nodes)
     return Deviation(TWICE, says, nodes)
 
 

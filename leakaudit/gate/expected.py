@@ -17,14 +17,14 @@ from leakaudit.relations import Relations
 from leakaudit.trace import Messages, Trace
 from leakaudit.traces import gaps
 
-# Rounds that are declared one by one. If a protocol's rounds are alike, later ones are compared
-# with the last of them. A choice.
+# Rounds that are declared individually. If all rounds of a protocol are alike, later ones are
+# compared with the last of these. A choice.
 LONG = 64
-# Payloads of a part of a trace whose number format is looked at, and numbers of each: a choice,
-# four million at most.
+# Payloads per part of a trace, and numbers per payload, whose number format is examined: a choice,
+# at most four million numbers.
 LOOKED = 64
 PART = 1 << 16
-FEW = 64  # numbers from which on a format is recognised: one float32 in 2^13 is a float16 by chance
+FEW = 64  # least numbers to recognise a format: by chance, one float32 in 2^13 is a float16
 NARROW = (torch.float16, torch.bfloat16, torch.float32)
 
 
@@ -32,10 +32,10 @@ class Key(NamedTuple):
     """What identifies a message.
 
     Attributes:
-        round: in which it was sent.
+        round: round in which it was sent.
         src: sender.
         dst: receiver.
-        kind: as the protocol names it.
+        kind: its name in the protocol.
     """
 
     round: int
@@ -44,12 +44,12 @@ class Key(NamedTuple):
     kind: str
 
     def __str__(self) -> str:
-        """Name the message in a sentence."""
+        """The name of the message in a sentence."""
         return f"{self.kind!r} {self.src} -> {self.dst} of round {self.round}"
 
     @property
     def nodes(self) -> tuple[int, ...]:
-        """Nodes that the name contains."""
+        """The nodes in its name."""
         return self.src, self.dst
 
 
@@ -57,9 +57,9 @@ class Post(NamedTuple):
     """What identifies a message on a public board, which has no receivers.
 
     Attributes:
-        round: in which it was sent.
+        round: round in which it was sent.
         src: sender.
-        kind: as the protocol names it.
+        kind: its name in the protocol.
     """
 
     round: int
@@ -72,11 +72,11 @@ class Message:
     """One declared message.
 
     Attributes:
-        round: in which it is sent.
+        round: round in which it is sent.
         src: sender.
         dst: receivers, None for a public board.
-        kind: as the protocol names it.
-        secure: whether the protocol itself closes it to a tap.
+        kind: its name in the protocol.
+        secure: whether the protocol itself encrypts it.
     """
 
     round: int
@@ -87,26 +87,26 @@ class Message:
 
     @property
     def post(self) -> Post:
-        """What identifies it whatever its receivers."""
+        """What identifies it regardless of its receivers."""
         return Post(self.round, self.src, self.kind)
 
     @property
     def keys(self) -> list[Key]:
-        """What identifies each copy; none on a public board."""
+        """What identifies each copy; empty for a public board."""
         return [Key(self.round, self.src, dst, self.kind) for dst in self.dst or ()]
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What a protocol sends.
+    """The messages that a protocol sends.
 
     Attributes:
-        messages: all of them, over the rounds that were declared.
+        messages: all messages in the declared rounds.
         last: the last of these rounds.
-        repeats: whether each later round sends what the last one does.
+        repeats: whether each later round sends the same messages as the last one.
         relations: the declaration itself.
-        coarse: kinds whose channel is declared to round, so that few distinct numbers are no
-            surprise.
+        coarse: kinds of messages that are declared to be rounded, so that few distinct numbers are
+            expected.
     """
 
     messages: tuple[Message, ...]
@@ -117,7 +117,7 @@ class Expected:
 
     @classmethod
     def of(cls, trace: Trace) -> Expected:
-        """Return what the protocol of a trace sends at the trace's constants and schedule.
+        """Return what the protocol of a trace sends with the trace's constants and schedule.
 
         Args:
             trace: the recording.
@@ -150,19 +150,19 @@ class Expected:
 def differences(
     trace: Trace, expected: Expected, adversaries: Sequence[Adversary], secure: Sequence[str]
 ) -> Iterator[Deviation]:
-    """Yield how a recording differs from what its protocol sends, whatever the messages hold.
+    """Yield how a recording differs from what its protocol sends.
 
     Args:
         trace: the recording.
-        expected: of the same protocol, constants and schedule.
-        adversaries: a recording may leave out what none of them observes.
-        secure: kinds of messages that are said to be encrypted where the program runs.
+        expected: the messages of the same protocol, constants and schedule.
+        adversaries: a recording may omit messages that none of them observes.
+        secure: kinds of messages that the check declares as encrypted.
     """
     sent = _sent(trace)
     if not sent and (expected.messages or trace.rounds < 1):
         says = (
-            "no message was recorded, so nobody was shown anything; "
-            "call recorder.send for everything that travels"
+            "no message was recorded, so there is nothing to observe; "
+            "call recorder.send for every message"
         )
         yield Deviation("empty", says)
         return
@@ -216,9 +216,9 @@ def _undeclared(sent: Counter[Key], expected: Expected) -> Iterator[Deviation]:
     kinds = ", ".join(sorted({repr(message.kind) for message in expected.messages}))
     begin = min((message.round for message in expected.messages), default=0)
     says = (
-        f"{len(extra)} of {len(sent)} recorded messages are not of the declared protocol, "
-        f"the first is {first}; it sends {kinds} in rounds {begin} to {expected.last}: "
-        "check kinds, rounds, ends and constants"
+        f"{len(extra)} of {len(sent)} recorded messages do not belong to the declared protocol; "
+        f"the first is {first}. The protocol sends {kinds} in rounds {begin} to {expected.last}: "
+        "check kinds, rounds, senders, receivers and constants"
     )
     yield Deviation("undeclared", says, first.nodes)
 
@@ -226,9 +226,9 @@ def _undeclared(sent: Counter[Key], expected: Expected) -> Iterator[Deviation]:
 def _missing(
     sent: Counter[Key], expected: Expected, adversaries: Sequence[Adversary]
 ) -> Iterator[Deviation]:
-    """Find messages that the protocol sends, and that the recording does not hold.
+    """Find messages that the protocol sends, but that are missing in the recording.
 
-    Those that no adversary of the check observes may be missing.
+    Messages that no adversary of the check observes may be missing.
     """
     posted = {Post(key.round, key.src, key.kind) for key in sent}
     lost: list[Key] = []
@@ -246,14 +246,14 @@ def _missing(
     if lost:
         first = min(lost)
         says = (
-            f"{len(lost)} messages that the protocol sends were not recorded, the first is "
-            f"{first}; an attack on the rest tells nothing of a program that sends all of them"
+            f"{len(lost)} messages that the protocol sends were not recorded; the first is "
+            f"{first}. Attacks on the other messages do not represent a program that sends all"
         )
         yield Deviation("missing", says, first.nodes)
 
 
 def _later(sent: Counter[Key], expected: Expected) -> Iterator[Deviation]:
-    """Compare the rounds after those that were declared with the last of these."""
+    """Compare the rounds after the declared ones with the last declared round."""
     if not expected.repeats:
         return
     found: dict[int, set[tuple[int, int, str]]] = {}
@@ -264,8 +264,8 @@ def _later(sent: Counter[Key], expected: Expected) -> Iterator[Deviation]:
     wrong = sorted(round for round, some in found.items() if some != wanted)
     if wrong:
         says = (
-            f"round {wrong[0]} has other messages than round {expected.last}, "
-            "and the protocol's rounds are alike"
+            f"the messages of round {wrong[0]} differ from those of round {expected.last}, "
+            "but all rounds of the protocol are alike"
         )
         yield Deviation("rounds", says)
 
@@ -275,16 +275,16 @@ def _repeated(sent: Counter[Key]) -> Iterator[Deviation]:
     again = [key for key, count in sent.items() if count > 1]
     if again:
         first = min(again)
-        says = f"{len(again)} messages were recorded more than once, the first is {first}"
+        says = f"{len(again)} messages were recorded more than once; the first is {first}"
         yield Deviation("repeated", says, first.nodes)
 
 
 def _cut_short(trace: Trace) -> Iterator[Deviation]:
-    """Find a recording that ends before the last round that it announces."""
+    """Find a recording that ends before the last planned round."""
     planned = trace.provenance.get("planned")
     if isinstance(planned, int) and trace.rounds < planned:
         says = (
-            f"the recording ends after round {trace.rounds} of {planned} that it announces; "
+            f"the recording ends after round {trace.rounds}, but {planned} rounds were planned; "
             "record all of them"
         )
         yield Deviation("rounds", says)
@@ -300,9 +300,9 @@ def _closed(trace: Trace, expected: Expected, secure: Sequence[str]) -> Iterator
     undeclared = sorted(marked - allowed)
     if undeclared:
         says = (
-            f"messages of kind {undeclared[0]!r} are recorded as encrypted, so they were kept "
-            "from everybody who taps a wire; no recording can show that: "
-            f"if they are, say so with secure = {undeclared} in the check"
+            f"messages of kind {undeclared[0]!r} are recorded as encrypted and therefore hidden "
+            "from eavesdroppers, which a recording cannot prove; if they are encrypted, set "
+            f"secure = {undeclared} in the check"
         )
         yield Deviation("secure", says)
 
@@ -312,7 +312,7 @@ def _closed(trace: Trace, expected: Expected, secure: Sequence[str]) -> Iterator
 
 @dataclass(frozen=True)
 class _Copy:
-    """A recorded message that carries a declared vector; part and row locate its payload."""
+    """A recorded message that contains a declared vector; part and row locate its payload."""
 
     key: Key
     part: int
@@ -321,15 +321,15 @@ class _Copy:
 
 
 def _copies(trace: Trace, expected: Expected) -> Iterator[Deviation]:
-    """Find a vector that is declared to go to several receivers, who got different copies."""
-    vectors: dict[Key, int] = {}  # message -> place of the declared message that it is a copy of
+    """Find a vector for several receivers that was sent in different copies."""
+    vectors: dict[Key, int] = {}  # message -> index of the declared message that it is a copy of
     boards: dict[Post, int] = {}
     for place, message in enumerate(expected.messages):
         if message.dst is None:
             boards[message.post] = place
         elif len(message.dst) > 1:
             vectors.update(dict.fromkeys(message.keys, place))
-    first: dict[tuple[int, int], _Copy] = {}  # round and place -> the copy that was met first
+    first: dict[tuple[int, int], _Copy] = {}  # round and index -> the first copy
     for part, sent in enumerate(trace.messages):
         for key, row in zip(_keys(sent), sent.row.tolist(), strict=True):
             round = key.round
@@ -345,21 +345,21 @@ def _copies(trace: Trace, expected: Expected) -> Iterator[Deviation]:
             same_payload = (other.part, other.row) == (part, row)
             if not same_payload and not torch.equal(other.payload, copy.payload):
                 says = (
-                    f"{other.key} and {key} hold different numbers, and the protocol sends one "
-                    "vector to both; record what each of them gets, "
-                    "and declare a protocol that sends it"
+                    f"{other.key} and {key} contain different numbers, but the protocol sends one "
+                    "vector to both; record what each receiver gets, "
+                    "or declare a protocol that sends different vectors"
                 )
                 yield Deviation("copies", says, (*other.key.nodes, *key.nodes))
                 return
 
 
 def _payloads(trace: Trace, expected: Expected) -> Iterator[Deviation]:
-    """Find numbers that are not finite, and numbers in a narrower format than the recording's."""
+    """Find numbers that are not finite, or that have a narrower format than the recording."""
     for messages in trace.messages:
         bad = (~torch.isfinite(messages.payload)).any(dim=1)
         if bool(bad.any()):
             count = f"{int(bad.sum())} of {len(bad)}"
-            says = f"{count} payloads hold NaN or infinity, which no attack can use"
+            says = f"{count} payloads contain NaN or infinity, which no attack can use"
             yield Deviation("values", says)
             return
     if expected.coarse:
@@ -373,9 +373,9 @@ def _payloads(trace: Trace, expected: Expected) -> Iterator[Deviation]:
         if bool((numbers.to(narrow).to(numbers.dtype) == numbers).all()):
             short = _dtype_name(narrow)
             says = (
-                f"all messages hold {short} numbers and are recorded as "
-                f"{_dtype_name(trace.dtype)}: what is heard is rounded more than declared; "
-                f"record with dtype=torch.{short} if they travel so"
+                f"all messages contain {short} numbers, but are recorded as "
+                f"{_dtype_name(trace.dtype)}: they are rounded more than declared; "
+                f"record with dtype=torch.{short} if they are sent in this format"
             )
             yield Deviation("values", says)
             return
@@ -387,6 +387,6 @@ def _dtype_name(dtype: torch.dtype) -> str:
 
 
 def _some(payload: Tensor) -> Tensor:
-    """Return numbers of some payloads, without multiples of 1/256, which every format holds."""
+    """Return numbers of some payloads without multiples of 1/256, which are exact in any format."""
     rows = payload[:: max(1, len(payload) // LOOKED)][:LOOKED, :PART].flatten()
     return rows[rows * 256 != (rows * 256).round()]

@@ -1,17 +1,18 @@
-"""Whether the recordings of a check are of the protocol that they declare.
+"""Whether the recordings of a check follow the protocol that they declare.
 
-This is the control of what the gate is shown.
+This is the control of the gate's input.
 
-Attacks and their controls look at what was recorded. If a program records something else than it
-sends, or nothing, no attack finds anything and every limit holds. So each recording is compared
-with two things that a mistaken program cannot bring along itself: the messages that its protocol
+Attacks and their controls examine what was recorded. If a program records something other than what
+it sends, or nothing, no attack finds anything and no limit is exceeded. Each recording is therefore
+compared with two things that an incorrect program cannot influence: the messages that its protocol
 declares (`expected`), and the gradients of its own truth.
 
-The second works because the truth holds every node's records: with its gradients the declared
-relations determine the noise of every message (`substitute`). It has to be of the declared size and
-law in every part, independent of all other noise (`draws`), and uncorrelated with the gradients
-(`fit`). If no noise is declared, the messages have to hold these gradients. None of this knows
-about attacks. If it holds, the recorded messages do carry the gradients of these records.
+The second comparison is possible because the truth contains every node's records: given their
+gradients, the declared relations determine the noise of every message (`substitute`). This noise
+must have the declared size and distribution in every part, must be independent of all other noise
+(`draws`), and must be uncorrelated with the gradients (`fit`). If no noise is declared, the
+messages must contain these gradients. None of this depends on attacks. If all tests pass, the
+recorded messages do carry the gradients of these records.
 """
 
 from __future__ import annotations
@@ -40,26 +41,26 @@ from leakaudit.lint.samples import Sample
 from leakaudit.results.model import RuleKind, RuleStatus
 from leakaudit.trace import Trace
 
-# Recordings of a check, its own among them, up to which more are made if fewer do not tell. A
+# Most recordings of a check, including its own, that are made if fewer are not conclusive. A
 # choice: four times the default number of seeds, which halves the standard error.
 MOST = 64
-# More recordings are made until coefficients that differ from 1 by `AWAY` lie `SURE` standard
-# errors away from it. A choice: half of the gradients, or none, are told from all of them then, and
-# chance alone moves the coefficient as far in 0.3 %.
+# More recordings are made until coefficients that differ from 1 by `AWAY` are `SURE` standard
+# errors away from 1. A choice: this distinguishes half of the gradients, or none, from all of them,
+# and pure chance shifts the coefficient as far with a probability of 0.3 %.
 AWAY = 0.5
 SURE = 3.0
-# Probability of a node's coefficient below which more recordings are made. A choice: a usual level,
-# shared by all nodes.
+# If the probability of a node's coefficient is below this, more recordings are made. A choice: a
+# common significance level, shared by all nodes.
 ODD = 0.05
-# Nodes whose noise is given to the lint, and columns of it: choices that keep its tests within
+# Number of nodes, and of columns, whose noise the lint tests: choices that limit its tests to
 # seconds.
 NODES = 8
 WIDTH = 4096
 # Probability of a false alarm of each test, over all seeds of a check: a thousandth of the gate's
 # default alpha.
 LEVEL = 1e-5
-# Of the way from the gradients of the truth to those of a guess; from there on they are nearer to
-# the guess.
+# Share of the way from the gradients of the truth to those of a guess; beyond it, messages are
+# closer to the guess.
 HALF = 0.5
 
 # The sentence of a rule begins with its title.
@@ -71,24 +72,24 @@ TITLES = {
     "rounds": "rounds are missing",
     "gaps": "messages were lost",
     "copies": "receivers got different vectors",
-    "announced": "the recording announces no end",
-    "samples": "another number of records",
-    "secure": "messages are encrypted",
-    "values": "numbers are not those that travel",
+    "announced": "the number of planned rounds is missing",
+    "samples": "a different number of records",
+    "secure": "messages are marked as encrypted",
+    "values": "recorded numbers differ from the transmitted ones",
     "truth": "the truth is incomplete",
-    "messages": "messages do not fit together",
-    "gradients": "other gradients than those of the truth",
+    "messages": "messages are inconsistent",
+    "gradients": "gradients differ from those of the truth",
     "noise": "more than the declared noise",
-    "seeds": "noise that repeats",
-    "process": "noise that starts anew with every process",
-    "along": "noise shared by numbers of a message",
+    "seeds": "noise repeats",
+    "process": "noise starts anew with every process",
+    "along": "numbers of a message share noise",
     **{f"P{number:02d}": name for number, (name, _) in NAMES.items()},
 }
 
 
 @dataclass(frozen=True)
 class _Complaint:
-    """A deviation with its outcome; its sentence has a title, and the seed that showed it."""
+    """A deviation with its outcome; its sentence includes a title and the seed that revealed it."""
 
     status: RuleStatus
     says: str
@@ -97,20 +98,20 @@ class _Complaint:
 
 @dataclass
 class Fidelity:
-    """What the recordings of one check showed: `look` at every one, then ask for the `rules`.
+    """Examines the recordings of a check: call `look` for every recording, then `rules`.
 
     Attributes:
-        check: whose recordings they are.
-        seeds: of the recordings that were looked at.
+        check: the check.
+        seeds: seeds of the recordings that were examined.
     """
 
     check: Check
     seeds: list[int] = field(default_factory=list)
-    _wrong: dict[str, _Complaint] = field(default_factory=dict)  # the first of each subject
+    _wrong: dict[str, _Complaint] = field(default_factory=dict)  # the first one per subject
     _skipped: str = ""  # why no values were compared
     _compared: bool = False
     _nodes: dict[int, Fit] = field(default_factory=dict)
-    _energy: float = 0.0  # sum of |rest|^2 over `_numbers`, of Gaussian noise
+    _energy: float = 0.0  # sum of |rest|^2 over `_numbers` numbers of Gaussian noise
     _numbers: int = 0
     _first: tuple[Noise, ...] = ()  # of the first recording
     _draws: Draws = field(default_factory=Draws)
@@ -137,20 +138,21 @@ class Fidelity:
             self._values(made)
 
     def look_again(self, made: Recorded) -> None:
-        """Compare a recording by another process, to find noise that starts anew in each process.
+        """Compare a recording from another process, to find noise that starts anew in each process.
 
         Args:
-            made: the recording. It may be of a seed that was looked at before, and then hold the
-                same noise.
+            made: the recording. Its seed may have been examined before; the recording may then
+                contain the same noise.
         """
         found = left(made, self._declared(made.trace).relations)
         self._add(Run(made.seed, process=1), made.trace, found.noise)
 
     def rules(self, linted: Collection[str] = ()) -> list[Rule]:
-        """Return one rule for each thing that is wrong, or one that says what was compared.
+        """Return one rule for each deviation, or a single one that states what was compared.
 
         Args:
-            linted: pitfalls that the lint of the first recording found; they are not told again.
+            linted: pitfalls that the lint of the first recording found; they are not reported
+                again.
         """
         if not self.seeds:
             return []
@@ -164,7 +166,7 @@ class Fidelity:
             ]
         says = "the messages are those that the protocol declares"
         if self._compared:
-            values = "hold the gradients of the truth up to the declared noise"
+            values = "contain the gradients of the truth up to the declared noise"
             says += f", and {values}{self._sharpness()}"
         elif self._skipped:
             says += f"; values were not compared: {self._skipped}"
@@ -182,7 +184,7 @@ class Fidelity:
 
     @property
     def fit(self) -> Fit:
-        """How the noise of all nodes goes along with the gradients."""
+        """How the noise of all nodes correlates with the gradients."""
         return Fit.total(self._nodes.values())
 
     def hides(self, trace: Trace) -> bool:
@@ -195,7 +197,7 @@ class Fidelity:
         return any(vector.kind == "noise" for vector in vectors)
 
     def undecided(self) -> bool:
-        """Return whether more recordings would tell gradients of the truth from others."""
+        """Return whether more recordings can distinguish gradients of the truth from others."""
         fit = self.fit
         count = len(self.seeds)
         if self._wrong or not fit.power or count >= MOST:
@@ -207,7 +209,7 @@ class Fidelity:
         return odd or abs(fit.shift) + SURE * fit.error > AWAY
 
     def _complain(self, one: Deviation, status: RuleStatus, seed: int | None = None) -> None:
-        """Keep the first complaint about a subject; seed: None if it took several recordings."""
+        """Keep the first complaint per subject; `seed` is None if several recordings show it."""
         says = one.says
         if one.about in TITLES:
             says = f"{TITLES[one.about]}: {says}"
@@ -216,7 +218,7 @@ class Fidelity:
         self._wrong.setdefault(one.about, _Complaint(status, says, one.nodes))
 
     def _declared(self, trace: Trace) -> Expected:
-        """Return what the protocol sends; kept for recordings that agree in all that matters."""
+        """Return what the protocol sends; cached for recordings with the same declaration."""
         if set(trace.public) - {"w0"}:
             return Expected.of(trace)  # a schedule, which may differ from seed to seed
         about = repr((trace.protocol, sorted(trace.params.items()), trace.graph, trace.rounds))
@@ -227,7 +229,7 @@ class Fidelity:
     # --- one recording ----------------------------------------------------------------------------
 
     def _untold(self, made: Recorded) -> Iterator[Deviation]:
-        """Yield what a recording and its truth leave out."""
+        """Yield what a recording and its truth lack."""
         trace = made.trace
         holders = self.check.nodes
         if holders is None:
@@ -236,7 +238,7 @@ class Fidelity:
         if untold:
             node = untold[0]
             says = (
-                f"the truth of node {node} was not given, so it was not attacked; "
+                f"the truth of node {node} is missing, so the node was not attacked; "
                 "call recorder.truth for every node with data"
             )
             yield Deviation("truth", says, (node,))
@@ -254,13 +256,13 @@ class Fidelity:
             return
         self._compared = True
         if found.broken:
-            says = f"the messages do not fit together as declared: {found.broken} does not hold"
+            says = f"the messages contradict the declared relations: {found.broken} does not hold"
             self._complain(Deviation("messages", says), RuleStatus.VOID, made.seed)
         elif found.missed > CLOSE * found.size:
             share = found.missed / max(found.size, 1e-300)
             says = (
-                f"what is recorded differs by {share:.1%} from the gradients of the truth, "
-                "and no noise is declared; check truth, labels, constants, model and what is sent"
+                f"the recorded messages differ by {share:.1%} from the gradients of the truth, and "
+                "no noise is declared; check the truth, labels, constants, model and messages"
             )
             self._complain(Deviation("gradients", says), RuleStatus.VOID, made.seed)
         for one in found.noise:
@@ -277,10 +279,10 @@ class Fidelity:
     # --- all recordings ---------------------------------------------------------------------------
 
     def _sum_up(self) -> None:
-        """Judge what only many rounds and recordings show together.
+        """Judge what only several rounds and recordings show together.
 
-        First comes what the values hold, then their noise. It ends with the first test that fails,
-        since others may well fail as a consequence.
+        The content of the values is tested first, then their noise. The first test that fails ends
+        the sequence, because others may fail as a consequence.
         """
         if self._wrong or not self._compared:
             return
@@ -299,52 +301,53 @@ class Fidelity:
                 return
 
     def _signal(self) -> Iterator[Deviation]:
-        """Test whether the rest goes along with the gradients.
+        """Test whether the rest correlates with the gradients.
 
         If it does, other gradients were sent, or a multiple of them.
         """
         fit = self.fit
-        # Half of the level is for all nodes together, and half for the nodes one by one.
+        # Half of the level is for all nodes together, and half for the individual nodes.
         if fit.chance < LEVEL / 2:
-            yield _multiple("what is recorded", fit)
+            yield _multiple("the recorded messages contain", fit)
             return
         for node, one in sorted(self._nodes.items()):
             if one.chance < LEVEL / (2 * len(self._nodes)):
-                yield _multiple(f"what node {node} sends", one, (node,))
+                yield _multiple(f"the messages of node {node} contain", one, (node,))
                 return
-        # If the messages are of other records, they are about as near to the gradients of a guess
-        # as to those of this truth, and the rest holds -1 times what the truth explains better.
+        # If the messages belong to other records, they are about as close to the gradients of a
+        # guess as to those of this truth, and the rest contains -1 times what the truth explains
+        # better.
         if not fit.margin or fit.beyond >= -HALF * fit.margin:
             return
         if norm.sf(-fit.beyond / math.sqrt(fit.margin)) < LEVEL:
             says = (
-                "the truth explains the messages no better than the mean of all other records "
-                "does: they are of other data"
+                "the truth does not explain the messages better than the mean of all other records "
+                "does: they belong to other data"
             )
             yield Deviation("gradients", says)
 
     def _excess(self) -> Iterator[Deviation]:
-        """Test whether more is left than the declared noise and gradients within `CLOSE`."""
+        """Test whether more remains than the declared noise and gradients within `CLOSE`."""
         excess = math.sqrt(self._energy) - CLOSE * math.sqrt(self.fit.power)
         if not self._numbers or excess <= 0:
             return
-        # The squares of standard normal numbers sum up to a chi-square of as many degrees of
-        # freedom.
+        # The sum of n squared standard normal numbers has a chi-square distribution with n degrees
+        # of freedom.
         if float(chi2.sf(excess**2, self._numbers)) < LEVEL:
             size = math.sqrt(self._energy / self._numbers)
             says = (
-                f"beside the gradients of the truth the messages hold {size:.3g} times "
-                "the declared noise: check truth, constants and what is sent"
+                f"besides the gradients of the truth, the messages contain {size:.3g} times "
+                "the declared noise: check the truth, constants and messages"
             )
             yield Deviation("noise", says)
 
     def _noise(self) -> Iterator[Deviation]:
-        """Test the noise: the size of all, the law of the first recording, then each part."""
+        """Test the noise: its total size, its distribution in the first recording, each part."""
         if self._numbers and float(chi2.cdf(self._energy, self._numbers)) < LEVEL:
             size = math.sqrt(self._energy / self._numbers)
             _, fix = NAMES[20]
             yield Deviation(
-                draws.QUIET, f"the messages hold {size:.3g} times the declared noise; {fix}"
+                draws.QUIET, f"the messages contain {size:.3g} times the declared noise; {fix}"
             )
             return
         found = list(noise.judged([_sample(one) for one in self._first[:NODES]]))
@@ -354,7 +357,7 @@ class Fidelity:
             yield from self._draws.wrong()
 
     def _sharpness(self) -> str:
-        """Say how well the gradients can be told from the noise."""
+        """Return the precision with which the gradients can be distinguished from the noise."""
         fit = self.fit
         if not fit.power:
             return ""
@@ -365,16 +368,16 @@ class Fidelity:
 
 
 def _multiple(who: str, fit: Fit, nodes: tuple[int, ...] = ()) -> Deviation:
-    """Say that messages hold another multiple of the gradients than declared."""
+    """Report that messages contain a different multiple of the gradients than declared."""
     says = (
-        f"{who} holds {1 + fit.shift:.2f} times the gradients of the truth, "
-        f"expected 1 (+- {fit.error:.2g}): check truth, labels, constants, clip and what is sent"
+        f"{who} {1 + fit.shift:.2f} times the gradients of the truth, expected 1 "
+        f"(+- {fit.error:.2g}): check the truth, labels, constants, clip and messages"
     )
     return Deviation("gradients", says, nodes)
 
 
 def _samples(made: Recorded) -> Iterator[Deviation]:
-    """Find a node with another number of records than declared, of which epsilon is."""
+    """Find a node whose number of records differs from the declared one, which epsilon assumes."""
     declared = made.trace.params.get("samples")
     if not isinstance(declared, int) or declared < 1:
         return
@@ -382,43 +385,43 @@ def _samples(made: Recorded) -> Iterator[Deviation]:
     for node, count in enumerate(counts):
         if count not in (0, declared):
             says = (
-                f"samples = {declared} is declared, and the truth holds {count} of node {node}; "
-                "declare what a node holds"
+                f"samples = {declared} is declared, but the truth contains {count} records of node "
+                f"{node}; declare the actual number of records per node"
             )
             yield Deviation("samples", says, (node,))
             return
 
 
 def _announced(trace: Trace) -> Iterator[Deviation]:
-    """Find a recording that does not hold how many rounds were planned.
+    """Find a recording that does not state how many rounds were planned.
 
-    The number shows whether some rounds were left out. A Recorder that checks writes it itself. The
-    engine of several processes writes it when it joins its logs, with the nodes that ended.
+    This number shows whether rounds are missing. A Recorder with checks enabled writes it itself.
+    The engine of several processes writes it when it merges its logs, with the nodes that ended.
     """
     said = trace.provenance
     if not (said.get("checked") is True or "ended" in said):
-        says = "it was made with check=False, or not by a Recorder; leave check out"
+        says = "it was made with check=False, or not by a Recorder; omit check=False"
         yield Deviation("announced", says)
     elif type(said.get("planned")) is not int:
         says = (
-            "it does not hold how many rounds were planned, so none would be missed; "
-            "give Recorder rounds=..."
+            "it does not state how many rounds were planned, so missing rounds would not be "
+            "noticed; pass rounds=... to Recorder"
         )
         yield Deviation("announced", says)
 
 
 def _without_values(made: Recorded) -> str:
-    """Say why no value could be compared with the truth."""
+    """Explain why no value could be compared with the truth."""
     batch = int(made.trace.number("batch"))
     if 0 < batch < int(made.truth.node.bincount().max()):
-        return "gradients are of mini-batches, which are drawn in secret"
+        return "gradients are of secret mini-batches"
     if made.trace.columns != (0, made.trace.layout.size):
         return "only some columns of the model are recorded"
-    return "the truth and what travels do not determine the private states"
+    return "the truth and the messages do not determine the private states"
 
 
 def _rounding(trace: Trace, noise: Sequence[Noise]) -> dict[int, float]:
-    """Return the roundoff of a message's numbers, in standard deviations of a node's noise."""
+    """Return the rounding error of messages, in standard deviations of each node's noise."""
     sizes = (float(m.payload.abs().max()) for m in trace.messages if m.payload.numel())
     largest = max(sizes, default=0.0)
     eps = torch.finfo(trace.dtype).eps

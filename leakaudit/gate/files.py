@@ -1,4 +1,4 @@
-"""A gate from its files and back: configuration, baseline, results.json."""
+"""The files of a gate: configuration, baseline, results.json."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from leakaudit.results.model import CheckRecord
 
 
 def configured(folder: Path) -> Gate:
-    """Read the gate of a folder, every key of its configuration checked.
+    """Read and validate the gate of a folder.
 
     Args:
-        folder: of the configuration.
+        folder: folder of the configuration.
 
     Raises:
-        LeakauditError: there is none, or something in it is wrong.
+        LeakauditError: there is no configuration, or it is invalid.
     """
     settings.resolve({}, folder, {})
     return load(folder)
@@ -33,7 +33,7 @@ def compared(gate: Gate) -> Baseline | None:
     """Return the baseline of a gate.
 
     Args:
-        gate: names the file.
+        gate: the gate, which names the file.
 
     Returns:
         None if the gate has no baseline, an empty one if the file does not exist.
@@ -50,11 +50,11 @@ def compared(gate: Gate) -> Baseline | None:
 
 
 def write(judged: Judged, folder: Path) -> CheckRecord:
-    """Write results.json, whole or not at all.
+    """Write results.json atomically.
 
     Args:
-        judged: a run of a gate.
-        folder: in which it is written.
+        judged: the results of a run.
+        folder: folder of the file.
 
     Returns:
         The record.
@@ -68,27 +68,27 @@ def write(judged: Judged, folder: Path) -> CheckRecord:
 
 
 def update(gate: Gate, options: Options, reason: str) -> tuple[Judged, Baseline, Baseline]:
-    """Run the gate and write what it measured to the baseline.
+    """Run the gate and write its measurements to the baseline.
 
     Args:
-        gate: names the file.
-        options: of the run.
-        reason: of the change, not empty.
+        gate: the gate, which names the file.
+        options: options of the run.
+        reason: reason of the change, not empty.
 
     Returns:
-        The run, and the baseline before and after.
+        The results of the run, and the baseline before and after.
 
     Raises:
-        LeakauditError: a control failed, the run was cut short, or no reason is given; the file
-            stays as it was.
+        LeakauditError: a control failed, the run was interrupted, or no reason is given; the file
+            is not changed.
     """
     path = gate.baseline_path
     if path is None:
         raise LeakauditError(
-            f"{gate.source}: gate: baseline is empty, so there is none to update; name a file"
+            f"{gate.source}: gate: baseline: expected the name of a file to update, got none"
         )
     if not reason.strip():
-        raise LeakauditError("a baseline changes for a reason: say it with --reason TEXT")
+        raise LeakauditError("changing a baseline requires a reason: use --reason TEXT")
     before = compared(gate) or Baseline()
     judged = judge.run(gate, options, None)
     after = judge.update(judged, before, reason)
@@ -97,10 +97,10 @@ def update(gate: Gate, options: Options, reason: str) -> tuple[Judged, Baseline,
 
 
 def from_results(path: Path) -> Baseline:
-    """Read what a run of a gate measured.
+    """Read the measurements of a run of a gate.
 
     Args:
-        path: of its results.json, or of another baseline.
+        path: its results.json, or another baseline.
 
     Raises:
         LeakauditError: the file is neither.
@@ -110,7 +110,7 @@ def from_results(path: Path) -> Baseline:
     made = model.of(record_file.read(path))
     if not isinstance(made, CheckRecord):
         expected = "expected the results.json of 'leakaudit check' or a baseline"
-        raise LeakauditError(f"{path}: {expected}, got one of '{model.kind_of(made)}'")
+        raise LeakauditError(f"{path}: {expected}, got results of '{model.kind_of(made)}'")
     cells = {}
     for cell in made.gate.cells:
         samples = {name: column.samples for name, column in cell.measures.items()}
@@ -120,7 +120,7 @@ def from_results(path: Path) -> Baseline:
 
 
 def _is_baseline(path: Path) -> bool:
-    """Return whether a file names a baseline's format, even if it is damaged."""
+    """Return whether a file names the format of a baseline, even if it is damaged."""
     if not path.is_file():
         return False
     return f'"{baseline.FORMAT}"' in path.read_text(errors="replace")
@@ -130,23 +130,23 @@ def starter(path: Path, text: str) -> None:
     """Write a new file.
 
     Args:
-        path: of the file.
-        text: that it holds.
+        path: the file.
+        text: its content.
 
     Raises:
-        LeakauditError: the file exists already.
+        LeakauditError: the file already exists.
     """
     if path.exists():
-        raise LeakauditError(f"{path} is there already; edit it, or move it away first")
+        raise LeakauditError(f"{path} already exists; edit it, or move it away first")
     with replacing(path) as file:
         file.write(text.encode())
 
 
 def schema(path: Path) -> None:
-    """Write the JSON schema of leakaudit.toml, by which editors complete and check it.
+    """Write the JSON schema of leakaudit.toml, which editors use for completion and validation.
 
     Args:
-        path: of the file, which is replaced: what stands in it is never edited.
+        path: the file; it is replaced, because users do not edit it.
     """
     with replacing(path) as file:
         file.write(SCHEMA.read_bytes())

@@ -1,9 +1,9 @@
-"""How much of the truth's gradients is in the messages: a coefficient with its standard error.
+"""How much of the truth's gradients the messages contain: a coefficient with its standard error.
 
-A message less the gradients of the truth is noise. If the messages hold c times these gradients
-instead, the rest holds c - 1 times them. Regressing the rest on the gradients gives c - 1, and
-since the noise has variance 1 in its own units, the regression's standard error is known: it needs
-no estimate of the noise.
+A message minus the gradients of the truth is noise. If the messages contain c times these gradients
+instead, the rest contains c - 1 times them. Regressing the rest on the gradients gives c - 1.
+Because the noise is scaled to variance 1, the standard error of the regression is known without
+estimating the noise.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from scipy.stats import norm
 
 from leakaudit.gate.substitute import Noise
 
-# Shifts of the coefficient up to this are none. A gradient that another framework computed in
-# float32 agrees to about 1e-5; a wrong constant moves the coefficient by as much as it is wrong,
-# such as a tenth if a step of 0.11 is declared as 0.1. Half of that lies far from both.
+# Shifts of the coefficient up to this are ignored. A gradient that another framework computed in
+# float32 agrees to about 1e-5; a wrong constant shifts the coefficient by its relative error, such
+# as a tenth if a step of 0.11 is declared as 0.1. Half of that is far from both.
 CLOSE = 0.05
 
 
 @dataclass
 class Fit:
-    """How the noise of a node, or of all nodes, goes along with the gradients.
+    """How the noise of a node, or of all nodes, correlates with the gradients.
 
     Attributes:
         along: sum of <rest, signal>, whose variance is `power` if the rest is noise.
@@ -51,10 +51,10 @@ class Fit:
 
     @classmethod
     def total(cls, some: Iterable[Fit]) -> Fit:
-        """Return the sum of several.
+        """Return the sum of several fits.
 
         Args:
-            some: of different nodes.
+            some: the fits of different nodes.
         """
         found = cls()
         for one in some:
@@ -76,7 +76,7 @@ class Fit:
 
     @property
     def chance(self) -> float:
-        """Probability that noise alone shifts the coefficient as far; 1 up to `CLOSE`."""
+        """Probability that pure noise shifts the coefficient as far; 1 for shifts up to `CLOSE`."""
         if not abs(self.shift) > CLOSE:
             return 1.0
         return 2 * float(norm.sf(abs(self.shift) / self.error))

@@ -1,4 +1,4 @@
-"""One run of a gate: record every program with every seed, attack, check the controls, judge."""
+"""A run of a gate: record every program with every seed, attack, check the controls, judge."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from leakaudit.gate.rule import CONTROLS, UNSOUND, Rule
 from leakaudit.gate.runs import Recorded, Runner, ready
 from leakaudit.progress import expired, remaining, step
 from leakaudit.results import provenance
-from leakaudit.results.findings import about
-from leakaudit.results.model import AcceptanceState, ExitCode, RuleKind, TraceSummary, fitted
+from leakaudit.results.findings import trained
+from leakaudit.results.model import AcceptanceState, ExitCode, RuleKind, TraceSummary
 
-# Seconds that further recordings of a check may take if its own seeds took less. A choice: a check
-# of a second or two may grow to this without anybody minding.
+# Seconds that further recordings of a check may take if its own seeds took less. A choice: this is
+# an acceptable time for a check that otherwise takes a second or two.
 SECONDS = 10.0
 
 View = tuple[str, str]  # name of a check, and an adversary in the words of the configuration
@@ -37,12 +37,13 @@ View = tuple[str, str]  # name of a check, and an adversary in the words of the 
 
 @dataclass(frozen=True)
 class Options:
-    """What one run of a gate may be asked for.
+    """Options of a run of a gate.
 
     Attributes:
-        seed: the first one.
-        strict: whether too few samples to tell are code 3.
-        today: against which acceptances expire; None for the current date in UTC.
+        seed: the first seed.
+        strict: whether too few samples lead to code 3.
+        today: the date with which the expiry of acceptances is compared; None for the current date
+            in UTC.
     """
 
     seed: int = 0
@@ -52,24 +53,24 @@ class Options:
 
 @dataclass
 class Judged:
-    """What a run of a gate gave.
+    """The results of a run of a gate.
 
     Attributes:
-        gate: what was checked.
-        options: of the run.
-        cells: that were attacked with at least one seed.
-        priced: epsilon in each view, if a budget asks for it.
-        rounds: check -> number of rounds that were priced.
+        gate: the gate that was run.
+        options: options of the run.
+        cells: cells that were attacked with at least one seed.
+        priced: epsilon in each view, if a budget limits it.
+        rounds: check -> number of rounds that its epsilon covers.
         rules: the outcomes.
         acceptances: id -> ``used``, ``unused`` or ``expired``.
         stale: cells of the baseline that are no longer measured.
         first: the first recording.
-        networks: check -> what was trained on which network, as the record holds it.
+        networks: check -> the training and the network, as stored in the record.
         complete: whether every seed was tried.
         interrupted: whether Ctrl-C ended the run.
         code: the exit code.
-        started: when the run began.
-        seconds: that it took.
+        started: time of the start.
+        seconds: duration.
     """
 
     gate: Gate
@@ -90,7 +91,7 @@ class Judged:
 
     @property
     def blocks(self) -> dict[str, Block]:
-        """Name of a cell -> what a baseline stores of it."""
+        """Name of a cell -> what a baseline stores about it."""
         return {
             cell.name: baseline.block(cell.check.name, cell.digest(), cell.seeds, cell.samples)
             for cell in self.cells
@@ -101,7 +102,7 @@ def validate(gate: Gate) -> None:
     """Check that everything that the configuration names exists, without running anything.
 
     Args:
-        gate: whose checks are validated.
+        gate: the gate.
 
     Raises:
         LeakauditError: an attack, one of its settings or an adversary does not exist.
@@ -112,26 +113,26 @@ def validate(gate: Gate) -> None:
             if attack != "auto":
                 registry.configure(registry.get("attacks", attack), settings)
             elif settings:
-                hint = "auto takes no settings; name the attack that they are for"
-                raise LeakauditError(f"check {check.name}: {hint}")
+                hint = "auto has no settings; put them under the name of an attack"
+                raise LeakauditError(f"check {check.name}: set.auto: {hint}")
         for who in check.adversaries:
             Adversary.parse(who)
 
 
 def run(gate: Gate, options: Options, base: Baseline | None) -> Judged:
-    """Run the gate; Ctrl-C ends it and keeps what was found.
+    """Run the gate; Ctrl-C ends it and keeps the results obtained so far.
 
     Args:
-        gate: what is checked.
-        options: of the run.
-        base: with which it is compared; None for budgets and controls only.
+        gate: the gate.
+        options: options of the run.
+        base: the baseline for comparison; None for budgets and controls only.
 
     Returns:
         All rules and the exit code.
 
     Raises:
         LeakauditError: the configuration or a recording cannot be used.
-        ProgramError: a program did not end with a recording.
+        ProgramError: a program did not complete a recording.
     """
     validate(gate)
     out = Judged(gate, options)
@@ -149,10 +150,10 @@ def run(gate: Gate, options: Options, base: Baseline | None) -> Judged:
 
 
 def _run(check: Check, out: Judged) -> None:
-    """Record one program with every seed and attack it, until the time is over.
+    """Record one program with every seed and attack it, until the time limit is reached.
 
-    A control that was cut short by the time is left out. The first seed of a gate is run whatever
-    the time, so that there is a record of what was tried.
+    A control that the time limit interrupted is omitted. The first seed of a gate is always run, so
+    that there is a record of what was tried.
     """
     cells = empty(check)
     shown = Fidelity(check)
@@ -185,7 +186,7 @@ def _run(check: Check, out: Judged) -> None:
 
 
 def _close(check: Check, cells: Sequence[Cell], shown: Fidelity, out: Judged) -> None:
-    """Keep what was found in a check, complete or not, and release its recordings."""
+    """Store the results of a check, complete or not, and release its recordings."""
     out.complete = out.complete and not expired()
     out.cells += [cell for cell in cells if cell.seeds]
     pitfalls = {
@@ -202,8 +203,8 @@ def _close(check: Check, cells: Sequence[Cell], shown: Fidelity, out: Judged) ->
 
 
 def _once(check: Check, cells: Sequence[Cell], made: Recorded, out: Judged, hidden: bool) -> None:
-    """Lint one recording and plant leaks like its own; hidden: whether it declares noise."""
-    out.networks[check.name] = fitted(about(made.trace), TraceSummary)
+    """Lint one recording and plant similar leaks; `hidden` states whether it declares noise."""
+    out.networks[check.name] = trained(made.trace)
     out.rules += linted.rules(check, made)
     for cell in cells:
         nodes = held(cell, made)
@@ -217,11 +218,12 @@ def _once(check: Check, cells: Sequence[Cell], made: Recorded, out: Judged, hidd
 
 
 def _again(shown: Fidelity, record: Runner, seeds: range) -> None:
-    """Run a seed in a process of its own, whose noise is compared with that of the seeds before.
+    """Run a seed in a new process, to compare its noise with that of the previous recordings.
 
-    It is the last seed, so that an honest program draws what it drew before. Noise that starts anew
-    with every process is that of the first seed then, with which that process began. A check of a
-    single seed has no other one, so the next seed is run, although the program may not support it.
+    The last seed is used: a correct program draws the same noise as before, whereas noise that
+    starts anew with every process equals that of the first seed, with which the first process
+    began. A check with a single seed has no such seed, so the next seed is run, although the
+    program may not support it.
     """
     if not shown.noisy or expired():
         return
@@ -245,17 +247,17 @@ def _is_own(check: Check, made: Recorded | None) -> bool:
 
 
 def _more(shown: Fidelity, record: Runner, seeds: range, seconds: float) -> None:
-    """Record more seeds while gradients of the truth cannot be told from others.
+    """Record more seeds while the gradients of the truth cannot be distinguished from others.
 
-    They are not attacked. A program need not have these seeds; if one of them fails, the others
-    tell as much as they do.
+    These recordings are not attacked. A program need not support these seeds; if one of them fails,
+    the previous recordings are used.
 
     Args:
-        shown: what the recordings showed so far.
+        shown: the results of the recordings so far.
         record: runs the program.
-        seeds: that were run.
-        seconds: that this may take. It takes at most half of what is left for the whole gate, so
-            that what was measured is not cut short.
+        seeds: the seeds that were run.
+        seconds: time limit. At most half of the remaining time of the gate is used, so that the
+            measurements are not interrupted.
     """
     until = time.monotonic() + min(seconds, remaining() / 2)
     for seed in range(seeds.stop, seeds.stop + MOST):
@@ -273,7 +275,7 @@ def _asks_for_epsilon(gate: Gate) -> bool:
 
 
 def _price(check: Check, made: Recorded, shown: Fidelity, out: Judged, own_code: bool) -> None:
-    """Compute epsilon of the declared protocol in every view; the worst node counts."""
+    """Compute epsilon of the declared protocol in every view, for the worst node."""
     rounds, views = price_views(check, made, shown, own_code=own_code, most=MOST)
     out.rounds[check.name] = rounds
     for who, priced in views.items():
@@ -281,11 +283,11 @@ def _price(check: Check, made: Recorded, shown: Fidelity, out: Judged, own_code:
 
 
 def conclude(out: Judged, base: Baseline | None) -> None:
-    """Turn what was measured into rules and an exit code.
+    """Derive rules and an exit code from the measurements.
 
     Args:
-        out: a run, which is completed.
-        base: with which it is compared; None for budgets and controls only.
+        out: the results of a run, which are completed in place.
+        base: the baseline for comparison; None for budgets and controls only.
     """
     gate = out.gate
     found = list(out.rules)
@@ -310,14 +312,14 @@ def _stale(gate: Gate, base: Baseline) -> list[str]:
 
 
 def sound(judged: Judged) -> None:
-    """Require a run that can become a baseline; any other could hide a leak.
+    """Check that a run can become a baseline; any other run could hide a leak.
 
     Args:
-        judged: a run of a gate.
+        judged: the results of a run.
 
     Raises:
-        LeakauditError: a control or the lint failed, nothing was measured, or the run is not
-            complete.
+        LeakauditError: a control or the lint failed, nothing was measured, or the run is
+            incomplete.
     """
     kinds = (*CONTROLS, RuleKind.LINT)
     for rule in judged.rules:
@@ -325,17 +327,17 @@ def sound(judged: Judged) -> None:
             raise LeakauditError(f"the baseline is not changed: {rule.cell}: {rule.says}")
     if not judged.complete:
         raise LeakauditError(
-            "the baseline is not changed: the run was cut short; give it more --max-seconds"
+            "the baseline is not changed: the run was interrupted; increase --max-seconds"
         )
 
 
 def update(judged: Judged, old: Baseline, reason: str) -> Baseline:
-    """Return the baseline with what was measured; cells of checks that were not run stay.
+    """Return the baseline updated with the measurements; cells of checks that were not run stay.
 
     Args:
-        judged: a run of a gate.
-        old: the baseline before.
-        reason: of the change, not empty.
+        judged: the results of a run.
+        old: the previous baseline.
+        reason: reason of the change, not empty.
 
     Raises:
         LeakauditError: as `sound`, or no reason is given.
@@ -348,7 +350,7 @@ def update(judged: Judged, old: Baseline, reason: str) -> Baseline:
 
 @contextmanager
 def _deterministic() -> Iterator[None]:
-    """Make torch choose algorithms that repeat, and restore its choice."""
+    """Make torch use deterministic algorithms inside the block, and restore its setting."""
     before = torch.get_deterministic_debug_mode()
     # use_deterministic_algorithms would import the compiler, which takes 1.2 s.
     torch.set_deterministic_debug_mode("warn")

@@ -9,7 +9,7 @@ from leakaudit.lint import Pitfall, lint
 from leakaudit.results.model import RuleKind, RuleStatus
 from leakaudit.verdict import Verdict
 
-# The pitfall of a known seed. A gate gives its program the seed, so every run would have it.
+# The pitfall of a known seed. A gate passes the seed to its program, so every run would have it.
 SEEDS = 19
 
 
@@ -17,19 +17,20 @@ def rules(check: Check, made: Recorded) -> list[Rule]:
     """Lint a recording and its truth.
 
     Args:
-        check: whose `lint` says which pitfalls fail.
+        check: the check; its `lint` decides which pitfalls fail.
         made: its first recording.
 
     Returns:
-        A rule for each pitfall that is refuted or unsupported; if there are none, one that says so.
+        A rule for each pitfall that is refuted or unsupported; if there are none, a single rule
+        that states this.
     """
     if check.lint == "off":
         return []
     cell = f"{check.name}/lint"
     found = [one for one in lint(made.trace, made.truth) if one.bad and one.number != SEEDS]
     if not found:
-        claims = f"nothing that the recording of seed {made.seed} declares or claims"
-        return [Rule(RuleKind.LINT, cell, "", RuleStatus.OK, f"{claims} is refuted by it")]
+        says = f"the recording of seed {made.seed} refutes none of its own declarations and claims"
+        return [Rule(RuleKind.LINT, cell, "", RuleStatus.OK, says)]
     rules = []
     for one in found:
         status = _status(one, check.lint)

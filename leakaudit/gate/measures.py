@@ -1,4 +1,4 @@
-"""What a gate counts: numbers that grow with what an attack obtained, one per seed."""
+"""The measures of a gate: numbers that grow with what an attack recovers, one per seed."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ if TYPE_CHECKING:
 
 VERSION = 1  # of the definitions below; a baseline of another version is not comparable
 AGGREGATES = ("worst", "p95", "mean")
-# Largest gain, in dB, so that an exact recovery has a finite mean with others. A choice: float64
-# resolves a relative error of 1e-16, which is 320 dB below 1, and float32 one of 6e-8, which is 144
-# dB.
+# Largest gain, in dB, so that the mean with an exact recovery is finite. A choice: float64 resolves
+# a relative error of 1e-16, which is 320 dB below 1, and float32 one of 6e-8, which is 144 dB.
 CAP = 200.0
 
 
@@ -26,9 +25,9 @@ class Measure:
     """A number of one run.
 
     Attributes:
-        unit: written after the value, "" for none.
-        share: whether it is a share of the records; else it is the worst record's value.
-        tolerance: growth over the baseline that is not counted.
+        unit: unit after the value, "" for none.
+        share: whether it is a share of the records; otherwise, it is the value of the worst record.
+        tolerance: growth over the baseline that is ignored.
         means: its definition.
     """
 
@@ -38,14 +37,14 @@ class Measure:
     means: str
 
 
-BETTER = "0 unless it is nearer than the mean of all other records, which anybody could guess"
-_GAIN = "20 log10 of how much nearer than that mean the best record was got, from 0 to 200"
+BETTER = "0 unless it is closer than a blind guess (the mean of all other records)"
+_GAIN = "20 log10 of how much closer the best record is than a blind guess, from 0 to 200"
 _IDENTIFIED = (
-    "share of the records whose reconstruction is nearer to them than to every other record"
+    "share of the records whose reconstruction is closer to them than to every other record"
 )
 
-# The tolerances are choices: differences that no reader of a report would call another outcome. 1
-# dB is an error that is smaller by a ninth; bit-identical recovery has no tolerance, because it
+# The tolerances are choices: differences that a reader of a report would consider insignificant.
+# 1 dB is an error that is smaller by a ninth; bit-identical recovery has no tolerance, because it
 # does not happen by chance.
 MEASURES = {
     "gain": Measure("dB", False, 1.0, _GAIN),
@@ -64,11 +63,11 @@ def values(guess: Score, found: Score | None) -> dict[str, list[float]]:
     """Return each measure of every record of a node.
 
     Args:
-        guess: score of the mean of all other records, which anybody could guess.
+        guess: score of a blind guess, the mean of all other records.
         found: score of the reconstruction; None if there is none.
 
     Returns:
-        Measure -> one value per record. Measures that this kind of data does not have are left out.
+        Measure -> one value per record. Measures that this kind of data does not have are omitted.
     """
     size = len(guess.matched)
     absent = {name for name in ("psnr", "ssim", "exact") if getattr(guess, name) is None}
@@ -92,7 +91,7 @@ def values(guess: Score, found: Score | None) -> dict[str, list[float]]:
 
 
 def _if_nearer(column: Sequence[float], gains: Sequence[float]) -> list[float]:
-    """Return values of at least 0, and 0 for records that are no nearer than a guess."""
+    """Return values of at least 0, and 0 for records that are not closer than a guess."""
     return [max(0.0, value) * (gain > 0) for value, gain in zip(column, gains, strict=True)]
 
 
@@ -106,10 +105,10 @@ def _gain(guess: float | None, found: float | None) -> float:
 
 
 def sample(name: str, records: Sequence[float]) -> float:
-    """Return the number of one run: the share of its records, or the worst of them.
+    """Return the number of one run: the share of its records, or the value of the worst one.
 
     Args:
-        name: of the measure.
+        name: name of the measure.
         records: its value for each record of the attacked nodes.
 
     Raises:
@@ -129,23 +128,23 @@ def aggregate(how: str, samples: Sequence[float]) -> float:
     Args:
         how: ``worst``, ``mean``, or ``p95``, the smallest sample that 95 % of all samples do not
             exceed.
-        samples: one per seed.
+        samples: one sample per seed.
     """
     ordered = sorted(samples)
     if how == "mean":
         return statistics.fmean(ordered)
     if how == "worst":
         return ordered[-1]
-    above = len(ordered) * 5 // 100  # samples that may exceed it
+    above = len(ordered) * 5 // 100  # number of samples that may exceed it
     return ordered[-above - 1]
 
 
 def text(name: str, value: float) -> str:
-    """Write a value with its unit.
+    """Return a value with its unit.
 
     Args:
-        name: of the measure; one that is not in `MEASURES` has no unit.
-        value: of the measure.
+        name: name of the measure; a name that is not in `MEASURES` has no unit.
+        value: value of the measure.
     """
     measure = MEASURES.get(name)
     if measure is None:

@@ -1,4 +1,4 @@
-"""What epsilon an adversary's view gives, as the budgets on it need it."""
+"""Epsilon of an adversary's view, in the form that budgets on epsilon need."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ class Epsilon:
     """Epsilon of one record.
 
     Attributes:
-        value: infinite if the view bounds nothing.
-        node: to which the record belongs; the worst of all nodes.
+        value: epsilon; infinite if the view has no bound.
+        node: the node that owns the record; the worst of all nodes.
     """
 
     value: float
@@ -20,11 +20,11 @@ class Epsilon:
 
 @dataclass(frozen=True)
 class Doubt:
-    """What epsilon may be instead, as far as the recordings can tell.
+    """A larger epsilon that the recordings cannot exclude.
 
     Attributes:
         value: the larger epsilon.
-        why: continues a sentence that ends in this value.
+        why: the reason; continues a sentence that ends with this value.
     """
 
     value: float
@@ -33,13 +33,13 @@ class Doubt:
 
 @dataclass(frozen=True)
 class Priced:
-    """One adversary's view of one check.
+    """One adversary's view in one check.
 
     Attributes:
-        epsilon: as declared; None if there is none.
-        why: why there is none, "" if that is not known.
-        node: to which `why` refers, if it names one.
-        doubt: None if the recordings hold what `epsilon` relies on.
+        epsilon: epsilon of the declared protocol; None if there is none.
+        why: the reason why there is none, "" if it is not known.
+        node: the node that `why` names, if any.
+        doubt: None if the recordings support `epsilon`.
     """
 
     epsilon: Epsilon | None = None

@@ -1,4 +1,4 @@
-"""Epsilon of the declared protocol in every view, and how far the recordings support it."""
+"""Epsilon of the declared protocol in every view, and whether the recordings support it."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from leakaudit.gate.fidelity import Fidelity
     from leakaudit.gate.runs import Recorded
 
-ROUNDING = 1e-6  # of a sensitivity that is written with six digits
-# Standard error of the gradients' coefficient from which on the recordings leave doubt. At 0.2 a
-# coefficient of 0, noise without any gradient, is five standard errors from the expected 1.
+ROUNDING = 1e-6  # relative rounding error of a sensitivity that is written with six digits
+# Standard error of the gradients' coefficient above which the recordings leave doubt. At 0.2, a
+# coefficient of 0 (noise without any gradient) is five standard errors below the expected 1.
 BLUNT = 0.2
-# Standard errors above the measured coefficient up to which epsilon is computed then. A choice: the
-# coefficient is larger with a probability of 0.1 %.
+# In case of doubt, epsilon is computed for a coefficient that exceeds the measured one by this
+# number of standard errors. A choice: the coefficient is larger with a probability of 0.1 %.
 LIMIT = 3.0
 
 
@@ -34,16 +34,16 @@ def price_views(
     """Compute epsilon of one record in the view of each adversary of a check.
 
     Args:
-        check: with its sensitivity, delta and smoothness.
+        check: the check, with its sensitivity, delta and smoothness.
         made: its first recording.
-        shown: what all its recordings showed.
-        own_code: whether the program is one of leakaudit's own victims, whose recordings need no
-            support.
-        most: recordings that a check may make at most.
+        shown: the results of examining all its recordings.
+        own_code: whether the program is one of leakaudit's own victims, whose recordings are not
+            in doubt.
+        most: largest number of recordings that a check may make.
 
     Returns:
-        The number of rounds that were priced, and a value for each adversary. An adversary is left
-        out if no node is to be attacked.
+        The number of rounds that epsilon covers, and a value for each adversary. An adversary is
+        omitted if it has no node to attack.
     """
     protocol = played(made.trace)
     clip: float = getattr(protocol.victim, "clip", 0.0)
@@ -94,17 +94,17 @@ def _doubt(
     shown: Fidelity,
     most: int,
 ) -> Doubt | None:
-    """Return what epsilon may be as far as the recordings tell; None if they support it.
+    """Return what epsilon may be according to the recordings; None if they support the declaration.
 
-    Noise so loud that even `most` recordings could not tell gradients from none is no reason for
-    doubt: nothing that a program can do would end it, and the rule about the recordings says how
-    little they told.
+    Noise that is so large that even `most` recordings could not detect the gradients is not a
+    reason for doubt: no program could remove that doubt, and the rule about the recordings states
+    how imprecise they are.
     """
     if protocol.turns is not None and not shown.compared:
         unordered = replace(protocol, ordered=False)
         why = (
-            "if records come in mini-batches in another order than declared, "
-            "which no recording shows"
+            "if the order of records in mini-batches differs from the declared one, "
+            "which a recording cannot show"
         )
         return Doubt(_largest(_prices(check, unordered, adversary, nodes, check.sensitivity)), why)
     fit = shown.fit
@@ -114,19 +114,19 @@ def _doubt(
         return None
     times = max(1.0, 1 + fit.shift + LIMIT * fit.error)
     why = (
-        f"if the messages hold {times:.2g} times the declared gradients, "
-        f"which the noise of {len(shown.seeds)} recordings hides; seeds = {needed} would tell"
+        f"if the messages contain {times:.2g} times the declared gradients, which "
+        f"{len(shown.seeds)} recordings cannot exclude because of noise; set seeds = {needed}"
     )
-    # Gradients that are so many times larger move as many times further with one record.
+    # If gradients are larger by this factor, one record changes them by as much more.
     larger = _prices(check, protocol, adversary, nodes, check.sensitivity * times)
     return Doubt(_largest(larger), why)
 
 
 def _too_small(check: Check, made: Recorded, clip: float) -> str:
-    """Say that the check's sensitivity is too small for the declared clip, and which is needed.
+    """Explain that the check's sensitivity is too small for the declared clip, and what is needed.
 
-    Returns "" if it is not. `declared.clipped` says how far one record for another moves a
-    gradient.
+    Returns "" if it is not too small. `declared.clipped` computes how much exchanging one record
+    changes a gradient.
     """
     if not clip > 0:
         return ""
@@ -137,7 +137,7 @@ def _too_small(check: Check, made: Recorded, clip: float) -> str:
     if check.sensitivity >= needed * (1 - ROUNDING):
         return ""
     parts = 2 * clip / needed
-    moves = f"one record for another moves a gradient by up to 2 * clip / {parts:g} = {needed:g}"
+    moves = f"exchanging one record changes a gradient by up to 2 * clip / {parts:g} = {needed:g}"
     return (
         f"sensitivity = {check.sensitivity:g}, but with clip = {clip:g} {moves}; "
         f"set sensitivity = {needed:g} in [check.{check.name}]"
@@ -145,12 +145,12 @@ def _too_small(check: Check, made: Recorded, clip: float) -> str:
 
 
 def _unpriced(missing: ViewBound, check: Check) -> str:
-    """Say why a node has no epsilon for records, and what to add."""
+    """Explain why a node has no epsilon per record, and what to add."""
     if missing.refused:
         return f"node {missing.node}: {missing.refused}"
     says = (
-        f"node {missing.node} has no epsilon for records, since what it sends "
-        "does not determine the models where gradients are taken"
+        f"node {missing.node} has no epsilon per record, because its messages "
+        "do not determine the models at which it evaluates gradients"
     )
     if check.smoothness is None:
         constant = "a Lipschitz constant of a node's gradients"

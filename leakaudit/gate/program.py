@@ -1,13 +1,13 @@
-"""The program under test, in a process of its own.
+"""The program under test, in a separate process.
 
-So each way in which it can end is known, and none of them is a verdict.
+This way, every way in which it can end is detected, and none of them is mistaken for a verdict.
 
-Other code of a user (a model's factory, a plugin) is rehearsed in such a process, or kept from
+Other user code (a model's factory, a plugin) is rehearsed in such a process, or prevented from
 ending this one.
 
-A run counts only if the function returns and leaves a finished recording. Anything else (an
-exception, sys.exit, os._exit, a signal, a time-out) is a `ProgramError`, which ends the gate with
-code 4. What the program prints goes to stderr.
+A run counts only if the function returns and leaves a complete recording. Anything else (an
+exception, sys.exit, os._exit, a signal, a timeout) is a `ProgramError`, which ends the gate with
+code 4. The program's output goes to stderr.
 """
 
 from __future__ import annotations
@@ -40,39 +40,39 @@ from leakaudit._util import forks
 from leakaudit.errors import LeakauditError, ProgramError, suggest
 from leakaudit.gate.config import Check, Function
 
-# Seconds between two looks at whether the process is alive, where its end does not announce itself.
-# A choice: short beside a time-out, long beside the look.
+# Seconds between checks of whether the process is alive, for cases in which its end is not
+# signalled. A choice: short compared with a timeout, long compared with the check.
 POLL = 0.5
 GRACE = 5.0  # seconds that a program has to clean up after its last run; a choice
-# Exit code of a rehearsal that came to its end: no signal, and no code that Python itself uses.
+# Exit code of a completed rehearsal: neither a signal nor a code that Python itself uses.
 ENDED = 77
 NOTHING = "nothing was judged"
 
 
 class Word(Enum):
-    """How something ended in the other process."""
+    """The outcome of an operation in the other process."""
 
     RETURNED = "returned"
-    REFUSED = "refused"  # by leakaudit itself
+    REFUSED = "refused"  # leakaudit itself raised an error
     FAILED = "failed"
 
 
 Order = tuple[int, str]  # a seed, and the path of its recording
-Answer = tuple[Word, str]  # how it ended, and why
+Answer = tuple[Word, str]  # outcome and reason
 if TYPE_CHECKING:
-    Parent = Connection[Order, Answer]  # the end of this process
-    Child = Connection[Answer, Order]  # the end of the program's process
+    Parent = Connection[Order, Answer]  # this process's end of the connection
+    Child = Connection[Answer, Order]  # the program's end of the connection
 
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a process works, taken over from its parent.
+    """The environment of a process, inherited from its parent.
 
     Attributes:
-        folder: of the configuration; modules are looked for there first.
+        folder: folder of the configuration; modules are searched there first.
         directory: the working directory.
-        environment: its variables.
-        threads: of the tensor library.
+        environment: the environment variables.
+        threads: number of threads of the tensor library.
     """
 
     folder: str
@@ -82,11 +82,11 @@ class _Place:
 
     @classmethod
     def here(cls, folder: Path) -> _Place:
-        """Return the place of this process."""
+        """Return the environment of this process."""
         return cls(str(folder.resolve()), os.getcwd(), dict(os.environ), torch.get_num_threads())
 
     def settle(self) -> None:
-        """Take over directory, environment and threads; what is printed goes to stderr."""
+        """Apply directory, environment and threads to this process; redirect stdout to stderr."""
         os.dup2(2, 1)  # a program's own output must not mix with a report on stdout
         os.environ.clear()
         os.environ.update(self.environment)
@@ -95,15 +95,15 @@ class _Place:
 
 
 class Program:
-    """The function of a check, in its own process, called with one seed after the other.
+    """The function of a check in its own process, called with one seed after another.
 
-    A function that is named, ``module:function``, is imported by a process that inherits nothing of
-    this one but torch. A function object, which only a test can give, runs in a fork of this
-    process.
+    A function that is given by name, ``module:function``, is imported by a process that inherits
+    only torch from this one. A function object, which only a test can provide, runs in a fork of
+    this process.
 
     Args:
-        check: names the function.
-        folder: of the configuration; modules are looked for there first.
+        check: the check, which names the function.
+        folder: folder of the configuration; modules are searched there first.
 
     Raises:
         LeakauditError: the function cannot be imported, or does not take a seed and a path.
@@ -122,7 +122,7 @@ class Program:
             fork = get_context("fork")
             self._ours, theirs = fork.Pipe()
             function = _checked(check.run, check.name)
-            # A fork holds a copy of our end, and would not notice when we close it.
+            # A fork inherits a copy of our end, and would not notice when we close it.
             work = partial(_serve_function, theirs, self._ours, function, place)
             self._process = fork.Process(target=work)
         self._process.start()
@@ -138,11 +138,11 @@ class Program:
         """Call the function, and wait until it returns.
 
         Args:
-            seed: of the run.
-            path: of its recording.
+            seed: seed of the run.
+            path: path of its recording.
 
         Raises:
-            LeakauditError: leakaudit refused something that the program did, such as a message of
+            LeakauditError: leakaudit rejected something that the program did, such as a message of
                 an unknown kind.
             ProgramError: the program did not return.
         """
@@ -154,7 +154,7 @@ class Program:
         self._close()
 
     def _answer(self, when: str) -> None:
-        """Wait for the process to tell how the last thing went."""
+        """Wait for the outcome of the last operation."""
         limit = time.monotonic() + self._check.timeout
         while not self._ours.poll():
             left = limit - time.monotonic()
@@ -188,19 +188,19 @@ class Program:
 
 
 def rehearse(work: Callable[[], object], what: str, check: Check, folder: Path) -> None:
-    """Do something that calls a user's code in a process of its own, before it is done in this one.
+    """Run an operation that calls user code in a separate process, before running it in this one.
 
-    Code that ends its process there, at once or at its exit, would end the gate.
+    Code that ends its process, immediately or at exit, would otherwise end the gate.
 
     Args:
-        work: what is done; its result is discarded.
-        what: a few words for it.
-        check: whose timeout holds.
-        folder: of the configuration; modules are looked for there first.
+        work: the operation; its result is discarded.
+        what: a short description of it.
+        check: the check whose timeout applies.
+        folder: folder of the configuration; modules are searched there first.
 
     Raises:
-        LeakauditError: leakaudit refused it.
-        ProgramError: it failed, or did not leave the process as it was.
+        LeakauditError: leakaudit rejected it.
+        ProgramError: it failed, or ended the process.
     """
     context = forks.context()
     ours, theirs = context.Pipe()
@@ -232,16 +232,16 @@ class _Ended(BaseException):
 
 @contextmanager
 def staying() -> Iterator[None]:
-    """Turn `os._exit` in this process, which nothing would notice, into an error.
+    """Convert a call of `os._exit` in this process, which would go unnoticed, to an error.
 
     Raises:
-        ProgramError: something called it.
+        ProgramError: `os._exit` was called.
     """
     end = os._exit
     own = os.getpid()
 
     def refuse(status: int) -> NoReturn:
-        if os.getpid() != own:  # a child of a fork, which ends like this
+        if os.getpid() != own:  # a forked child, which legitimately ends this way
             end(status)
         caller = sys._getframe(1)
         file = Path(caller.f_code.co_filename).name
@@ -262,14 +262,14 @@ def _failed(check: Check, says: str) -> ProgramError:
 
 
 def _died(code: int | None) -> str:
-    """Say how a process ended that did not answer."""
+    """Describe how a process that did not answer ended."""
     if code is not None and code < 0:
         return f"its process was killed by {signal.Signals(-code).name}"
     return f"its process ended with code {code}"
 
 
 def _end(process: BaseProcess, connection: Parent) -> None:
-    """Close the connection, upon which the process ends; one that does not is killed."""
+    """Close the connection, which makes the process end; kill it if it does not."""
     connection.close()
     process.join(GRACE)
     if process.is_alive():
@@ -281,9 +281,9 @@ def _end(process: BaseProcess, connection: Parent) -> None:
 
 
 def _serve_named(connection: Child, run: str, check: str, place: _Place) -> None:
-    """Import a function, then call it with every seed that comes, until the parent is gone."""
+    """Import a function, then call it with every seed received, until the parent has ended."""
     place.settle()
-    # A fork inherits numpy's global generator, which in a process of its own would start from the
+    # A fork inherits numpy's global generator, which in a new process would be initialised from the
     # system's entropy.
     np.random.seed()  # noqa: NPY002
     loaded: list[Function] = []
@@ -297,9 +297,9 @@ def _serve_named(connection: Child, run: str, check: str, place: _Place) -> None
 
 
 def _serve_function(connection: Child, parents: Parent, function: Function, place: _Place) -> None:
-    """Call a function object with every seed that comes."""
+    """Call a function object with every seed received."""
     parents.close()
-    # Threads of a pool do not survive a fork, and a parallel region would wait for them.
+    # The threads of a pool do not survive a fork, and a parallel region would wait for them.
     replace(place, threads=1).settle()
     connection.send((Word.RETURNED, ""))
     _serve(connection, function)
@@ -315,23 +315,23 @@ def _serve(connection: Child, function: Function) -> None:
 
 
 def _rehearse(connection: Child, work: Callable[[], object], place: _Place) -> None:
-    """Do the work as `_serve_named` would, then end as Python does, with the code `ENDED`."""
+    """Run the operation as `_serve_named` would, then exit as Python does, with code `ENDED`."""
     place.settle()
     sys.path.insert(0, place.folder)
     connection.send(_outcome(work))
-    atexit._run_exitfuncs()  # which children of multiprocessing leave out
+    atexit._run_exitfuncs()  # children of multiprocessing do not run them
     os._exit(ENDED)
 
 
 def _outcome(work: Callable[[], object]) -> Answer:
-    """Do something, and return how it ended, in a form that can travel."""
+    """Run an operation, and return its outcome in a form that can be sent to the parent."""
     try:
         work()
     except LeakauditError as error:
         return Word.REFUSED, str(error)
     except SystemExit as error:
         called = f"it called sys.exit({error.code!r}) {_where(error)}"
-        return Word.FAILED, f"{called}; return instead, and keep scripts under a main guard"
+        return Word.FAILED, f"{called}; return instead, and put scripts under a main guard"
     except Exception as error:
         said = " ".join(str(error).split())
         return Word.FAILED, f"{type(error).__name__} {_where(error)}: {said}"
@@ -344,7 +344,7 @@ def imported(run: str, check: str, folder: Path) -> Function:
     Args:
         run: the name; the function may be nested, ``module:object.method``.
         check: name of the check, for messages.
-        folder: in which modules are looked for first.
+        folder: folder in which modules are searched first.
 
     Raises:
         LeakauditError: there is no such module or function, or it does not take a seed and a path.
@@ -356,7 +356,7 @@ def imported(run: str, check: str, folder: Path) -> Function:
     try:
         found: object = importlib.import_module(module)
     except ModuleNotFoundError as error:
-        hint = f"it is looked for in {place}"
+        hint = f"modules are searched in {place} first"
         raise LeakauditError(
             f"check {check}: run: cannot import {module!r}: {error}; {hint}"
         ) from None
@@ -381,7 +381,7 @@ def _checked(function: object, check: str) -> Function:
 
 
 def _where(error: BaseException) -> str:
-    """Return the place in the program under test, also if a library that it called failed."""
+    """Return the place in the program under test, even if a library that it called failed."""
     frames = traceback.extract_tb(error.__traceback__)
     own = (
         frame
@@ -398,6 +398,6 @@ def _where(error: BaseException) -> str:
 
 
 def _library(file: str) -> bool:
-    """Return whether a file is of Python itself or of an installed package."""
+    """Return whether a file belongs to Python itself or to an installed package."""
     installed = {"site-packages", "dist-packages"} & set(Path(file).parts)
     return bool(installed) or file.startswith(sysconfig.get_path("stdlib"))

@@ -1,4 +1,4 @@
-"""A run of a gate as its record: results.json of kind ``check``."""
+"""The record of a run of a gate: results.json of kind ``check``."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from leakaudit.scoring import scoring
 from leakaudit.trace import Trace
 
 WORDS: dict[ExitCode, GateVerdict] = {0: "pass", 1: "leak", 3: "cannot tell"}
-# Outcomes from the worst to the best, as a reader sees them.
+# Outcomes from the most to the least severe, in the order in which a reader sees them.
 _ORDER = (
     *FOUND,
     *CANNOT_TELL,
@@ -110,20 +110,20 @@ def part(judged: Judged) -> GatePart:
 
 
 def ordered(rules: Sequence[Rule]) -> list[Rule]:
-    """Return rules, the worst first.
+    """Return rules sorted by severity, the most severe first.
 
     Args:
-        rules: in any order, which rules of one status keep.
+        rules: the rules; those with the same status keep their order.
     """
     rank = {status: place for place, status in enumerate(_ORDER)}
     return sorted(rules, key=lambda rule: rank[rule.status])
 
 
 def not_tried(gate: Gate) -> Iterator[NotTried]:
-    """Yield what the configuration leaves out: attacks, adversaries, nodes and gradients.
+    """Yield what the configuration omits: attacks, adversaries, nodes and gradients.
 
     Args:
-        gate: its checks.
+        gate: the gate.
     """
     used = {attack for check in gate.checks for attack in check.attacks}
     if "auto" not in used:
@@ -204,7 +204,7 @@ def _acceptance(acceptance: Acceptance) -> dict[str, object]:
 
 
 def _pitfalls(rules: Sequence[Rule]) -> dict[str, PitfallText]:
-    """Return the name and the fix of each pitfall that the lint or a recording shows."""
+    """Return the name and the fix of each pitfall that the lint or a recording revealed."""
     shown = {rule.measure for rule in rules if rule.kind in (RuleKind.LINT, RuleKind.RECORDING)}
     found = {}
     for code in sorted(shown & _CODES.keys()):
@@ -246,7 +246,7 @@ def _column(samples: Sequence[float]) -> SampleColumn:
 
 
 def _finite(one: NodeBest) -> NodeBest:
-    """Return a record's scores as JSON can hold them, None for one that is not finite."""
+    """Return a record's scores with None instead of values that are not finite."""
     psnr = one.psnr
     error = one.relative_error
     if psnr is not None:

@@ -1,4 +1,4 @@
-"""A rule: one outcome of a gate, as all its parts hand it on."""
+"""A rule: one outcome of a gate, in the form that all its parts exchange."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from leakaudit.results.model import RuleKind, RuleStatus
 
-# Kinds of rules that tell whether the others can be believed.
+# Kinds of rules that decide whether the others can be trusted.
 CONTROLS = (RuleKind.POSITIVE, RuleKind.NEGATIVE, RuleKind.RECORDING, RuleKind.ATTACKED)
-# Outcomes of a control for which nothing that was measured becomes a baseline.
+# Outcomes of a control for which a measurement must not become a baseline.
 UNSOUND = (RuleStatus.VOID, RuleStatus.CONTRADICTED)
 FOUND = (RuleStatus.OVER, RuleStatus.REGRESSION, RuleStatus.CONTRADICTED)
 CANNOT_TELL = (RuleStatus.VOID, RuleStatus.NOT_COMPARABLE)
@@ -21,16 +21,15 @@ class Rule:
     Attributes:
         kind: what it tests.
         cell: name of a cell, or ``check/lint`` or ``check/recording``.
-        measure: name of the measure; of a lint the pitfall's code, of a recording what it is about.
+        measure: name of the measure; for the lint the pitfall's code, for a recording its subject.
         status: the outcome.
-        says: the outcome in words, figures included.
-        value: that is compared.
-        limit: with which it is compared.
+        says: the outcome in words, including figures.
+        value: the value that is compared.
+        limit: the limit with which it is compared.
         p: adjusted p-value of a test.
         accepted: id of the acceptance that covers it.
-        nodes: numbers of the nodes that the gate itself names in `says`, for whoever renumbers
-            nodes. Text that comes from elsewhere (of the lint, of an attack, or of an error) may
-            name more.
+        nodes: numbers of the nodes that the gate itself names in `says`, needed to renumber nodes.
+            Text from other sources (the lint, an attack or an error) may name further nodes.
     """
 
     kind: RuleKind

@@ -1,4 +1,4 @@
-"""What was measured as rules: budgets, growth, controls, acceptances, and the exit code."""
+"""From measurements to rules: budgets, growth, controls, acceptances, and the exit code."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ from leakaudit.results.model import AcceptanceState, ExitCode, RuleKind, RuleSta
 from leakaudit.results.wording import reconstructed
 
 # Rounding to d significant digits moves a number by at most half a unit of its last digit, which is
-# 10^(1 - d) / 2 of its size. Growth up to this can be the rounding of the baseline alone.
+# 10^(1 - d) / 2 of its size. Growth up to this amount can result from rounding the baseline.
 _ROUNDED = 0.5 * 10.0 ** (1 - baseline.DIGITS)
-# The least growth that counts at all, whatever the numbers are. A choice, far below what a reader
-# would call growth: a thousandth of a percent of a share.
+# The smallest growth that counts, whatever the numbers are. A choice, far below what a reader would
+# call growth: a thousandth of a percent of a share.
 _LEAST = 1e-5
-_UPDATE = "'leakaudit baseline update --reason TEXT' measures it anew"
+_UPDATE = "measure it again with 'leakaudit baseline update --reason TEXT'"
 
 
 # --- sentences ------------------------------------------------------------------------------------
 
 
 def whom(cell: Cell) -> str:
-    """Return a sentence that says what leaked most, from whom and to whom.
+    """Return a sentence on the worst leak of a cell: what leaked, from which node and to whom.
 
     Args:
-        cell: after its runs were attacked.
+        cell: a cell whose runs were attacked.
     """
     return reconstructed(cell.worst, str(cell.adversary), cell.attack)
 
 
 def _named(cell: Cell) -> tuple[int, ...]:
-    """Return the nodes that `whom` names: the adversary's own, and the record's."""
+    """Return the nodes that `whom` names: the adversary's own, and the owner of the record."""
     own = set(cell.adversary.corrupt)
     if cell.worst is not None:
         own.add(cell.worst.node)
@@ -52,11 +52,11 @@ def _named(cell: Cell) -> tuple[int, ...]:
 
 
 def budgets(cell: Cell, budgets: Sequence[Budget], priced: Priced | None = None) -> list[Rule]:
-    """Judge the budgets that fit a cell; the last one that fits holds for its measure.
+    """Judge the budgets that match a cell; for each measure, the last matching budget applies.
 
     Args:
-        cell: after its runs were attacked.
-        budgets: all of the gate.
+        cell: a cell whose runs were attacked.
+        budgets: all budgets of the gate.
         priced: epsilon of one record in this adversary's view; None if none was computed.
 
     Returns:
@@ -77,7 +77,7 @@ def budgets(cell: Cell, budgets: Sequence[Budget], priced: Priced | None = None)
 def _measure_budget(cell: Cell, budget: Budget) -> Rule:
     samples = cell.samples.get(budget.measure)
     if not samples:
-        return _unjudged(cell, budget, "it is not measured on this data")
+        return _unjudged(cell, budget, "this data does not have the measure")
     value = measures.aggregate(budget.aggregate, samples)
     says = f"{budget.aggregate} {budget.measure} {_limits(budget, value)}"
     nodes: tuple[int, ...] = ()
@@ -88,10 +88,10 @@ def _measure_budget(cell: Cell, budget: Budget) -> Rule:
 
 
 def _epsilon_budget(cell: Cell, budget: Budget, priced: Priced) -> Rule:
-    """Judge epsilon; if only the doubt about it is over the budget, the budget cannot be judged."""
+    """Judge epsilon; if only its doubtful value exceeds the budget, the budget cannot be judged."""
     if priced.epsilon is None:
         named = () if priced.node is None else (priced.node,)
-        return _unjudged(cell, budget, priced.why or "the protocol's view gives none", named)
+        return _unjudged(cell, budget, priced.why or "the view has no epsilon", named)
     value = priced.epsilon.value
     doubt = priced.doubt
     if doubt is not None and value <= budget.most < doubt.value:
@@ -102,7 +102,7 @@ def _epsilon_budget(cell: Cell, budget: Budget, priced: Priced) -> Rule:
     nodes: tuple[int, ...] = ()
     if value > budget.most:
         node = priced.epsilon.node
-        says = f"{says}: so much may {cell.adversary} tell of the data of node {node}"
+        says = f"{says}: view bound of {cell.adversary} for the data of node {node}"
         nodes = tuple(sorted({node, *cell.adversary.corrupt}))
     says = f"{says} (sensitivity {cell.check.sensitivity:g})"
     return _budget_rule(cell, budget, _level(budget, value), says, value, nodes)
@@ -151,15 +151,15 @@ def _budget_rule(
 
 @dataclass(frozen=True)
 class _Comparison:
-    """A measure of a cell beside its samples in the baseline.
+    """A measure of a cell and its samples in the baseline.
 
     Attributes:
-        cell: that is compared.
+        cell: the cell that is compared.
         measure: its name.
         new: samples of this run.
         old: samples of the baseline.
-        paired: whether they are of the same seeds, in the same order.
-        tolerance: growth that the configuration does not count.
+        paired: whether both have the same seeds, in the same order.
+        tolerance: growth that the configuration ignores.
     """
 
     cell: Cell
@@ -171,13 +171,13 @@ class _Comparison:
 
     @property
     def ignored(self) -> float:
-        """Growth that is not counted: the tolerance, and what rounding the baseline may show."""
+        """Growth that is ignored: the tolerance, and what rounding of the baseline can cause."""
         rounding = _ROUNDED * max(map(abs, self.old))
         return self.tolerance + max(rounding, _LEAST)
 
     @classmethod
     def of(cls, cell: Cell, measure: str, block: Block, gate: Gate) -> _Comparison:
-        """Pair the samples of seeds that both sides have; compare all samples if none are."""
+        """Pair the samples of common seeds; compare all samples if no seeds are common."""
         new = dict(zip(cell.seeds, cell.samples[measure], strict=True))
         old = dict(zip(block.seeds, block.samples[measure], strict=True))
         both = [seed for seed in new if seed in old]
@@ -194,7 +194,7 @@ class _Comparison:
         return test(self.new, self.old, self.ignored)
 
     def rule(self, p: float, count: int, gate: Gate) -> Rule:
-        """Judge it. p: adjusted for all comparisons; count: how many these are."""
+        """Judge it, with `p` adjusted for all `count` comparisons."""
         now = fmean(self.new)
         was = fmean(self.old)
         grown = now - was > self.ignored
@@ -224,25 +224,25 @@ class _Comparison:
         before = measures.text(self.measure, was)
         after = measures.text(self.measure, now)
         tolerance = measures.text(self.measure, self.tolerance)
-        how = f"{len(self.new)} new seeds against {len(self.old)}"
+        how = f"{len(self.new)} new and {len(self.old)} old seeds"
         if self.paired:
             how = f"{len(self.new)} paired seeds"
         return f"{self.measure} {before} -> {after} (tolerance {tolerance}, p = {p:.2g}, {how})"
 
     def _needs(self, count: int, alpha: float) -> str:
-        """Say whether more seeds are needed before any growth could be told."""
+        """Return how many seeds are needed to detect growth."""
         least = compare.least(len(self.new), len(self.old), self.paired)
         if least * count <= alpha:
-            return "more seeds would tell"
+            return "use more seeds to decide"
         seeds = compare.seeds_for(alpha, count)
-        return f"{count} comparisons at alpha {alpha:g} need seeds >= {seeds}"
+        return f"{count} comparisons at alpha {alpha:g} require seeds >= {seeds}"
 
 
 def growth(cells: Sequence[Cell], base: Baseline, gate: Gate) -> list[Rule]:
     """Compare every cell with the baseline; all comparisons share alpha.
 
     Args:
-        cells: after their runs were attacked.
+        cells: cells whose runs were attacked.
         base: the baseline.
         gate: its measures, tolerances and alpha.
 
@@ -258,7 +258,7 @@ def growth(cells: Sequence[Cell], base: Baseline, gate: Gate) -> list[Rule]:
             out.append(_not_comparable(cell, "", says))
             continue
         if block.digest != cell.digest():
-            why = "was measured in another way (attack, settings, adversary or nodes)"
+            why = "was measured differently (attack, settings, adversary or nodes)"
             out.append(_not_comparable(cell, "", f"{cell.name} {why}; {_UPDATE}"))
             continue
         for name in gate.compare:
@@ -286,8 +286,8 @@ def controls(cell: Cell, found: Iterable[Control]) -> list[Rule]:
     """Return the rules of a cell's controls.
 
     Args:
-        cell: that was controlled.
-        found: the outcomes.
+        cell: the cell.
+        found: the outcomes of its controls.
     """
     told = {True: RuleStatus.OK, False: RuleStatus.VOID, None: RuleStatus.UNTESTED}
     return [Rule(one.kind, cell.name, one.about, told[one.ok], one.says) for one in found]
@@ -296,11 +296,12 @@ def controls(cell: Cell, found: Iterable[Control]) -> list[Rule]:
 def attacked(cells: Iterable[Cell]) -> list[Rule]:
     """Return a rule for every cell in which nothing was attacked.
 
-    It stayed within every limit only because nobody looked. A cell is excused if the check expects
-    that the protocol determines nothing for its adversary; it then counts neither for nor against.
+    Such a cell stays within every limit only because nothing was examined. It is excused if the
+    check expects that the protocol determines nothing for its adversary; it then does not affect
+    the result.
 
     Args:
-        cells: after their runs were attacked.
+        cells: cells whose runs were completed.
     """
     return [_unattacked(cell) for cell in cells if cell.seeds and not cell.tried]
 
@@ -314,11 +315,11 @@ def _unattacked(cell: Cell) -> Rule:
         nodes = (node,)
     if cell.who in cell.check.undetermined:
         status = RuleStatus.UNTESTED
-        says = f"{says}; as the check expects of {cell.who}"
+        says = f"{says}; the check expects this for {cell.who}"
     else:
         status = RuleStatus.VOID
         setting = f'undetermined = ["{cell.who}"] in [check.{cell.check.name}]'
-        says = f"{says}; if the protocol promises that, say {setting}"
+        says = f"{says}; if the protocol guarantees this, set {setting}"
     nodes = tuple(sorted({*nodes, *cell.adversary.corrupt}))
     return Rule(RuleKind.ATTACKED, cell.name, "", status, says, nodes=nodes)
 
@@ -329,12 +330,12 @@ def _unattacked(cell: Cell) -> Rule:
 def accept(
     rules: Sequence[Rule], accepted: Sequence[Acceptance], today: date
 ) -> tuple[list[Rule], dict[str, AcceptanceState]]:
-    """Apply acceptances to what was found.
+    """Apply acceptances to findings.
 
     Args:
-        rules: all of the gate.
+        rules: all rules of the gate.
         accepted: all acceptances.
-        today: against which they expire.
+        today: the date with which their expiry is compared.
 
     Returns:
         The rules, and id -> ``used``, ``unused`` or ``expired`` for each acceptance.
@@ -377,12 +378,13 @@ def code(rules: Sequence[Rule], complete: bool, strict: bool) -> ExitCode:
     """Return the exit code of a gate.
 
     Args:
-        rules: after acceptances were applied.
+        rules: the rules after acceptances were applied.
         complete: whether every seed was tried.
-        strict: whether too few samples to tell are code 3.
+        strict: whether too few samples lead to code 3.
 
     Returns:
-        1 if something was found in a cell whose controls hold, 3 if the gate cannot tell, else 0.
+        1 if something was found in a cell whose controls passed, 3 if the gate is inconclusive,
+        otherwise 0.
     """
     distrusted = set(_distrusted(rules))
     if any(rule.status in FOUND and rule.cell not in distrusted for rule in rules):
@@ -397,7 +399,7 @@ def code(rules: Sequence[Rule], complete: bool, strict: bool) -> ExitCode:
 def _distrusted(rules: Sequence[Rule]) -> Iterator[str]:
     """Yield the cells whose attack or scores failed a control.
 
-    An attack that is too weak for planted batches is still believed if it finds something.
+    The findings of an attack that is too weak for planted batches are still trusted.
     """
     for rule in rules:
         control = rule.kind in (RuleKind.POSITIVE, RuleKind.NEGATIVE) and rule.measure != BATCH

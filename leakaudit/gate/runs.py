@@ -1,4 +1,4 @@
-"""One run of the program under test: a trace and its truth, for a seed."""
+"""A run of the program under test: a trace and its truth, for one seed."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from leakaudit.tasks.task import Task
 from leakaudit.trace import TaskSpec, Trace, Truth
 from leakaudit.traces import trace_file
 
-# By how much a recording may be older than the call that made it: its time is cut to whole seconds,
-# and a second more allows for a clock that was set back.
+# By how much a recording may be older than the call that made it: its time is truncated to whole
+# seconds, and another second allows for adjustments of the clock.
 SLACK = timedelta(seconds=2)
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """What one seed gave.
+    """The results of one seed.
 
     Attributes:
-        seed: with which the program was called.
+        seed: the seed with which the program was called.
         trace: the recording.
-        truth: of the same run.
-        task: what was trained.
-        guesses: node -> score of a guess without any leak; filled by `guess`.
+        truth: truth of the same run.
+        task: the training task.
+        guesses: node -> score of a blind guess; filled by `guess`.
     """
 
     seed: int
@@ -49,10 +49,10 @@ class Recorded:
     guesses: dict[int, Score] = field(default_factory=dict)
 
     def guess(self, node: int) -> Score:
-        """Score what anybody would guess of a node's records: the mean of all others.
+        """Score a blind guess of a node's records: the mean of all other records.
 
         Args:
-            node: that holds data.
+            node: a node that holds data.
         """
         if node not in self.guesses:
             mean = scoring.blind_guess(self.truth, node)
@@ -64,35 +64,35 @@ class Recorded:
 
 
 class Runner(Protocol):
-    """Runs what a check names with one seed after the other; `close` it after the last."""
+    """Runs the program of a check with one seed after another; call `close` after the last one."""
 
     def __call__(self, seed: int) -> Recorded:
         """Return the recording of a seed.
 
         Args:
-            seed: with which the program is called.
+            seed: the seed with which the program is called.
         """
 
     def anew(self, seed: int) -> Recorded | None:
         """Return the recording of a seed by a process in which nothing was run before.
 
         Args:
-            seed: with which the program is called.
+            seed: the seed with which the program is called.
 
         Returns:
-            None if there is no such process.
+            The recording; None if there is no such process.
         """
 
     def close(self) -> None:
-        """End what was started for it."""
+        """Release the resources of the runner."""
 
 
 def ready(check: Check, folder: Path) -> Runner:
-    """Return what runs a check's program with a seed.
+    """Return the runner of a check's program.
 
     Args:
-        check: names a function or a scenario.
-        folder: of the configuration.
+        check: the check, which names a function or a scenario.
+        folder: folder of the configuration.
 
     Raises:
         LeakauditError: the function or the scenario does not exist, or cannot be used.
@@ -108,13 +108,13 @@ def ready(check: Check, folder: Path) -> Runner:
 
 
 def _is_factory(model: str) -> bool:
-    """Return whether a model is built by a function of the user's, ``module:function``."""
+    """Return whether a model is built by a user's function, ``module:function``."""
     return ":" in model
 
 
 @dataclass(frozen=True)
 class _Scenario:
-    """Records a scenario in this process; its program is leakaudit's own victim."""
+    """Records a scenario in this process; its program is one of leakaudit's own victims."""
 
     scenario: Scenario
     folder: Path
@@ -125,11 +125,11 @@ class _Scenario:
         return Recorded(seed, done.trace, done.truth_record, planned.task)
 
     def planned(self, seed: int) -> Plan:
-        """Return the scenario made ready with a seed."""
+        """Return the scenario prepared with a seed."""
         return plan(replace(self.scenario, seed=seed), data_root=self.folder / "data", trusted=True)
 
     def anew(self, seed: int) -> None:
-        """Return nothing: a victim takes all its noise from a generator that is given the seed."""
+        """Return None: a victim draws all its noise from a generator initialised with the seed."""
 
     def close(self) -> None:
         """Do nothing: no process was started."""
@@ -143,7 +143,7 @@ def _read(check: Check, folder: Path) -> Scenario:
 
 
 class _Function:
-    """Runs a check's function, in its own process, and verifies what it recorded."""
+    """Runs a check's function in its own process, and verifies its recording."""
 
     def __init__(self, check: Check, folder: Path) -> None:
         self._check = check
@@ -156,14 +156,14 @@ class _Function:
         """Return the recording of a seed.
 
         Raises:
-            ProgramError: it does not exist, is not finished, or is of another call.
+            ProgramError: it does not exist, is incomplete, or is from another call.
         """
         return self._recorded(self._program, seed, self._seen)
 
     def anew(self, seed: int) -> Recorded | None:
         """Return the recording of a seed by another process.
 
-        None for a function object, whose module no process imports anew.
+        None for a function object, because no process imports its module again.
         """
         if not isinstance(self._check.run, str):
             return None
@@ -174,7 +174,7 @@ class _Function:
             program.close()
 
     def _recorded(self, program: Program, seed: int, seen: dict[str, int]) -> Recorded:
-        """Call the program. seen: id -> seed of the recordings that its process made before."""
+        """Call the program; `seen` maps the ids of earlier recordings of its process to seeds."""
         with tempfile.TemporaryDirectory(prefix="leakaudit-") as folder:
             path = Path(folder) / "trace.pt"
             began = datetime.now(UTC)
@@ -186,7 +186,7 @@ class _Function:
             return Recorded(seed, trace, truth, self._task(trace))
 
     def _load(self, path: Path) -> tuple[Trace, Truth]:
-        """Read what a call wrote."""
+        """Read the files that a call wrote."""
         if not path.exists():
             raise self._error("run wrote no trace; record with leakaudit.Recorder(path, …)")
         truth_path = trace_file.truth_path(path)
@@ -198,13 +198,13 @@ class _Function:
         truth = trace_file.load_truth(truth_path)
         if not trace.complete:
             raise self._error(
-                "run returned without closing its recorder, so the recording is cut short; "
-                "use it in a with block"
+                "run returned without closing its recorder, so the recording is incomplete; "
+                "use the recorder in a with block"
             )
         return trace, truth
 
     def _task(self, trace: Trace) -> Task:
-        """Build what was trained; a user's model is built in another process first."""
+        """Build the training task; a user's model is first built in another process."""
         build = partial(Task.build, trace.task, trusted=True)
         model = trace.task.model
         if _is_factory(model) and trace.task not in self._rehearsed:
@@ -222,10 +222,10 @@ class _Function:
     def _require_fresh(
         self, trace: Trace, seed: int, began: datetime, seen: dict[str, int]
     ) -> None:
-        """Reject a recording of another call: it shows an earlier program."""
+        """Reject a recording from another call, because it shows an earlier program."""
         if trace.id in seen:
             raise self._error(
-                f"seeds {seen[trace.id]} and {seed} left recordings of one id; "
+                f"the recordings of seeds {seen[trace.id]} and {seed} have the same id; "
                 "record every call anew, without id="
             )
         seen[trace.id] = seed
@@ -234,14 +234,14 @@ class _Function:
             early = created < began - SLACK
         except (TypeError, ValueError):
             raise self._error(
-                "the recording does not hold when it was made; "
+                "the recording does not state when it was made; "
                 "record with leakaudit.Recorder(path, …)"
             ) from None
         if early:
             raise self._error(
                 f"the recording was made at {created.isoformat()}, "
                 f"before run was called with seed {seed}; "
-                "record every call anew, and keep no copies"
+                "record every call anew, without reusing files"
             )
 
     def _error(self, says: str) -> ProgramError:
@@ -250,7 +250,7 @@ class _Function:
 
 @contextmanager
 def _importing(folder: Path) -> Iterator[None]:
-    """Let a model's factory be imported from the configuration's folder."""
+    """Make a model's factory importable from the configuration's folder."""
     place = str(folder.resolve())
     sys.path.insert(0, place)
     try:
@@ -260,10 +260,10 @@ def _importing(folder: Path) -> Iterator[None]:
 
 
 def values(check: Check) -> Mapping[str, object]:
-    """Return what a record holds of the program under test.
+    """Return the description of the program under test for a record.
 
     Args:
-        check: names a function or a scenario.
+        check: the check, which names a function or a scenario.
     """
     if isinstance(check.scenario, str):
         if check.scenario:

@@ -1,17 +1,17 @@
-"""A recording with the gradients of its own truth put into the declared relations.
+"""Substitution of the gradients of a recording's own truth into the declared relations.
 
-What is left over is noise, or wrong.
+The remainder must be the declared noise.
 
 The declaration relates messages, private states, gradients and noise. Messages are recorded, and
-the truth gives the gradient at every model that is known. So the relations are visited in their
-order, as one would solve them by hand: a relation with one unknown vector gives that vector, and
-one without any has to hold. Noise that was added to a message comes out as the difference from what
-was to be sent without it.
+the truth yields the gradient at every known model. The relations are therefore solved one after
+another, as by hand: a relation with one unknown vector determines that vector, and a relation
+without unknown vectors must hold. The noise of a message results as the difference from what would
+have been sent without noise.
 
-The same is done again without gradients. The difference is the part of a value that the gradients
-explain. It tells with what a deviation has to be compared: a message may agree with its declaration
-to four digits and hold nothing of the data. And it is done with the gradients of the mean of all
-other records, which anybody could guess: the truth has to explain the messages better than that.
+The same is repeated without gradients. The difference is the part of a value that the gradients
+explain, which is the scale for deviations: a message may agree with its declaration to four digits
+and contain nothing about the data. It is also repeated with the gradients of a blind guess (the
+mean of all other records): the truth must explain the messages better than such a guess.
 """
 
 from __future__ import annotations
@@ -36,14 +36,15 @@ from leakaudit.scoring import scoring
 Floats = NDArray[np.float64]
 Gradient = Callable[[Vector, Tensor], Tensor | None]
 
-# Numbers of all vectors together that are held at once: 256 MiB of float64. Of a larger run the
-# first rounds are looked at.
+# Most numbers of all vectors together that are kept in memory: 256 MiB of float64. Of a larger run,
+# only the first rounds are examined.
 NUMBERS = 1 << 25
-# Rounding errors by which a relation may miss, in units of its largest term. Private states carry
-# the errors of all rounds before: the same allowance as in `leakaudit.protocols.declared`.
+# Allowed error of a relation, in rounding errors of its largest term. Private states accumulate the
+# errors of all previous rounds: the same allowance as in `leakaudit.protocols.declared`.
 ROUNDED = 2000.0
-# Standard deviations of a channel's own declared error, in every number at once. A single number
-# exceeds 4 with a probability of 6e-5, the root mean square of several far less often.
+# Allowed error due to a channel's declared error, in standard deviations, in every number at once.
+# A single number exceeds 4 with a probability of 6e-5, the root mean square of several far less
+# often.
 CHANNEL = 4.0
 
 
@@ -52,13 +53,14 @@ class Noise:
     """The draws of one node's noise, each divided by its declared standard deviation.
 
     Attributes:
-        node: that adds the noise.
+        node: the node that adds the noise.
         labels: names of the draws.
-        rounds: (k,) of the draws.
+        rounds: (k,) rounds of the draws.
         rest: (k, c) the draws, if the gradients are those of the truth.
-        signal: (k, c) what the gradients give in their place, in the same units.
-        better: (k, c) what they give beyond the gradients of a guess, in the same units.
-        gaussian: whether all are declared normal.
+        signal: (k, c) the contribution of the gradients, in the same units.
+        better: (k, c) their contribution beyond that of the gradients of a guess, in the same
+            units.
+        gaussian: whether all are declared as normal.
         least: smallest declared standard deviation among them.
     """
 
@@ -74,15 +76,15 @@ class Noise:
 
 @dataclass(frozen=True)
 class Left:
-    """What a recording leaves.
+    """The remainder of a recording.
 
     Attributes:
-        noise: one entry for each node that adds noise which is determined.
-        missed: root of the summed squares by which relations without unknown vectors miss, beyond
+        noise: one entry for each node whose noise is determined.
+        missed: root of the sum of squared errors of relations without unknown vectors, beyond
             rounding.
-        size: the same of what the gradients give in these relations.
-        broken: the first of them that misses although no gradient is in it, as text; "" if none
-            does.
+        size: the same for the contribution of the gradients to these relations.
+        broken: the first of these relations that fails although it contains no gradient, as text;
+            "" if there is none.
     """
 
     noise: tuple[Noise, ...]
@@ -92,7 +94,7 @@ class Left:
 
 
 def left(made: Recorded, declared: Relations) -> Left:
-    """Put the gradients of the truth into the relations of a recording.
+    """Substitute the gradients of the truth into the relations of a recording.
 
     Args:
         made: the recording, its truth and its task.
@@ -116,7 +118,7 @@ def left(made: Recorded, declared: Relations) -> Left:
 
 
 def _recorded(made: Recorded, declared: Relations, rounds: int) -> dict[int, Tensor]:
-    """Return the messages and public vectors that the recording holds, in double precision."""
+    """Return the messages and public vectors of the recording, in double precision."""
     everything = Adversary(corrupt=frozenset(range(made.trace.graph.nodes)))
     read = recorded(everything.view(made.trace))
     found: dict[int, Tensor] = {}
@@ -125,7 +127,7 @@ def _recorded(made: Recorded, declared: Relations, rounds: int) -> dict[int, Ten
             continue
         try:
             found[place] = read(vector).double()
-        except LeakauditError:  # the recording leaves it out: nobody taps its wire
+        except LeakauditError:  # the recording omits it: its channel is not observed
             continue
     return found
 
@@ -134,12 +136,12 @@ def _recorded(made: Recorded, declared: Relations, rounds: int) -> dict[int, Ten
 
 
 class _Gradients:
-    """Takes a node's gradient of its truth at a model, clipped as the protocol declares.
+    """Evaluates a node's gradient at a model on its truth, clipped as the protocol declares.
 
     Args:
         made: the recording and its truth.
-        guessed: whether the mean of all other records stands for each of the node's, with the same
-            label.
+        guessed: whether the mean of all other records replaces each record of the node, with the
+            same label.
     """
 
     def __init__(self, made: Recorded, *, guessed: bool) -> None:
@@ -149,7 +151,7 @@ class _Gradients:
         self.batch = int(made.trace.number("batch"))
 
     def __call__(self, vector: Vector, theta: Tensor) -> Tensor | None:
-        """Return the gradient; None for mini-batches, which are drawn in secret."""
+        """Return the gradient; None for mini-batches, which are secret."""
         node = vector.owner or 0
         x, y = self.made.truth.of(node)
         if not len(x) or 0 < self.batch < len(x):
@@ -174,20 +176,19 @@ def _no_gradient(vector: Vector, theta: Tensor) -> Tensor:
 
 
 class _Pass:
-    """One way through the relations.
+    """One pass through the relations.
 
     Args:
         declared: the relations.
         known: vector -> its recorded value (c,).
-        gradient: gives a gradient at a model, or None.
-        rounds: the last one that is visited.
-        only: gradients that may be taken; None for all.
+        gradient: returns a gradient at a model, or None.
+        rounds: the last round that is visited.
+        only: gradients that may be evaluated; None for all.
 
     Attributes:
         values: vector -> its value (c,).
-        taken: gradients that were taken.
-        over: relation without unknown vectors -> by what it misses, and the norm of its largest
-            term.
+        taken: gradients that were evaluated.
+        over: relation without unknown vectors -> its error, and the norm of its largest term.
     """
 
     def __init__(
@@ -211,7 +212,7 @@ class _Pass:
         self.taken = frozenset(taken)
 
     def _take(self, terms: Mapping[int, Fraction]) -> set[int]:
-        """Take the gradients of a relation at models that are known."""
+        """Evaluate the gradients of a relation at known models."""
         found = set[int]()
         for place in terms:
             point = self._declared.points.get(place)
@@ -228,7 +229,7 @@ class _Pass:
         return found
 
     def _use(self, at: int, terms: Mapping[int, Fraction]) -> None:
-        """Solve a relation for its only unknown vector, or keep by what it misses."""
+        """Solve a relation for its only unknown vector, or store its error if there is none."""
         unknown = [place for place in terms if place not in self.values]
         if len(unknown) > 1 or len(unknown) == len(terms):
             return
@@ -258,9 +259,9 @@ def _affordable(declared: Relations, made: Recorded) -> int:
 def _missed(
     declared: Relations, whole: _Pass, without: _Pass, eps: float
 ) -> tuple[float, float, str]:
-    """Return by how much relations without unknown vectors miss.
+    """Return the error of relations without unknown vectors.
 
-    Beside it stand what the gradients give in them, and the first that is broken.
+    Also returns the contribution of the gradients to them, and the first relation that fails.
 
     Returns:
         `Left.missed`, `Left.size` and `Left.broken`.

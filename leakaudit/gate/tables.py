@@ -1,7 +1,7 @@
-"""The tables of leakaudit.toml, or of ``[tool.leakaudit]``, as a gate.
+"""A gate from the tables of leakaudit.toml, or of ``[tool.leakaudit]``.
 
-The classes in `leakaudit.gate.config` are the schema: msgspec decodes each value of a table as the
-type of its field. ``schema.json`` beside this file, for editors, is generated from the same types.
+The classes in `leakaudit.gate.config` define the schema: msgspec decodes each value of a table as
+the type of its field. ``schema.json`` beside this file, for editors, is generated from these types.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FILES = ("leakaudit.toml", "pyproject.toml")
 SCHEMA = Path(__file__).with_name("schema.json")  # JSON schema of leakaudit.toml
 
 GATE = form(Gate, "checks", "budgets", "accepted", "folder", "source")
-# A function can only be named in a file.
+# In a file, a function can only be given by name.
 CHECK = form(
     Check,
     "name",
@@ -38,20 +38,20 @@ ACCEPTANCE = form(Acceptance)
 
 
 def load(folder: Path) -> Gate:
-    """Read the gate of a folder, from leakaudit.toml if it has a table, else from pyproject.toml.
+    """Read the gate of a folder, from leakaudit.toml if it has tables, otherwise pyproject.toml.
 
     Args:
-        folder: of the configuration.
+        folder: folder of the configuration.
 
     Raises:
-        LeakauditError: no check is configured, a key is unknown (with the nearest one), or a value
-            is of another type.
+        LeakauditError: no check is configured, a key is unknown (the message suggests the nearest
+            one), or a value has the wrong type.
     """
     for name in FILES:
         found = _tables(folder / name)
         if found.values:
             return parse(found, folder)
-    hint = "'leakaudit init' writes a first leakaudit.toml"
+    hint = "'leakaudit init' creates a leakaudit.toml"
     raise LeakauditError(f"no check is configured in {folder.resolve()}: {hint}")
 
 
@@ -59,17 +59,17 @@ def present(folder: Path) -> bool:
     """Return whether a folder's configuration has one of the gate's tables.
 
     Args:
-        folder: of the configuration.
+        folder: folder of the configuration.
     """
     return any(_tables(folder / name).values for name in FILES)
 
 
 def parse(file: config.Table, folder: Path) -> Gate:
-    """Turn the tables gate, check, budget and accept into a gate.
+    """Convert the tables gate, check, budget and accept to a gate.
 
     Args:
-        file: that holds them.
-        folder: of the configuration.
+        file: the file that contains them.
+        folder: folder of the configuration.
 
     Raises:
         LeakauditError: as `load`.
@@ -95,7 +95,7 @@ def parse(file: config.Table, folder: Path) -> Gate:
 
 
 def _tables(path: Path) -> config.Table:
-    """Return the gate's tables of a file; none if there is no such file."""
+    """Return the gate's tables in a file; empty if the file does not exist."""
     if not path.is_file():
         return config.Table({}, path.name, path.name)
     file = config.read(path, path.name)
@@ -120,7 +120,7 @@ def _checks(file: config.Table) -> tuple[Check, ...]:
 
 
 def _fits(pattern: str, cells: list[str], table: config.Table) -> None:
-    """Reject a glob that matches no cell: a budget on it would never be tested."""
+    """Reject a glob that matches no cell, because its budget would never be tested."""
     if any(fnmatchcase(cell, pattern) for cell in cells):
         return
     near = difflib.get_close_matches(pattern, cells, n=1, cutoff=0.5)
@@ -128,4 +128,4 @@ def _fits(pattern: str, cells: list[str], table: config.Table) -> None:
         hint = f"; did you mean {near[0]!r}?"
     else:
         hint = f" (cells: {', '.join(cells)})"
-    raise table.error(f"cells = {pattern!r} fits no cell{hint}", "cells")
+    raise table.error(f"cells = {pattern!r} matches no cell{hint}", "cells")

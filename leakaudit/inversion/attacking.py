@@ -1,7 +1,7 @@
-"""Attacks on leaks: one by its name or as a value, or the strongest that fits.
+"""Running attacks on leaks: one attack, given by name or as an object, or the strongest that fits.
 
-``auto`` tries all attacks in order, exact ones first, and takes for each leak the first
-reconstruction that did not fail. If all fail, the best of what they found comes back.
+``auto`` tries all attacks in order, exact ones first, and returns for each leak the first
+reconstruction that did not fail. If all attacks fail, it returns the best of their results.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ def attack(
     task: Task | None = None,
     **settings: Any,
 ) -> list[Reconstruction]:
-    """Run one attack on all leaks, or on each the strongest that fits.
+    """Run one attack on all leaks, or on each leak the strongest attack that fits.
 
     Args:
-        leaks: What was heard.
-        name: Of the attack, the attack itself, or ``auto``.
-        generator: For all random choices.
-        task: What is trained. It is needed only if the model is a user's own
+        leaks: The leaks to attack.
+        name: Name of the attack, the attack itself, or ``auto``.
+        generator: Source of all random choices.
+        task: The learning task. Only needed if the model is the user's own
             ``package.module:factory``: Task.build(leaks.task, trusted=True).
-        **settings: Hyper-parameters of an attack that is named.
+        **settings: Hyper-parameters of an attack given by name.
 
     Returns:
         One reconstruction for each leak.
 
     Raises:
         LeakauditError: The attack or a setting is unknown.
-        AttackError: A named attack cannot use a leak.
+        AttackError: An attack given by name cannot use a leak.
     """
     task = task or Task.build(leaks.task)
     return [attack_one(leak, task, name, generator, **settings) for leak in leaks]
@@ -55,21 +55,21 @@ def attack(
 def attack_one(
     leak: GradientLeak, task: Task, name: str | Attack, generator: Generator, **settings: Any
 ) -> Reconstruction:
-    """Attack one leak; `auto` goes from exact to iterative attacks until one fits.
+    """Attack one leak; `auto` tries exact attacks first, then iterative ones, until one fits.
 
     Args:
-        leak: What was heard.
-        task: What is trained.
-        name: Of the attack, the attack itself, or ``auto``.
-        generator: For all random choices.
-        **settings: Hyper-parameters of an attack that is named.
+        leak: The leak to attack.
+        task: The learning task.
+        name: Name of the attack, the attack itself, or ``auto``.
+        generator: Source of all random choices.
+        **settings: Hyper-parameters of an attack given by name.
 
     Returns:
-        The reconstruction, with the seconds that it took.
+        The reconstruction, with its running time in seconds.
 
     Raises:
         LeakauditError: The attack or a setting is unknown.
-        AttackError: A named attack cannot use the leak.
+        AttackError: An attack given by name cannot use the leak.
     """
     if name == "auto":
         return next(attack_together([leak], task, name, [generator], **settings)).found
@@ -78,7 +78,7 @@ def attack_one(
         chosen = _configured(name, settings)
     elif settings:
         raise LeakauditError(
-            f"the attack is given as a value, so give it {', '.join(settings)} when it is made"
+            f"the attack is an object, not a name; pass {', '.join(settings)} to its constructor"
         )
     else:
         chosen = name
@@ -96,14 +96,14 @@ def _check(chosen: Attack, name: str, leak: GradientLeak, task: Task) -> None:
 
 @dataclass(frozen=True)
 class Settled:
-    """One leak of several that is done with.
+    """One of several leaks, with its final reconstruction.
 
     Attributes:
-        place: Of the leak.
-        found: What came back.
-        together: Whether it was searched in one batch with others, on which it then depends by
-            rounding.
-        late: Whether its time was over.
+        place: Index of the leak.
+        found: The reconstruction.
+        together: Whether it was searched in one batch with other leaks; it then depends on them, up
+            to rounding.
+        late: Whether its time limit had expired.
     """
 
     place: int
@@ -121,22 +121,22 @@ def attack_together(
 ) -> Iterator[Settled]:
     """Attack several leaks, each with its own generator, as `attack_one` does.
 
-    `Batched` attacks get them together if the model is small. Others go one after the other, and
-    share the time that is left.
+    `Batched` attacks process the leaks in one batch if the model is small. Other attacks process
+    them one after the other, and divide the remaining time among them.
 
     Args:
-        leaks: What was heard.
-        task: What is trained.
-        name: Of the attack, or ``auto``.
+        leaks: The leaks to attack.
+        task: The learning task.
+        name: Name of the attack, or ``auto``.
         generators: One for each leak.
-        **settings: Hyper-parameters of an attack that is named.
+        **settings: Hyper-parameters of an attack given by name.
 
     Yields:
-        Each leak as soon as it is settled.
+        Each leak as soon as it is finished.
 
     Raises:
         LeakauditError: The attack or a setting is unknown, or ``auto`` was given settings.
-        AttackError: A named attack cannot use a leak.
+        AttackError: An attack given by name cannot use a leak.
     """
     if name != "auto":
         chosen = _configured(name, settings)
@@ -146,7 +146,7 @@ def attack_together(
         return
     if settings:
         raise LeakauditError(
-            f"auto takes no settings, got {', '.join(settings)}; name the attack that they are for"
+            f"auto has no settings, got {', '.join(settings)}; name the attack to configure"
         )
     left = {k: _Course() for k in range(len(leaks))}
     for known, candidate in in_order():
@@ -168,7 +168,7 @@ def attack_together(
 
 
 def _why_not(candidate: Attack, leak: GradientLeak, task: Task) -> str | None:
-    """Explain why `auto` leaves out an attack, None if it does not."""
+    """Explain why `auto` skips an attack; None if it does not."""
     why = candidate.refuses(leak, task)
     if not why and isinstance(candidate, Selective):
         return candidate.idle(leak, task)
@@ -177,14 +177,14 @@ def _why_not(candidate: Attack, leak: GradientLeak, task: Task) -> str | None:
 
 @dataclass
 class _Course:
-    """How `auto` has gone for one leak so far.
+    """The progress of `auto` for one leak.
 
     Attributes:
-        best: The best reconstruction.
-        reasons: Why attacks were left out.
-        seconds: Of all attacks.
-        together: Whether any of them searched the leak in one batch with others.
-        late: Whether the time was over after the last one.
+        best: The best reconstruction so far.
+        reasons: Why attacks were skipped.
+        seconds: Total time of all attacks.
+        together: Whether any attack searched the leak in one batch with others.
+        late: Whether the time limit had expired after the last attack.
     """
 
     best: Reconstruction | None = None
@@ -196,7 +196,7 @@ class _Course:
     def add(self, settled: Settled) -> None:
         """Keep the better reconstruction.
 
-        One that failed is no reason to drop inputs that were found before.
+        A failed attack does not replace inputs that an earlier one found.
         """
         found = settled.found
         self.late = settled.late
@@ -210,7 +210,7 @@ class _Course:
             self.best = found
 
     def end(self, place: int, leaks: Sequence[GradientLeak], task: Task) -> Settled:
-        """Return what is reported."""
+        """Return the result to report."""
         found = self.best
         if found is None:
             found = Reconstruction(
@@ -234,12 +234,12 @@ def _run(
     generators: Sequence[Generator],
     settings: Mapping[str, Any],
 ) -> Iterator[Settled]:
-    """Run one attack on the leaks at some places."""
+    """Run one attack on the leaks with the given indices."""
     if isinstance(chosen, Batched) and len(places) > 1 and task.layout.size <= LOOP_ABOVE:
         start = time.perf_counter()
         some = [leaks[k] for k in places]
         for at, found in chosen.many(some, task, [generators[k] for k in places]):
-            # They share their evaluations, so each has taken a part of the time so far.
+            # The leaks share their evaluations, so each is assigned a part of the time so far.
             seconds = (time.perf_counter() - start) / len(places)
             timed = replace(found, seconds=seconds)
             yield Settled(places[at], timed, together=True, late=expired())
@@ -252,14 +252,14 @@ def _run(
 
 
 def in_order() -> Iterator[tuple[str, Attack]]:
-    """Yield all attacks with their defaults, exact ones first, then by rank.
+    """Yield all attacks with their default settings, exact ones first, then by rank.
 
-    The file of an attack is loaded when its turn comes: `auto` often ends with the first one.
+    The file of an attack is only loaded when the attack is due: `auto` often ends with the first.
     """
     known = []
     for name in registry.names("attacks"):
         if registry.unloaded("attacks", name) is None:
-            _configured(name, {})  # refuses a plug-in's class that is no attack
+            _configured(name, {})  # rejects a plug-in's class that is not an attack
         said = declarations.of("attacks", name, ("exact", "rank")).attributes
         known.append((not said["exact"], said["rank"], name))
     for _, _, name in sorted(known):
@@ -267,7 +267,7 @@ def in_order() -> Iterator[tuple[str, Attack]]:
 
 
 def _configured(name: str, settings: Mapping[str, Any]) -> Attack:
-    """Make a registered attack from its settings; a class that is not an attack is refused."""
+    """Create a registered attack from its settings; reject a class that is not an attack."""
     kind = registry.get("attacks", name)
     if not (isinstance(kind, type) and issubclass(kind, Attack)):
         raise LeakauditError(

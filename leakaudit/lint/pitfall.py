@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from leakaudit._util.plain import Figures, extended
+from leakaudit._util.plain import Figures, encoded
 from leakaudit.trace import Json
 from leakaudit.verdict import Verdict
 
@@ -121,7 +121,7 @@ class Pitfall:
         for name, value in self.figures.items():
             figures[name] = value
             if isinstance(value, float):
-                figures[name] = extended(value)
+                figures[name] = encoded(value)
         return {
             "code": self.code,
             "name": self.name,

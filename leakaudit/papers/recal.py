@@ -13,7 +13,7 @@ import math
 
 import torch
 
-from leakaudit._util.plain import Figures, extended
+from leakaudit._util.plain import Figures, encoded
 from leakaudit.adversary import Adversary
 from leakaudit.bounds import gaussian
 from leakaudit.extraction import hearing
@@ -70,8 +70,8 @@ def _against_claim(about: str, **settings: object) -> Judgement:
     )
     figures: Figures = {
         "plf": plf,
-        "mu": extended(bound.mu),
-        "epsilon": extended(true),
+        "mu": encoded(bound.mu),
+        "epsilon": encoded(true),
         "claimed_epsilon": claimed,
         "node": node,
     }
@@ -185,7 +185,7 @@ def _second_message() -> tuple[Judgement, ...]:
             "if the noise were on lam",
             Verdict.UNSUPPORTED if other > alone * (1 + 1e-8) else Verdict.NOT_REFUTED,
             f"both messages together have mu = {other:.4f}: the other one carries x without noise",
-            {"both": extended(other)},
+            {"both": encoded(other)},
         ),
     )
 

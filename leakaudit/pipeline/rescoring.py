@@ -24,7 +24,6 @@ from leakaudit.results.model import (
     Provenance,
     Rescoring,
     Scores,
-    StoredImages,
     TruthSource,
     given,
 )
@@ -291,14 +290,13 @@ def write(
         truth: What they were compared with.
     """
     images = record_file.save_reconstructions(folder / "reconstructions.npz", found)
-    stored = [model.fitted(image, StoredImages) for image in images]
     typed = one_truth(record)
     pairs = pictures.pair_up(found, scores, truth)
     picture = None
     if any(pair.found is not None for pair in pairs):
         picture = PICTURE
     illustrated = []
-    for finding, image in zip(typed.findings, stored, strict=True):
+    for finding, image in zip(typed.findings, images, strict=True):
         illustrated.append(replace(finding, images=image))
     new = replace(
         typed,

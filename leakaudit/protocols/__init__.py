@@ -1,1 +1,1 @@
-"""What victims are built from and run by: scenarios, graphs, shared steps of protocol families."""
+"""Components of victims and code that runs them: scenarios, graphs and shared protocol steps."""

@@ -1,14 +1,13 @@
-"""What ADMM over a graph shares: sums over neighbours, updates, duals, and radial noise.
+"""Shared parts of ADMM over a graph: sums over neighbours, updates, duals, and radial noise.
 
-Decentralised ADMM with one broadcast v_i a node and round keeps the dual lam_i, which starts at
-zero and never travels (E_i neighbours j, penalty rho):
+In decentralised ADMM every node broadcasts one vector v_i per round. The dual lam_i starts at zero
+and is never sent (E_i neighbours j, penalty rho):
 
     w_i   <- argmin f_i(w) - pull_i'w + weight_i/2 |w|^2,   pull_i = rho sum_j (v_i + v_j) - 2 lam_i
     lam_i <- lam_i + rho/2 sum_j (v_i - v_j)
 
-An update is exact, or f_i is replaced by its tangent with some curvature. Every function here
-comes as a
-pair: a step of a run on stacked vectors (N, d), and its declaration for one node.
+An update is exact, or f_i is replaced by its tangent plus a quadratic term. Each operation comes
+in two versions: a step of a run on stacked vectors (N, d), and its declaration for one node.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ from leakaudit.protocols.blocks import blocks
 from leakaudit.relations import Expression, Number, Relations
 from leakaudit.trace import Graph
 
-# Largest second derivative of the logistic loss log(1 + e^-z), s (1 - s) at s = 1/2. The claims of
-# several papers are for logistic regression.
+# Largest second derivative of the logistic loss log(1 + e^-z), s (1 - s) at s = 1/2. Several papers
+# state their claims for logistic regression.
 LOGISTIC_CURVATURE = 0.25
 
 
 class Around:
-    """Sums over neighbours for stacked vectors (N, d); the cost is that of the edges, not of N^2.
+    """Sums over neighbours for stacked vectors (N, d), at a cost per edge rather than N^2.
 
     Attributes:
         degree: Number of neighbours of each node, (N, 1).
@@ -41,8 +40,8 @@ class Around:
         """Prepare the sums.
 
         Args:
-            graph: Who talks to whom.
-            like: A tensor of the dtype and device of the vectors.
+            graph: Communication graph.
+            like: Tensor with the dtype and device of the vectors.
         """
         near = [torch.tensor(n, device=like.device) for n in graph.neighbours]
         starts = torch.tensor([0, *map(len, near[:-1])], device=like.device)
@@ -64,7 +63,7 @@ class Around:
         return self.sum(v).neg_().addcmul_(self.degree, v)
 
     def pull(self, v: Tensor, lam: Tensor, penalty: float, out: Tensor) -> None:
-        """Fill `out` with penalty sum_j (v_i + v_j) - 2 lam_i, (N, d)."""
+        """Write penalty sum_j (v_i + v_j) - 2 lam_i, (N, d), to `out`."""
         for part in blocks(out):
             ours = self.both(v[:, part]).mul_(penalty)
             torch.sub(ours, lam[:, part], alpha=2, out=out[:, part])
@@ -76,7 +75,7 @@ class Around:
 
 
 def linearised(g: Tensor, w: Tensor, pull: Tensor, curvature: float, total: Tensor) -> None:
-    """Replace gradients by the models after an update along the tangent of the loss.
+    """Replace gradients by the models after an update with the linearised loss.
 
     The minimiser of g'v + curvature/2 |v - w|^2 - pull'v + weight/2 |v|^2 is
     (curvature w + pull - g) / (curvature + weight).
@@ -84,8 +83,8 @@ def linearised(g: Tensor, w: Tensor, pull: Tensor, curvature: float, total: Tens
     Args:
         g: Gradients at w, (N, d); overwritten with the result.
         w: Models, (N, d).
-        pull: What the neighbours and the dual ask for, (N, d).
-        curvature: Of the quadratic term around w.
+        pull: The linear term from neighbours and duals, (N, d).
+        curvature: Coefficient of the quadratic term around w.
         total: curvature + weight of each node, (N, 1).
     """
     for part in blocks(g):
@@ -97,9 +96,9 @@ def both(graph: Graph, i: int, v: Mapping[int, Expression]) -> Expression:
     """Declare sum_j (v_i + v_j).
 
     Args:
-        graph: Who talks to whom.
+        graph: Communication graph.
         i: The node.
-        v: A vector of every node.
+        v: One vector per node.
     """
     return sum((v[j] for j in graph.neighbours[i]), start=graph.degree(i) * v[i])
 
@@ -108,9 +107,9 @@ def apart(graph: Graph, i: int, v: Mapping[int, Expression]) -> Expression:
     """Declare sum_j (v_i - v_j).
 
     Args:
-        graph: Who talks to whom.
+        graph: Communication graph.
         i: The node.
-        v: A vector of every node.
+        v: One vector per node.
     """
     return graph.degree(i) * v[i] - sum(v[j] for j in graph.neighbours[i])
 
@@ -126,10 +125,10 @@ def declare_duals(
 
     Args:
         p: The declaration.
-        graph: Who talks to whom.
-        lam: The dual of every node so far.
-        v: What every node broadcast.
-        size: Step of the duals.
+        graph: Communication graph.
+        lam: The current dual of every node.
+        v: The broadcast of every node.
+        size: Step size of the duals.
 
     Returns:
         The new duals by node.
@@ -153,7 +152,7 @@ def declare_prox(
         weight: Weight of the quadratic term.
         pull: The linear term.
         name: Name of the minimiser among the private states.
-        std: Standard deviation per coordinate of n, `radial` noise; 0 for none.
+        std: Standard deviation per coordinate of n, `radial` noise; 0 for no noise.
 
     Returns:
         The minimiser, and the gradient there plus n.
@@ -172,7 +171,7 @@ def normal(like: Tensor, generator: Generator) -> Tensor:
     """Draw standard normal noise on the generator's device.
 
     Args:
-        like: Tensor of the shape, dtype and device of the noise.
+        like: Tensor with the shape, dtype and device of the noise.
         generator: Source of randomness.
     """
     drawn = torch.randn(like.shape, generator=generator, dtype=like.dtype, device=generator.device)
@@ -180,13 +179,13 @@ def normal(like: Tensor, generator: Generator) -> Tensor:
 
 
 def radial(like: Tensor, generator: Generator) -> Tensor:
-    """Draw vectors n with density proportional to exp(-|n|), independent for every row.
+    """Draw vectors n with density proportional to exp(-|n|), independently for every row.
 
     The direction is uniform. The length has the density r^(d-1) e^-r / Gamma(d), so it is the sum
     of d exponential variables.
 
     Args:
-        like: Tensor (N, d) of the shape, dtype and device of the noise.
+        like: Tensor (N, d) with the shape, dtype and device of the noise.
         generator: Source of randomness.
     """
     direction = normal(like, generator)
@@ -199,7 +198,7 @@ def radial(like: Tensor, generator: Generator) -> Tensor:
 def radial_std(size: int) -> float:
     """Return the standard deviation of each coordinate of `radial` noise.
 
-    E|n|^2 = d (d + 1), and all d coordinates have an equal part in it.
+    E|n|^2 = d (d + 1), and all d coordinates contribute equally.
 
     Args:
         size: Number of coordinates d.
@@ -211,22 +210,22 @@ def declared_std(victim: str, public: Mapping[str, Tensor]) -> float:
     """Return `radial_std` for the model of a trace.
 
     Args:
-        victim: Name of the victim, for the error.
-        public: Public tensors of the trace, with the start model ``w0``.
+        victim: Name of the victim, for the error message.
+        public: Public tensors of the trace, with the initial model ``w0``.
 
     Raises:
-        LeakauditError: There is no ``w0``, so the size of the model is not known.
+        LeakauditError: ``w0`` is missing, so the size of the model is unknown.
     """
     if "w0" not in public:
         raise LeakauditError(
-            f"{victim}: the spread of its noise depends on the model's size; "
+            f"{victim}: the standard deviation of its noise depends on the size of the model; "
             "expected the public tensor 'w0'"
         )
     return radial_std(len(public["w0"]))
 
 
 def assumed_of_losses(curvature: float = LOGISTIC_CURVATURE) -> str:
-    """Return in words what the ADMM claims assume of losses and features.
+    """Return a sentence with the assumptions of the ADMM claims about losses and features.
 
     Args:
         curvature: Largest second derivative of the loss of a record.

@@ -1,4 +1,4 @@
-"""Mini-batches of every node at once."""
+"""Mini-batches for all nodes at once."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from leakaudit.tasks.task import Problem
 
 
 def batches(problem: Problem, size: int, steps: int, generator: Generator) -> Iterator[Problem]:
-    """Yield the data of some steps.
+    """Yield the data of several steps.
 
-    Every node shuffles anew at each call, and begins again at the front when its records end.
+    Each call shuffles every node's records anew; after the last record a node continues with the
+    first in the same order.
 
     Args:
         problem: All records of the nodes.
-        size: Records of a node in a step; 0 takes all.
+        size: Records per node and step; 0 uses all.
         steps: Number of steps.
-        generator: Source of randomness, on the CPU.
+        generator: Source of randomness (CPU).
 
     Raises:
         LeakauditError: A node holds fewer than `size` records.
@@ -38,21 +39,21 @@ def batches(problem: Problem, size: int, steps: int, generator: Generator) -> It
 
 
 def turns(size: int, steps: int, rounds: int, samples: int) -> Turns | None:
-    """Return which gradients of `batches`, called once a round, a record can enter.
+    """Return which gradients a record can enter if `batches` is called once per round.
 
     Args:
-        size: Records of a node in a step.
-        steps: Steps of a round.
+        size: Records per node and step.
+        steps: Steps per round.
         rounds: Length of the run.
-        samples: Records of a node; 0 if that is not known.
+        samples: Records per node; 0 if unknown.
 
     Returns:
-        What `Victim.turns` returns; None if every step takes all records, or if their number is
-        not known.
+        The result of `Victim.turns`; None if every step uses all records, or if their number is
+        unknown.
     """
     if not 0 < size < samples:
         return None
-    # Step k takes the places k size, k size + 1, ..., of the order, counted modulo its length.
+    # Step k uses positions k size, k size + 1, ..., of the order, modulo its length.
     choices = set()
     for place in range(samples):
         entered = [k for k in range(steps) if (place - k * size) % samples < size]
@@ -62,14 +63,14 @@ def turns(size: int, steps: int, rounds: int, samples: int) -> Turns | None:
 
 
 def enough(size: int, samples: int) -> None:
-    """Check that a node can fill a mini-batch.
+    """Check that a node has enough records for a mini-batch.
 
     Args:
-        size: Records of a mini-batch.
-        samples: Records of a node.
+        size: Records per mini-batch.
+        samples: Records per node.
 
     Raises:
-        LeakauditError: It cannot.
+        LeakauditError: The mini-batch is larger than a node's data.
     """
     if size > samples:
         raise LeakauditError(
@@ -78,28 +79,28 @@ def enough(size: int, samples: int) -> None:
 
 
 def replaced(lipschitz: float, batch: int, records: int) -> float:
-    """Return how far one record for another moves a mean of gradients, in Euclidean norm.
+    """Return the largest change of a mean gradient by replacing one record, in Euclidean norm.
 
     Args:
         lipschitz: Largest norm of the gradient of one record.
-        batch: Records of a mini-batch; 0 takes all.
-        records: Records of a node.
+        batch: Records per mini-batch; 0 uses all.
+        records: Records per node.
     """
     return 2 * lipschitz / (batch or records)
 
 
 def is_drawn(batch: int, records: int) -> bool:
-    """Return whether a record takes part only in some of the gradients.
+    """Return whether a record enters only some of the gradients.
 
     Args:
-        batch: Records of a mini-batch; 0 takes all.
-        records: Records of a node.
+        batch: Records per mini-batch; 0 uses all.
+        records: Records per node.
     """
     return 0 < batch < records
 
 
 def _shuffled(problem: Problem, count: int, generator: Generator) -> tuple[Tensor, Tensor]:
-    """Return `count` records of every node in a random order, moved once for all steps."""
+    """Return `count` records of every node in random order, gathered once for all steps."""
     shape = (problem.nodes, problem.samples)
     order = torch.rand(shape, generator=generator, dtype=torch.float64).argsort(1)
     rows = order[:, :count].to(problem.x.device)
@@ -108,7 +109,7 @@ def _shuffled(problem: Problem, count: int, generator: Generator) -> tuple[Tenso
 
 
 def _around(values: Tensor, at: int, size: int) -> Tensor:
-    """Return `size` columns from `at` on, from the front again after the last."""
+    """Return `size` columns from `at` on, continuing at the front after the last."""
     held = values.shape[1]
     if at + size <= held:
         return values[:, at : at + size]

@@ -1,4 +1,4 @@
-"""Column blocks, which let all operations of an update find a large state in the cache."""
+"""Blocks of columns: all operations of an update then find their part of a large state in cache."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-# Numbers of one state that are worked on together, over all nodes: 1 MiB in float32, so that a
-# state and its update fit into a second-level cache. A choice for common processors.
+# Numbers of one state that are processed together, over all nodes: 1 MiB in float32, so that a
+# state and its update fit into a second-level cache. Chosen for common processors.
 BLOCK = 1 << 18
-NARROWEST = 64  # columns of a block however many nodes there are: whole cache lines of a row
+NARROWEST = 64  # minimum columns of a block for any number of nodes: whole cache lines of a row
 
 
 def blocks(v: Tensor) -> Iterator[slice]:
-    """Yield the columns of a state in pieces that stay in cache.
+    """Yield slices of the columns of a state that fit into the cache.
 
     Args:
         v: State of all nodes, (N, d).

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Broadcast:
-    """The broadcasts of a run; a payload is stored once, however many recorded wires carry it."""
+    """The broadcasts of a run; each payload is stored once, for any number of recorded channels."""
 
     def __init__(self, recorder: Recorder, wires: Iterable[tuple[int, int]]) -> None:
         """Prepare the broadcasts.
@@ -34,17 +34,17 @@ class Broadcast:
         secure: bool = False,
         before: Tensor | None = None,
     ) -> Tensor:
-        """Let every node send its row of values to all its neighbours.
+        """Send every node's row of values to all its neighbours.
 
         Args:
             round: The round.
             kind: Kind of the messages.
-            values: What the nodes send, (N, d).
-            secure: Whether an encrypted channel carries them.
-            before: What the neighbours held of it before, (N, d), if there is such a thing.
+            values: The vectors to send, (N, d).
+            secure: Whether the channel is encrypted.
+            before: The neighbours' previous copy, (N, d), if they have one.
 
         Returns:
-            What the neighbours hold of it now, (N, d).
+            The neighbours' new copy, (N, d).
         """
         instead = None if before is None else lambda: before
         return self.recorder.exchange(round, kind, values, self.arcs, secure, instead)

@@ -1,12 +1,12 @@
-"""Averaging with neighbours, and the round trip of protocols that step locally, then only average.
+"""Averaging with neighbours, for protocols that alternate local steps with pure averaging.
 
-Muffliato and gossip share one run: every few rounds local gradient steps and noise on their
-result, and in every round an exchange of models. With y^0 the model after the steps and the
+Muffliato and gossip share one run: every few rounds, nodes take local gradient steps and add noise
+to the result; in every round they exchange models. With y^0 the model after the steps and the
 noise, y^{-1} = y^0 and the averaging matrix W, the exchanges are
 
     y^{s+1} = speed W y^s + (1 - speed) y^{s-1}
 
-which is plain averaging for speed = 1, and accelerated by its own past for speed > 1.
+which is plain averaging for speed = 1, and accelerated by the previous iterate for speed > 1.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ if TYPE_CHECKING:
 
 
 class Mixing:
-    """The averaging matrix W of a graph: exact in declarations, as sums over neighbours in runs.
+    """The averaging matrix W of a graph: exact in declarations, sums over neighbours in runs.
 
     Attributes:
-        graph: Who talks to whom.
+        graph: Communication graph.
         weights: W_ij by (i, j), exact.
     """
 
     def __init__(self, graph: Graph) -> None:
-        """Take the Metropolis weights of a graph.
+        """Compute the Metropolis weights of a graph.
 
         Args:
-            graph: Who talks to whom.
+            graph: Communication graph.
         """
         self.graph = graph
         self.weights = metropolis(graph)
@@ -62,7 +62,7 @@ class Mixing:
         return torch.tensor(diagonal, dtype=like.dtype, device=like.device)
 
     def __call__(self, v: Tensor) -> Tensor:
-        """Return W v for v (N, d); the cost is that of the graph's edges, not of N^2."""
+        """Return W v for v (N, d), at a cost per edge of the graph rather than N^2."""
         if self._cache is None:
             self._cache = self._sparse(v)
         nodes, starts, weights = self._cache
@@ -71,7 +71,7 @@ class Mixing:
         )
 
     def _sparse(self, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return W by rows: the columns that are not zero, where each row starts, the entries."""
+        """Return W in compressed rows: columns of the nonzero entries, row starts, and entries."""
         columns: list[int] = []
         entries: list[float] = []
         for i, around in enumerate(self._around):
@@ -95,17 +95,17 @@ def average(
     std: float,
     speed: float = 1.0,
 ) -> None:
-    """Train by local steps, then exchanges of models, messages of kind ``w``.
+    """Run local steps, then exchange models in messages of kind ``w``.
 
     Args:
         problem: The task and every node's data.
-        graph: Who talks to whom.
+        graph: Communication graph.
         rounds: Length of the run.
-        recorder: What the messages and states go to.
-        generator: Source of randomness, on the CPU.
+        recorder: Receives the messages and states.
+        generator: Source of randomness (CPU).
         wires: Undirected edges that are recorded.
         steps: The local steps.
-        every: Rounds from one training to the next; 0 trains only before the first round.
+        every: Rounds between two local trainings; 0 trains only before the first round.
         std: Standard deviation of the noise on the result of the local steps.
         speed: Weight of W y^s; 1 is plain averaging.
     """
@@ -124,7 +124,7 @@ def average(
                 noise = normal(w, std, generator)
                 recorder.state("xi", t, noise)
                 w.add_(noise)
-            # Without acceleration `before` is only room for the result.
+            # Without acceleration `before` only provides memory for the result.
             before = spare if speed == 1 else spare.copy_(w)
         w = channel.send(t, "w", w)
         for part in blocks(w):
@@ -144,7 +144,7 @@ def begins(t: int, every: int) -> bool:
 
     Args:
         t: The round, from 1 on.
-        every: Rounds from one training to the next; 0 trains only before the first round.
+        every: Rounds between two local trainings; 0 trains only before the first round.
     """
     if every == 0:
         return t == 1
@@ -154,13 +154,13 @@ def begins(t: int, every: int) -> bool:
 def declare_average(
     graph: Graph, rounds: int, steps: Steps, every: int, std: float, speed: float = 1.0
 ) -> Relations:
-    """Declare what `average` runs; a model is a sum of messages.
+    """Declare the run of `average`; a model is a sum of messages.
 
     Args:
-        graph: Who talks to whom.
+        graph: Communication graph.
         rounds: Length of the run.
         steps: The local steps.
-        every: Rounds from one training to the next; 0 trains only before the first round.
+        every: Rounds between two local trainings; 0 trains only before the first round.
         std: Standard deviation of the noise on the result of the local steps.
         speed: Weight of W y^s; 1 is plain averaging.
     """

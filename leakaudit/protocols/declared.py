@@ -1,11 +1,11 @@
-"""A protocol as its victim declares it, and the check of that declaration on a recorded run."""
+"""The protocol that a victim declares, and the check of this declaration on a recorded run."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Generator, Tensor
@@ -22,24 +22,27 @@ from leakaudit.traces import gaps
 from leakaudit.traces.trace_file import same_run
 from leakaudit.victim import Victim
 
-# Rounds that are declared of a protocol whose rounds are alike, and how many of the last ones are
-# compared with each other. Starts of the bundled protocols end in round 2 or 3, and three alike
-# in a row leave out those that alternate between two kinds of rounds. A choice.
+if TYPE_CHECKING:
+    from leakaudit.accounting.node_view import NodeView
+
+# Number of rounds to declare if all rounds of a protocol have the same relations, and how many of
+# the last ones are compared with each other. The initial phases of the bundled protocols end in
+# round 2 or 3, and three equal rounds exclude protocols that alternate between two kinds. A choice.
 DECLARED = 8
 ALIKE = 3
-# Rounding units of the number format by which a relation may miss. Measured over 20 rounds of a
-# logistic model, the bundled victims miss by 6 at most; the rest is room for large models and for
-# devices that add in another order. It is 2.4e-4 in float32.
+# Tolerance of a relation in rounding units of the number format. Over 20 rounds of a logistic
+# model, the bundled victims reach 6 at most; the rest is a margin for large models and for devices
+# that add in a different order. It is 2.4e-4 in float32.
 SLACK = 2000.0
 
 
 @dataclass(frozen=True)
 class Clipped:
-    """How far one record for another moves a gradient that is a mean of clipped ones.
+    """The largest change of a mean of clipped gradients by replacing one record.
 
     Attributes:
         sensitivity: Euclidean distance.
-        words: Why, for the reader of a report.
+        words: The reason, for the reader of a report.
     """
 
     sensitivity: float
@@ -47,43 +50,45 @@ class Clipped:
 
 
 def clipped(clip: float, samples: int, batch: int) -> Clipped:
-    """Return how far one record for another moves a gradient.
+    """Return the largest change of a gradient by replacing one record.
 
-    A gradient is the mean over b records of their gradients, each cut to Euclidean norm C. One
-    record for another turns one of these into another vector of norm C at most, so the mean moves
-    by 2 C / b at most, and by the most in the smallest mini-batch.
+    A gradient is the mean over b records of their gradients, each clipped to Euclidean norm C.
+    Replacing a record turns one of these into another vector of norm at most C, so the mean changes
+    by at most 2 C / b, and the smallest mini-batch gives the largest change.
 
     Args:
         clip: C.
-        samples: Records of a node, 0 if that is not declared; b then counts as 1.
-        batch: Records of a mini-batch, 0 for all.
+        samples: Records per node, 0 if not declared; b then counts as 1.
+        batch: Records per mini-batch, 0 for all.
     """
     smallest = samples
     if 0 < batch < samples:
         smallest = samples % batch or batch
-    of = "a mean of a number of records that is not declared"
+    of = "a mean of an undeclared number of records"
     if smallest:
         of = f"a mean of {smallest}"
-    return Clipped(2 * clip / max(1, smallest), f"clip = {clip:g}, one record for another in {of}")
+    return Clipped(
+        2 * clip / max(1, smallest), f"clip = {clip:g}, one record replaced by another in {of}"
+    )
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """A victim with its constants on a graph, over a number of rounds.
+    """A victim with its constants, on a graph and over a number of rounds.
 
     Attributes:
         victim: The protocol with its constants.
-        graph: Who talks to whom.
+        graph: Communication graph.
         rounds: Length of the run.
-        public: Public tensors, which hold the schedule.
-        missing: Why messages of the run were not received, in words; empty if all were. If any are
-            missing, the relations between nodes are not those declared, and only each node's own
-            hold.
+        public: Public tensors, including the schedule.
+        missing: Why messages of the run were not received, as a sentence; empty if all were. If any
+            are missing, the relations between nodes differ from the declared ones, and only those
+            within a node hold.
         holds: The last round in which all relations hold.
-        begun: Whether the last round was begun and not ended, so that any of its messages may
+        begun: Whether the last round was begun but not finished, so that any of its messages may
             have been sent.
-        ordered: Whether the order in which records come in mini-batches is taken from the
-            declaration; else a record counts in every gradient.
+        ordered: Whether the order of records in mini-batches is taken from the declaration;
+            otherwise every record is assumed to enter every gradient.
     """
 
     victim: Victim
@@ -102,30 +107,30 @@ class Protocol:
 
     @cached_property
     def start(self) -> Relations:
-        """The relations of the first few rounds if all rounds are alike, else of all.
+        """The relations of the first few rounds if all rounds are alike, otherwise of all rounds.
 
-        `continued` leads on from the first few.
+        `continued` extends the first few to later rounds.
         """
         if not self.victim.stationary or self.rounds <= DECLARED:
             return self.whole
         return self.victim.relations(self.graph, DECLARED, self.public)
 
     @cached_property
-    def stronger(self) -> dict[int, tuple[Any, ...]]:
-        """What `accounting` found for adversaries who hear all messages of a node, by node.
+    def stronger(self) -> dict[int, tuple[NodeView, ...]]:
+        """Results of `accounting` for adversaries who observe all messages of a node, by node.
 
-        It is the same for all of them.
+        All such adversaries share the same result.
         """
         return {}
 
     @cached_property
     def turns(self) -> Turns | None:
-        """Which gradients of a node one record can enter, None if all of them (`Victim.turns`)."""
+        """The gradients of a node that one record can enter; None if all (`Victim.turns`)."""
         return self.victim.turns(self.rounds) if self.ordered else None
 
     @property
     def clipped(self) -> Clipped | None:
-        """How far a record moves a gradient that is clipped as declared; None without a clip."""
+        """The largest change of a gradient if the protocol clips; None if it does not."""
         clip = getattr(self.victim, "clip", 0)
         if not clip > 0:
             return None
@@ -134,20 +139,20 @@ class Protocol:
 
     @property
     def repeats(self) -> bool:
-        """Whether `start` can be continued."""
+        """Whether `start` can be extended to later rounds."""
         return self.victim.stationary and len(self._same) == ALIKE
 
     def continued(self, rows: Iterable[int], rounds: range) -> Relations:
         """Return some relations of `start` for other rounds; see `repeat.extend`.
 
         Args:
-            rows: Places of the relations in `start`.
+            rows: Indices of the relations in `start`.
             rounds: The other rounds.
         """
         return extend(self.start, self._same, rows, rounds)
 
     def depends_on(self, name: str) -> bool:
-        """Whether another value of this constant would give other relations."""
+        """Return whether another value of this constant would change the relations."""
         value = getattr(self.victim, name)
         if not isinstance(value, int | float):
             return True
@@ -167,11 +172,11 @@ class Protocol:
 
 
 def protocol_of(trace: Trace, rounds: int | None = None) -> Protocol:
-    """Return the protocol that a trace names, with its constants, over its first rounds.
+    """Return the protocol named in a trace, with its constants, over its first rounds.
 
     Args:
         trace: A recording.
-        rounds: Number of rounds; None for all before a message is missing.
+        rounds: Number of rounds; None for all rounds before the first missing message.
 
     Raises:
         LeakauditError: No victim of that name is registered.
@@ -186,11 +191,11 @@ def protocol_of(trace: Trace, rounds: int | None = None) -> Protocol:
 
 
 def played(trace: Trace) -> Protocol:
-    """Return the protocol that a trace names over all rounds in which anything was sent.
+    """Return the protocol named in a trace over all rounds in which any message was sent.
 
-    Messages that were lost count. A trace holds only whole rounds. A run that ended early may
-    have sent any message of the round after them, so that round counts, unless the file shows
-    that there was none.
+    Lost messages count as sent. A trace contains only complete rounds. A run that ended early may
+    have sent any message of the following round, so that round counts as well unless the file
+    shows that it did not begin.
 
     Args:
         trace: A recording.
@@ -204,9 +209,9 @@ def played(trace: Trace) -> Protocol:
 
 
 def _another(trace: Trace, victim: Victim) -> bool:
-    """Return whether a run may have gone on after the rounds of its trace.
+    """Return whether a run may have continued after the rounds of its trace.
 
-    The rounds that were planned decide, or else the schedule.
+    The planned number of rounds decides, otherwise the schedule.
     """
     planned = trace.provenance.get("planned")
     if type(planned) is int:
@@ -222,15 +227,16 @@ def _another(trace: Trace, victim: Victim) -> bool:
 def check(trace: Trace, truth: Truth, task: Task | None = None) -> Residuals:
     """Check every relation of a declaration on a recorded run.
 
-    Messages, private states, and gradients by automatic differentiation go into the relations.
+    The relations are evaluated with messages, private states, and gradients computed by automatic
+    differentiation.
 
     Args:
         trace: The recording.
         truth: Its truth, recorded with states.
-        task: The model, needed only if it is a user's own.
+        task: The model, required only for a user's own model.
 
     Raises:
-        LeakauditError: A relation misses by more than rounding, or the check lacks something.
+        LeakauditError: A relation misses by more than rounding, or data for the check are missing.
     """
     same_run(trace, truth)
     trace = gaps.before(trace)
@@ -238,7 +244,7 @@ def check(trace: Trace, truth: Truth, task: Task | None = None) -> Residuals:
         lacks = "the private states; record with --states"
         if truth.states:
             lacks = "all columns of the model"
-        raise LeakauditError(f"relations are checked on a recording that holds {lacks}")
+        raise LeakauditError(f"checking relations requires a recording that contains {lacks}")
     task = task or Task.build(trace.task)
     everybody = Adversary(corrupt=frozenset(range(trace.graph.nodes)))
     read = recorded(everybody.view(trace))
@@ -259,9 +265,9 @@ def check(trace: Trace, truth: Truth, task: Task | None = None) -> Residuals:
 
 
 def _state(truth: Truth, vector: Vector) -> Tensor | None:
-    """Return a private vector by its name (``g.2`` for index 2) and round, None if it was not kept.
+    """Return a private vector by name (``g.2`` for index 2) and round; None if it was not stored.
 
-    A vector that belongs to no node is kept for all nodes alike.
+    A vector that belongs to no particular node is stored once for all nodes.
     """
     name = vector.name if vector.index is None else f"{vector.name}.{vector.index}"
     kept = truth.states.get(name)

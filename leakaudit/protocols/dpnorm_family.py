@@ -1,6 +1,6 @@
-"""The dual variables of DP-Norm, and its Theorem 1: the noise that (epsilon, delta) asks for.
+"""The dual variables of DP-Norm, and its Theorem 1: the noise required for (epsilon, delta).
 
-The theorem is printed in a form that differs from eq. (8), to which its proof leads. Both are here.
+The printed theorem differs from eq. (8), which concludes its proof. Both forms are implemented.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from leakaudit.traces.recorder import Recorder
 
 Theorem: TypeAlias = Literal["eq8", "printed"]
-# Where `guaranteed` looks for an epsilon. Nobody claims one outside of it.
+# Range in which `guaranteed` searches for an epsilon; published claims lie within it.
 LEAST = 1e-9
 MOST = 1e9
 
@@ -36,26 +36,26 @@ def sensitivity(
     Args:
         gamma: The node's gamma_i.
         mu: Step size.
-        inner: Inner steps a round, K.
+        inner: Inner steps per round, K.
         records: Records of the node, d_i.
-        batch: Records of a mini-batch, B; 0 takes all.
-        lipschitz: Largest gradient of one record, G.
+        batch: Records per mini-batch, B; 0 uses all.
+        lipschitz: Largest gradient norm of one record, G.
     """
     return 2 * (1 + 2 * (gamma + 1)) * mu * (inner / records + 1 / (batch or records)) * lipschitz
 
 
 def level(epsilon: float, delta: float, rounds: int, form: Theorem) -> float:
-    """Return J of sigma >= J Delta_2.
+    """Return J in sigma >= J Delta_2.
 
     Eq. (8) is
 
         J = max{ sqrt(2 h R log(e + epsilon / (sqrt(2 h) delta))) / epsilon, sqrt(R / (2 epsilon)) }
 
-    and the theorem as printed has epsilon below the first root.
+    and the theorem as printed has epsilon under the first root.
 
     Args:
-        epsilon: Of differential privacy.
-        delta: Of differential privacy.
+        epsilon: Epsilon of the guarantee.
+        delta: Delta of the guarantee.
         rounds: Length of the run, R.
         form: ``eq8`` or ``printed``.
     """
@@ -70,11 +70,11 @@ def level(epsilon: float, delta: float, rounds: int, form: Theorem) -> float:
 
 
 def guaranteed(ratio: float, delta: float, rounds: int, form: Theorem) -> float:
-    """Return the epsilon whose `level` is a given ratio; it lies between `LEAST` and `MOST`.
+    """Return the epsilon, between `LEAST` and `MOST`, that requires a given noise `level`.
 
     Args:
         ratio: sigma / Delta_2.
-        delta: Of differential privacy.
+        delta: Delta of the guarantee.
         rounds: Length of the run, R.
         form: ``eq8`` or ``printed``.
     """
@@ -98,14 +98,14 @@ def sign(i: int, j: int) -> int:
 class Duals:
     """z_{i|j} of arcs, and per node (N, 1): eta, the degree and share = eta / gamma.
 
-    If all nodes have the same gamma, two sums per node suffice to train. With c = 2 / gamma and
+    If all nodes have the same gamma, training needs only two sums per node. With c = 2 / gamma and
     s = w + n,
 
         S_i = sum_j A_{i|j} z_{i|j}    becomes    (1 - c) T_i + c sum_j s_j
         T_i = sum_j A_{j|i} z_{j|i}    becomes    (1 - c) S_i + c E_i s_i
 
-    Then z is kept only on the recorded wires. It is kept on all arcs, (2 E, d), if the gammas
-    differ, if curves are kept, since they show the norm of the duals, and if nodes live in
+    In this case z is stored only for the recorded channels. It is stored for all arcs, (2 E, d), if
+    the gammas differ, if curves are recorded (they show the norm of the duals), or if nodes run in
     several processes.
     """
 
@@ -120,10 +120,10 @@ class Duals:
         """Start with z = 0.
 
         Args:
-            graph: Who talks to whom.
-            recorder: What the messages go to.
+            graph: Communication graph.
+            recorder: Receives the messages.
             wires: Undirected edges that are recorded.
-            like: The models, (N, d), for their shape, dtype and device.
+            like: The models, (N, d), which determine shape, dtype and device.
             constants: eta_i and gamma_i of every node.
         """
         self.recorder = recorder
@@ -154,7 +154,7 @@ class Duals:
         return total.index_add_(0, self.src, self.signs * self.z)
 
     def send(self, t: int, name: str, shown: Tensor) -> tuple[Tensor, Tensor]:
-        """Send y of the arcs that are kept.
+        """Send y on the stored arcs.
 
         Args:
             t: The round.
@@ -162,7 +162,7 @@ class Duals:
             shown: w + n, (N, d).
 
         Returns:
-            lambda, and the y that arrived.
+            lambda, and the received y.
         """
         dual = self.share[self.src] * (self.z - self.signs * shown[self.src])
         y = 2 / self.eta[self.src] * dual - self.z
@@ -170,14 +170,14 @@ class Duals:
         return dual, arrived
 
     def exchange(self, t: int, shown: Tensor) -> Tensor:
-        """Send, and give every z the y of the other end.
+        """Send y, and set every z to the y of the other end.
 
         Args:
             t: The round.
             shown: w + n, (N, d).
 
         Returns:
-            lambda of the arcs that are kept.
+            lambda of the stored arcs.
         """
         dual, y = self.send(t, "y", shown)
         self.z = y[self.back]

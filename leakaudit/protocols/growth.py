@@ -1,4 +1,4 @@
-"""Whether PDMM's gradient steps are stable, from its constants and the graph alone."""
+"""Stability of PDMM's gradient steps, computed from its constants and the graph only."""
 
 from __future__ import annotations
 
@@ -6,32 +6,32 @@ import torch
 
 from leakaudit.trace import Graph
 
-# The factor is measured over the last LAST of ROUNDS rounds. Power iteration forgets its start at
-# the rate of the second eigenvalue over the first: what grows 2 % less a round than the fastest
-# part has fallen to 0.98^200 = 2 % of it when the measurement begins.
+# The factor is measured over the last LAST of ROUNDS rounds. Power iteration reduces the influence
+# of its start at the ratio of the second to the first eigenvalue: a component that grows 2 % less
+# per round than the fastest one has dropped to 0.98^200 = 2 % of it when the measurement begins.
 ROUNDS = 300
 LAST = 100
-TOO_FAST = 1.5  # factor a round that no run of some rounds survives; published settings reach 1.2
-SMALL = 0.5  # alpha times curvature up to which no graph was seen to diverge
+TOO_FAST = 1.5  # factor per round at which every longer run fails; published settings reach 1.2
+SMALL = 0.5  # alpha times curvature up to which no tested graph diverged
 
 
 def growth(graph: Graph, alpha: float, rho: float, theta: float, inner: int, l2: float) -> float:
-    """Return the factor a round by which PDMM grows on the losses l2/2 |w|^2 of all nodes.
+    """Return the factor per round by which PDMM grows on the losses l2/2 |w|^2 of all nodes.
 
-    Data only add to it. It is the spectral radius of the linear map of (w, S, T), by power
+    Data can only increase it. It is the spectral radius of the linear map of (w, S, T), by power
     iteration. On regular graphs with l2 = 0 it exceeds 1 for alpha rho d > 1 if theta = 1, and
     for about alpha rho d > 4/3 if theta = 1/2.
 
     Args:
-        graph: Who talks to whom.
+        graph: Communication graph.
         alpha: Step size.
         rho: Penalty of disagreement.
-        theta: Averaging.
-        inner: Gradient steps a round.
+        theta: Averaging constant.
+        inner: Gradient steps per round.
         l2: Weight of the l2 term of a node's loss.
 
     Returns:
-        The factor; 1 without a computation if the steps are small.
+        The factor; 1, without a computation, if the steps are small.
     """
     degrees = [float(graph.degree(i)) for i in range(graph.nodes)]
     degree = torch.tensor(degrees, dtype=torch.float64)

@@ -1,8 +1,8 @@
-"""Partitions of the peers into groups in which no two peers meet twice: Algorithm 2 of SecureD-FL.
+"""Partitions of the peers into groups such that no two peers meet twice (SecureD-FL, Algorithm 2).
 
 A group is a clique of the complete graph, and no edge is used twice. Groups are drawn at random,
-one after the other; a partition that cannot be completed steps back, and if that takes too long,
-or if the partitions so far leave no further one, everything is drawn anew.
+one after the other. If a partition cannot be completed, the search backtracks; if that takes too
+long, or if the partitions so far allow no further one, everything is drawn anew.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from torch import Generator
 from leakaudit.errors import LeakauditError
 
 Partition = list[tuple[int, ...]]
-# Both limits are choices: small enough that a search ends within seconds, and a draw anew costs
-# little beside a search that steps back through a hopeless beginning.
-STEPS = 300  # groups that are tried for one partition, before everything is drawn anew
+# Both limits are choices: small enough for a search to end within seconds; drawing anew is cheap
+# compared with backtracking from a start that cannot be completed.
+STEPS = 300  # groups to try for one partition before everything is drawn anew
 RESTARTS = 4000
 
 
 def partitions(nodes: int, size: int, count: int, generator: Generator) -> list[Partition]:
-    """Return partitions of the nodes into groups, with no two nodes twice in a group.
+    """Return partitions of the nodes into groups such that no two nodes share a group twice.
 
-    A group takes its edges out of the complete graph. They are put back if a partition is stuck,
-    which the paper leaves open.
+    A group removes its edges from the complete graph. They are put back if a partition cannot be
+    completed; the paper does not specify this case.
 
     Args:
         nodes: Number of nodes.
-        size: Nodes of a group, s; the groups are s-cliques, triangles for 3.
+        size: Nodes per group, s; the groups are s-cliques, triangles for 3.
         count: Number of partitions.
-        generator: Source of randomness, on the CPU.
+        generator: Source of randomness (CPU).
 
     Raises:
         LeakauditError: `size` does not divide `nodes`, no such partitions can exist, or none were
@@ -44,8 +44,8 @@ def partitions(nodes: int, size: int, count: int, generator: Generator) -> list[
             f"secured: group_size {size} does not divide {nodes} peers into groups; "
             f"use a divisor from 2 to {nodes}"
         )
-    # Each partition uses up size - 1 of the nodes - 1 edges of a node. A second one needs `size`
-    # groups at least, since the members of a group must be spread over different ones.
+    # Each partition uses size - 1 of the nodes - 1 edges of a node. A second partition requires at
+    # least `size` groups, since the members of a group must go to different ones.
     most = (nodes - 1) // (size - 1)
     if nodes < size * size:
         most = 1
@@ -68,8 +68,8 @@ def partitions(nodes: int, size: int, count: int, generator: Generator) -> list[
 
 
 def _once(nodes: int, size: int, count: int, draw: random.Random) -> list[Partition]:
-    """Return partitions until there are `count`, or no further one is found."""
-    free = [set(range(nodes)) - {v} for v in range(nodes)]  # whom each node has not met
+    """Return partitions until there are `count`, or until no further one is found."""
+    free = [set(range(nodes)) - {v} for v in range(nodes)]  # the nodes that each has not met
     found: list[Partition] = []
     while len(found) < count:
         partition = _complete(set(range(nodes)), free, size, draw, [STEPS])
@@ -85,10 +85,10 @@ def _once(nodes: int, size: int, count: int, draw: random.Random) -> list[Partit
 def _complete(
     left: set[int], free: Sequence[set[int]], size: int, draw: random.Random, steps: list[int]
 ) -> Partition | None:
-    """Return random groups of all nodes that are left; None if there are none, or if the steps end.
+    """Return random groups of all remaining nodes; None if none exist or the steps are used up.
 
-    The node with the fewest possible partners chooses first. A group from which the others cannot
-    be completed is given up for the next.
+    The node with the fewest possible partners chooses first. If a group prevents the others from
+    being completed, the next one is tried.
     """
     if not left:
         return []

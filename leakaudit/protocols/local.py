@@ -1,4 +1,4 @@
-"""What a node does between two exchanges: gradient steps, on mini-batches, clipped or noised."""
+"""Local work between two exchanges: gradient steps, with mini-batches, clipping or noise."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ if TYPE_CHECKING:
     from leakaudit.tasks.task import Problem, Task
     from leakaudit.traces.recorder import Recorder
 
-# Numbers of the records' own gradients that are held at once, 64 MiB in float32. A choice: it
-# bounds the memory of clipping, which needs every record's gradient by itself.
+# Numbers of per-record gradients that are held at once, 64 MiB in float32. A choice: it limits the
+# memory of clipping, which needs every record's gradient separately.
 CLIPPED = 1 << 24
 
 
 def normal(like: Tensor, std: float, generator: Generator) -> Tensor:
-    """Draw normal noise on the CPU, for a tensor anywhere.
+    """Draw normal noise on the CPU, for a tensor on any device.
 
     Args:
-        like: Tensor of the shape, dtype and device of the noise.
+        like: Tensor with the shape, dtype and device of the noise.
         std: Standard deviation of a coordinate.
-        generator: Source of randomness, on the CPU.
+        generator: Source of randomness (CPU).
     """
     return torch.randn(like.shape, generator=generator, dtype=like.dtype).mul_(std).to(like.device)
 
 
 @dataclass(frozen=True)
 class Steps:
-    """w <- (1 - lr decay) w - lr_t g(w) + n, `count` times a round, with n ~ N(0, std^2 I).
+    """w <- (1 - lr decay) w - lr_t g(w) + n, `count` times per round, with n ~ N(0, std^2 I).
 
-    In round t, lr_t = lr / (1 + slow (t - 1)). A record comes again when all have come, in the same
-    order if that is within a round.
+    In round t, lr_t = lr / (1 + slow (t - 1)). A record is used again after all others were used,
+    within a round in the same order.
 
     Attributes:
         lr: Step size.
-        count: Steps of a round.
-        batch: Records of a step; 0 takes all.
-        clip: Euclidean norm to which each record's gradient is cut; 0 for none.
+        count: Steps per round.
+        batch: Records per step; 0 uses all.
+        clip: Euclidean norm to which each record's gradient is clipped; 0 for none.
         std: Standard deviation of the noise of a step; 0 for none.
         decay: Weight decay.
         slow: Decrease of the step size from round to round.
@@ -59,20 +59,20 @@ class Steps:
     slow: float = 0.0
 
     def name(self, vector: str, k: int) -> str:
-        """Return the name of a vector of step k among the private states, as `declare` calls it."""
+        """Return the name of a vector of step k among the private states, as used in `declare`."""
         return vector if self.count == 1 else f"{vector}.{k}"
 
     def turns(self, rounds: int, samples: int) -> Turns | None:
-        """Return which of the gradients of `LocalSteps` a record of a node can enter.
+        """Return the gradients of `LocalSteps` that one record of a node can enter.
 
         Args:
             rounds: Length of the run.
-            samples: Records of a node; 0 if that is not known.
+            samples: Records per node; 0 if unknown.
 
         Returns:
-            What `Victim.turns` returns. None if every step takes all records, if their number is
-            not known, or if the last mini-batch of an order is smaller, so that its mean moves by
-            more than that of the others.
+            The result of `Victim.turns`. None if every step uses all records, if their number is
+            unknown, or if the last mini-batch of an order is smaller, because its mean then changes
+            by more than the others.
         """
         if not 0 < self.batch < samples or samples % self.batch:
             return None
@@ -80,7 +80,7 @@ class Steps:
         turns: list[list[list[int]]] = []
         at = parts
         for step in range(rounds * self.count):
-            if step % self.count == 0 and at >= parts:  # orders are drawn only between rounds
+            if step % self.count == 0 and at >= parts:  # new orders are drawn only between rounds
                 turns.append([[] for _ in range(parts)])
                 at = 0
             turns[-1][at % parts].append(step)
@@ -95,8 +95,8 @@ class Steps:
         Args:
             p: The declaration.
             i: The node.
-            base: The model from which the first step leads.
-            at: The model at which the first gradient is taken; None for `base`.
+            base: The model from which the first step starts.
+            at: The model at which the first gradient is computed; None for `base`.
 
         Returns:
             The model after the steps.
@@ -117,9 +117,9 @@ class Steps:
 
 
 class LocalSteps:
-    """All nodes' `Steps` of one run, stacked.
+    """The `Steps` of all nodes in one run, stacked.
 
-    Every gradient that is not of all records as they are is offered to the recorder.
+    Every gradient that differs from the plain gradient over all records is offered to the recorder.
     """
 
     def __init__(
@@ -130,8 +130,8 @@ class LocalSteps:
         Args:
             steps: The steps of a round.
             problem: The task and every node's data.
-            recorder: What gradients and noise are offered to.
-            generator: Source of randomness, on the CPU.
+            recorder: Receives gradients and noise.
+            generator: Source of randomness (CPU).
         """
         self.steps = steps
         self.problem = problem
@@ -140,18 +140,18 @@ class LocalSteps:
         self.whole = not 0 < steps.batch < problem.samples
         self._order = torch.empty(0)
         self._at = problem.samples
-        self._both = [torch.empty(0), torch.empty(0)]  # results of the last two steps take turns
+        self._both = [torch.empty(0), torch.empty(0)]  # alternating buffers for the results
 
     def __call__(self, t: int, base: Tensor, at: Tensor | None = None) -> Tensor:
         """Take the steps of a round.
 
         Args:
             t: The round.
-            base: The models from which the first step leads, (N, d).
-            at: The models at which the first gradients are taken, (N, d); None for `base`.
+            base: The models from which the first step starts, (N, d).
+            at: The models at which the first gradients are computed, (N, d); None for `base`.
 
         Returns:
-            The models after the steps, (N, d), overwritten by the second step after this one.
+            The models after the steps, (N, d); the second call after this one overwrites them.
         """
         steps = self.steps
         lr = steps.lr / (1 + steps.slow * (t - 1))
@@ -176,7 +176,7 @@ class LocalSteps:
         return base
 
     def _gradients(self, w: Tensor) -> Tensor:
-        """Return the gradients at w in a tensor that is not w."""
+        """Return the gradients at w in a tensor other than w."""
         x, y = (self.problem.x, self.problem.y) if self.whole else self._next()
         if self.steps.clip:
             return clipped(self.problem, w, x, y, self.steps.clip)
@@ -191,7 +191,7 @@ class LocalSteps:
     def _next(self) -> tuple[Tensor, Tensor]:
         """Return the next mini-batch of every node.
 
-        The last of an order is smaller if the size does not divide the number of records.
+        The last one of an order is smaller if the size does not divide the number of records.
         """
         problem = self.problem
         start = 0 if self._at >= problem.samples else self._at
@@ -202,7 +202,7 @@ class LocalSteps:
 
 
 def clipped(problem: Problem, w: Tensor, x: Tensor, y: Tensor, bound: float) -> Tensor:
-    """Return the mean over a node's records of their gradients, each cut to a norm.
+    """Return the mean of a node's per-record gradients, each clipped to a norm.
 
     Abadi et al. 2016, Algorithm 1.
 
@@ -222,7 +222,7 @@ def clipped(problem: Problem, w: Tensor, x: Tensor, y: Tensor, bound: float) -> 
         xs = x[:, at : at + together]
         ys = y[:, at : at + together]
         size = xs.shape[1]
-        # One row for every record of every node.
+        # One row per record and node.
         models = w.repeat_interleave(size, 0)
         g = problem.task.gradients(models, xs.flatten(0, 1)[:, None], ys.flatten(0, 1)[:, None])
         g = g * (bound / g.norm(dim=1, keepdim=True).clamp(min=bound))
@@ -234,11 +234,11 @@ def least(name: str, **values: float) -> None:
     """Check that constants are finite and at least 0.
 
     Args:
-        name: The victim's name, for the error.
+        name: Name of the victim, for the error message.
         values: Constants by name.
 
     Raises:
-        LeakauditError: One is not.
+        LeakauditError: A constant is negative or not finite.
     """
     low = {k: v for k, v in values.items() if not 0 <= v < math.inf}
     if low:
@@ -251,11 +251,11 @@ def above(name: str, **values: float) -> None:
     """Check that constants are finite and above 0.
 
     Args:
-        name: The victim's name, for the error.
+        name: Name of the victim, for the error message.
         values: Constants by name.
 
     Raises:
-        LeakauditError: One is not.
+        LeakauditError: A constant is not positive or not finite.
     """
     low = {k: v for k, v in values.items() if not 0 < v < math.inf}
     if low:
@@ -265,10 +265,10 @@ def above(name: str, **values: float) -> None:
 
 
 def stable(name: str, task: Task, bound: float = 2.0, **steps: float) -> None:
-    """Check that gradient descent does not diverge on the task's l2 term, whatever the data are.
+    """Check that gradient descent does not diverge on the task's l2 term for any data.
 
     Args:
-        name: The victim's name, for the error.
+        name: Name of the victim, for the error message.
         task: The model and its loss.
         bound: Step size times curvature from which a quadratic diverges.
         steps: Step sizes by name.
@@ -278,10 +278,9 @@ def stable(name: str, task: Task, bound: float = 2.0, **steps: float) -> None:
     """
     high = {k: v for k, v in steps.items() if v * task.l2 >= bound}
     if high:
-        limit = f"{bound / task.l2:g} ({bound:g} / l2)"
+        limit = f"{bound / task.l2:g} (= {bound:g} / l2, where the steps begin to diverge)"
         raise LeakauditError(
-            f"{name}: expected {', '.join(high)} < {limit}, beyond which the steps diverge, "
-            f"got {_listed(high)}; lower it"
+            f"{name}: expected {', '.join(high)} < {limit}, got {_listed(high)}; lower it"
         )
 
 
@@ -294,7 +293,7 @@ def _listed(values: Mapping[str, float]) -> str:
 
 
 def common(recorder: Recorder, problem: Problem) -> Tensor:
-    """Return the common start w0 of all nodes, (N, d).
+    """Return the common initial model w0 for all nodes, (N, d).
 
     Args:
         recorder: Holds the public tensors.
@@ -304,7 +303,7 @@ def common(recorder: Recorder, problem: Problem) -> Tensor:
 
 
 def everybody(p: Relations, nodes: int) -> Mapping[int, Expression]:
-    """Declare the common start of all nodes.
+    """Declare the common initial model of all nodes.
 
     Args:
         p: The declaration.

@@ -17,13 +17,13 @@ def metropolis(graph: Graph) -> Weights:
     """Return the Metropolis-Hastings weights of a graph.
 
     W_ij = 1 / (1 + max(d_i, d_j)) for neighbours i and j of degrees d_i and d_j, and W_ii completes
-    row i to one. The matrix is symmetric, so that averaging keeps the mean.
+    row i to one. The matrix is symmetric, so averaging preserves the mean.
 
     Args:
-        graph: Who talks to whom.
+        graph: Communication graph.
 
     Returns:
-        The entries of all arcs (i, j), and of (i, i).
+        The entries for all arcs (i, j), and for (i, i).
     """
     weights = {
         (i, j): Fraction(1, 1 + max(graph.degree(i), graph.degree(j))) for i, j in graph.arcs
@@ -38,8 +38,8 @@ def matrix(weights: Weights, like: Tensor) -> Tensor:
     """Return the weights as a tensor (N, N).
 
     Args:
-        weights: The entries that are not zero, with the whole diagonal.
-        like: A tensor of the wanted dtype and device.
+        weights: The nonzero entries, with the whole diagonal.
+        like: Tensor with the requested dtype and device.
     """
     size = 1 + max(i for i, _ in weights)
     w = torch.zeros(size, size, dtype=torch.float64)

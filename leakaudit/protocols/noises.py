@@ -1,4 +1,4 @@
-"""The noise mechanisms of DP-dKM, calibrated as its paper prints them, and drawn."""
+"""The noise mechanisms of DP-dKM, calibrated as printed in its paper, and their sampling."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Mechanism: TypeAlias = Literal[
     "none", "laplace", "gaussian", "truncated_laplace", "truncated_gaussian"
 ]
 SQRT_PI = math.sqrt(math.pi)
-ZERO = 26.0  # erfc(u) is below 1e-295 from here on, so no delta that is accepted lies beyond
+ZERO = 26.0  # from here on erfc(u) is below 1e-295, so every accepted delta lies below this u
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,8 @@ class Noise:
 
     Attributes:
         power: 1 for Laplace noise, 2 for normal noise.
-        scale: Scale of the density; normal noise that is not truncated has the variance scale^2 /
-            2.
-        width: The density is zero outside [-width, width]; infinite if nothing is truncated.
+        scale: Scale of the density; untruncated normal noise has the variance scale^2 / 2.
+        width: The density is zero outside [-width, width]; infinite without truncation.
     """
 
     power: Literal[1, 2]
@@ -38,7 +37,7 @@ class Noise:
 
     @property
     def law(self) -> Law:
-        """What a declaration calls it."""
+        """The name of this noise in a declaration."""
         if self.power == 1:
             return "truncated_laplace" if math.isfinite(self.width) else "laplace"
         return "truncated_gaussian" if math.isfinite(self.width) else "gaussian"
@@ -55,11 +54,11 @@ class Noise:
         return s * math.sqrt(0.5 - u * math.exp(-u * u) / (SQRT_PI * math.erf(u)))
 
     def draw(self, like: Tensor, generator: Generator) -> Tensor:
-        """Draw noise: of truncated kinds by the inverse of the distribution function, in float64.
+        """Draw noise; truncated kinds use the inverse distribution function, in float64.
 
         Args:
-            like: A tensor of the shape, dtype and device of the noise.
-            generator: Source of randomness, on the CPU.
+            like: Tensor with the shape, dtype and device of the noise.
+            generator: Source of randomness (CPU).
         """
         if self.law == "gaussian":
             drawn = torch.randn(like.shape, generator=generator, dtype=like.dtype)
@@ -68,14 +67,14 @@ class Noise:
         u = self.width / self.scale
         if self.power == 2:
             return torch.erfinv(sides * math.erf(u)).mul_(self.scale).to(like)
-        size = torch.log1p(sides.abs() * math.expm1(-u))  # minus the absolute value over the scale
+        size = torch.log1p(sides.abs() * math.expm1(-u))  # negative absolute value over the scale
         return size.mul_(sides.sign()).mul_(-self.scale).to(like)
 
 
 def calibrated(
     mechanism: Mechanism, epsilon: float, delta: float, sensitivity: float
 ) -> Noise | None:
-    """Return the noise that the paper gives one release.
+    """Return the noise that the paper adds to one release.
 
     ``laplace`` has the scale Delta / epsilon. ``gaussian`` has the variance
     2 log(1.25 / delta) Delta^2 / epsilon^2. ``truncated_laplace`` (Definition 6) has the scale of
@@ -85,9 +84,9 @@ def calibrated(
 
     Args:
         mechanism: Name of the mechanism.
-        epsilon: Of differential privacy, positive.
-        delta: Of differential privacy, between 0 and 1/2; laplace does not use it.
-        sensitivity: How far one record moves the release, Delta.
+        epsilon: Epsilon of the guarantee, positive.
+        delta: Delta of the guarantee, between 0 and 1/2; laplace does not use it.
+        sensitivity: Largest change of the release by one record, Delta.
 
     Returns:
         The noise; None for ``none``.

@@ -1,8 +1,9 @@
-"""The dual variables z of PDMM, in two forms.
+"""The dual variables z of PDMM, in two implementations.
 
-`Sums` trains on two sums a node, whose cost does not grow with the wires, and keeps z only on the
-recorded wires. `Wires` keeps z on every wire and moves it by what arrives there: a quantizer acts
-on each wire by itself, and of nodes in other processes only what arrives is known.
+`Sums` trains with two sums per node, at a cost that does not depend on the number of channels, and
+stores z only for the recorded channels. `Wires` stores z for every channel and updates it with the
+messages received: a quantizer acts on each channel separately, and of nodes in other processes only
+the received messages are known.
 """
 
 from __future__ import annotations
@@ -21,24 +22,24 @@ from leakaudit.traces.arcs import Arcs
 if TYPE_CHECKING:
     from leakaudit.traces.recorder import Recorder
 
-# Numbers of one direction of some wires that are worked on together, 256 KiB in float32, so that
-# both directions and their changes stay in a second-level cache. A choice for common processors.
+# Numbers of one direction of several channels that are processed together, 256 KiB in float32, so
+# that both directions and their changes stay in a second-level cache. Chosen for common processors.
 ROWS = 1 << 16
 
 
 @dataclass(frozen=True)
 class DualRule:
-    """z_{j|i} <- z_{j|i} + theta ( z_{i|j} - z_{j|i} + 2 rho B w_i ), of which i tells j.
+    """z_{j|i} <- z_{j|i} + theta ( z_{i|j} - z_{j|i} + 2 rho B w_i ), which i sends to j.
 
     Stacked, z is (2, E, c): of the messages i -> j, then of those j -> i, for the edges (i, j)
     with i < j, where B = 1 for i and -1 for j.
 
     Attributes:
         rho: Penalty of disagreement.
-        theta: Averaging, 0 < theta <= 1.
-        differential: Whether the change of z travels, not z.
-        cell: Cell width of a fixed quantizer on what travels; 0 for none.
-        z0: Standard deviation of z^0. If it is 0, z^0 is not sent, because everybody knows it.
+        theta: Averaging constant, 0 < theta <= 1.
+        differential: Whether the change of z is sent instead of z.
+        cell: Cell width of a fixed quantizer of the messages; 0 for none.
+        z0: Standard deviation of z^0. If it is 0, z^0 is public and not sent.
     """
 
     rho: float
@@ -49,18 +50,18 @@ class DualRule:
 
     @property
     def kind(self) -> str:
-        """Name of what travels."""
+        """Kind of the messages."""
         return "dz" if self.differential else "z"
 
     def drawn(
         self, graph: Graph, w: Tensor, generator: Generator
     ) -> Iterator[tuple[tuple[int, int], Tensor]]:
-        """Draw z^0 of every wire, so that recording fewer wires does not change the training.
+        """Draw z^0 of every edge, so that recording fewer edges does not change the training.
 
         Args:
-            graph: Who talks to whom.
+            graph: Communication graph.
             w: The models, (N, d).
-            generator: Source of randomness, on the CPU.
+            generator: Source of randomness (CPU).
 
         Yields:
             An edge and its z^0, (2, d); nothing if z^0 is zero.
@@ -72,13 +73,13 @@ class DualRule:
             yield edge, z.mul_(self.z0).to(w.device)
 
     def change(self, z: Tensor, w: Tensor, ends: Tensor, out: Iterable[Tensor]) -> None:
-        """Compute the changes of z as their senders do.
+        """Compute the changes of z, as their senders do.
 
         Args:
-            z: The duals of k wires, (2, k, c).
+            z: The duals of k edges, (2, k, c).
             w: The models, (N, c).
-            ends: The nodes i and j of the wires, (2, k).
-            out: Filled with the changes i -> j and j -> i, (k, c) each.
+            ends: The nodes i and j of the edges, (2, k).
+            out: Receives the changes i -> j and j -> i, (k, c) each.
         """
         i, j = ends
         there, back = out
@@ -102,9 +103,9 @@ class DualRule:
 
 
 class Sums:
-    """S_i = sum_j B z_{i|j} and T_i = sum_j B z_{j|i}, (N, d), and z on the recorded wires.
+    """S_i = sum_j B z_{i|j} and T_i = sum_j B z_{j|i}, (N, d), and z on the recorded channels.
 
-    The sums move by theta ( T - S - 2 rho sum_j w_j ) and theta ( S - T + 2 rho d_i w_i ).
+    The sums change by theta ( T - S - 2 rho sum_j w_j ) and theta ( S - T + 2 rho d_i w_i ).
     """
 
     def __init__(
@@ -119,12 +120,12 @@ class Sums:
         """Draw z^0 and send it unless it is zero.
 
         Args:
-            rule: How z moves.
-            graph: Who talks to whom.
-            recorder: What the messages go to.
+            rule: The update rule of z.
+            graph: Communication graph.
+            recorder: Receives the messages.
             w: The models, (N, d).
             wires: Undirected edges that are recorded.
-            generator: Source of randomness, on the CPU.
+            generator: Source of randomness (CPU).
         """
         self.rule = rule
         self.recorder = recorder
@@ -148,9 +149,9 @@ class Sums:
                 out.copy_(z)
 
     def move(self, w: Tensor, part: slice) -> None:
-        """Move S and T on some columns of the models w, (N, d).
+        """Update S and T on some columns of the models w, (N, d).
 
-        For theta = 1 they change places, which `send` completes.
+        For theta = 1 they are swapped, which `send` completes.
         """
         rule = self.rule
         w = w[:, part]
@@ -167,9 +168,9 @@ class Sums:
             s.add_(change)
 
     def send(self, t: int, w: Tensor) -> None:
-        """Move z on the recorded wires and send what travels, in round t for the models w, (N, d).
+        """Update z on the recorded channels and send it in round t, for the models w, (N, d).
 
-        What travels is written straight into the recording if that is possible.
+        Messages are written directly into the recording if possible.
         """
         rule = self.rule
         outs = self._outgoing(t, rule.kind)
@@ -191,7 +192,7 @@ class Sums:
                 row.copy_(values)
 
     def _outgoing(self, t: int, kind: str, secure: bool = False) -> list[Tensor]:
-        """Reserve a round's rows of the recording: of the messages i -> j, then of those j -> i."""
+        """Reserve a round's rows of the recording: messages i -> j, then messages j -> i."""
         if not self.ends.numel():
             return []
         return [
@@ -201,7 +202,7 @@ class Sums:
 
 
 class Wires:
-    """z (2, E, d) on all wires, and S (N, d) of it."""
+    """z (2, E, d) on all edges, and its sums S (N, d)."""
 
     def __init__(
         self,
@@ -215,12 +216,12 @@ class Wires:
         """Draw z^0 and send it unless it is zero.
 
         Args:
-            rule: How z moves.
-            graph: Who talks to whom.
-            recorder: What the messages go to.
+            rule: The update rule of z.
+            graph: Communication graph.
+            recorder: Receives the messages.
             w: The models, (N, d).
             wires: Undirected edges that are recorded.
-            generator: Source of randomness, on the CPU.
+            generator: Source of randomness (CPU).
         """
         self.rule = rule
         self.recorder = recorder
@@ -242,12 +243,12 @@ class Wires:
             self.s[j] -= self.z[0, k]
 
     def move(self, w: Tensor, part: slice) -> None:
-        """Do nothing: S moves when something arrives."""
+        """Do nothing: S changes when messages are received."""
 
     def send(self, t: int, w: Tensor) -> None:
-        """Send in round t for the models w, (N, d), and move z and S by what arrives.
+        """Send in round t for the models w, (N, d), and update z and S with the received messages.
 
-        If nothing arrives, the receiver's z stays.
+        If no message is received, the receiver's z does not change.
         """
         change = self._change
         ends = self.ends.to(w.device)
@@ -258,7 +259,7 @@ class Wires:
             self.z.add_(change)
         else:
             came = self._exchange(t, "z", self.z + change, instead=lambda: self.z)
-            if self.recorder.partial:  # only z is known of a node in another process
+            if self.recorder.partial:  # of a node in another process only z is known
                 change = came - self.z
             self.z = came
         for some in pieces(self.z):
@@ -274,13 +275,13 @@ class Wires:
         secure: bool = False,
         instead: Callable[[], Tensor] | None = None,
     ) -> Tensor:
-        """Send z (2, E, d) and return what the receivers hold."""
+        """Send z (2, E, d) and return the receivers' copies."""
         flat = None if instead is None else lambda: instead().flatten(0, 1)
         return self.recorder.exchange(t, kind, z.flatten(0, 1), self.arcs, secure, flat).view_as(z)
 
 
 def pieces(z: Tensor) -> Iterator[slice]:
-    """Yield the wires in pieces that stay in cache.
+    """Yield slices of the edges that fit into the cache.
 
     Args:
         z: The duals, (2, E, c).

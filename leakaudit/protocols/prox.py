@@ -1,8 +1,8 @@
 """Exact local updates of splitting methods: batched proximal points of convex losses.
 
 The update minimises f_i(w) + <linear, w> + weight/2 |w|^2, which is strongly convex. Newton's
-method gets there in a few steps if each step is shortened until the value falls enough (Armijo),
-and all nodes step together, each with a step size of its own.
+method converges in a few steps if each step is shortened until the value decreases sufficiently
+(Armijo). All nodes step together, each with its own step size.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from leakaudit.errors import LeakauditError
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Problem, Task
 
-LARGEST = 2048  # parameters; Newton keeps one (d, d) matrix a node, 32 MiB each in float64
+LARGEST = 2048  # parameters; Newton stores one (d, d) matrix per node, 32 MiB each in float64
 STEPS = 100
-HALVINGS = 30  # of a step; 2^-30 is below the resolution of float32
-ARMIJO = 1e-4  # part of the decrease along the slope that a step must reach, the textbook's choice
-# Units of rounding of the value. A predicted decrease below so many of them cannot be told from the
-# rounding of a sum over records, so the step is taken whole.
+HALVINGS = 30  # per step; 2^-30 is below the resolution of float32
+ARMIJO = 1e-4  # fraction of the predicted decrease that a step must reach, the textbook's choice
+# Rounding units of the value. A predicted decrease below this many of them cannot be distinguished
+# from the rounding of a sum over records, so the full step is taken.
 DROWNED = 1e3
 
 
@@ -40,7 +40,7 @@ def exact(task: Task) -> None:
         raise LeakauditError(
             "the exact update needs a convex model (linear, logistic) of at most "
             f"{LARGEST} parameters, got {task.spec.model} with {task.layout.size}; "
-            "use update=gradient where the protocol has it, or another model"
+            "use update=gradient if the protocol has it, or another model"
         )
 
 
@@ -51,12 +51,12 @@ def prox(problem: Problem, start: Tensor, linear: Tensor, weight: Tensor) -> Ten
 
     Args:
         problem: The task and every node's data.
-        start: Where the Newton steps begin, (N, d).
+        start: Initial point of the Newton steps, (N, d).
         linear: The linear term, (N, d).
         weight: Weight of the quadratic term, (N, 1), positive.
 
     Returns:
-        The minimisers, (N, d); NaN for nodes whose data are not in this process.
+        The minimisers, (N, d); NaN for nodes without data in this process.
 
     Raises:
         LeakauditError: The model has no exact update, or the steps do not converge.
@@ -98,8 +98,8 @@ def prox(problem: Problem, start: Tensor, linear: Tensor, weight: Tensor) -> Ten
         if torch.equal(moved, w):
             return w
         w = moved
-    # A choice between eps, which the test above asks for, and sqrt(eps): at such a slope the value
-    # is at its minimum to rounding, and no step can be judged by it.
+    # A choice between eps, which the test above requires, and sqrt(eps): at such a slope the value
+    # is minimal up to rounding and cannot be used to judge a step.
     if slope.abs().max() > eps**0.75 * scale:
         worst = float(slope.abs().max())
         raise LeakauditError(

@@ -1,4 +1,4 @@
-"""From a scenario to a recording: draw the data, build the task, size the file, run the victim."""
+"""From a scenario to a recording: draw data, build the task, compute the size, run the victim."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ if TYPE_CHECKING:
 
 # What a run draws random numbers for, in the order of its streams.
 STREAMS = ("data", "split", "graph", "model", "run", "schedule")
-POOL = 1000  # records of the data set that are kept for identification, a choice
+POOL = 1000  # records of the data set that are stored for identification, a choice
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A scenario made ready: nothing is written yet.
+    """A scenario that is ready to run; nothing has been written yet.
 
     Attributes:
-        scenario: Where the plan comes from.
+        scenario: The scenario of the plan.
         victim: The protocol with its constants.
         source: The data set.
         rows: Records of `source` that the nodes hold, (N, samples).
         task: The model and its loss.
-        graph: Who talks to whom.
+        graph: Communication graph.
         wires: Undirected edges that are recorded.
         columns: First column of the model vector that is recorded, and the one after the last.
-        random: Generators by name, of the model and the run among others.
+        random: Generators by name, including those of the model and the run.
     """
 
     scenario: Scenario
@@ -58,7 +58,7 @@ class Plan:
 
     @cached_property
     def messages(self) -> int:
-        """How many messages the recording will hold, or the most if that depends on a schedule."""
+        """Number of messages in the recording, or the maximum if it depends on a schedule."""
         return self.victim.messages(self.graph, self.scenario.rounds, self.wires)
 
     def size(
@@ -67,7 +67,7 @@ class Plan:
         wires: list[tuple[int, int]] | None = None,
         columns: tuple[int, int] | None = None,
     ) -> int:
-        """Return the bytes of the recording, or of a smaller one.
+        """Return the size of the recording in bytes, or of a smaller recording.
 
         Args:
             rounds: Length of the run; None for the scenario's.
@@ -85,15 +85,15 @@ class Plan:
         """Check that the recording is not too large.
 
         Args:
-            limit: Most bytes that it may take.
+            limit: Maximum size in bytes.
 
         Raises:
-            LeakauditError: It is larger; the message has the sizes of smaller recordings.
+            LeakauditError: It is larger; the message lists smaller recordings and their sizes.
         """
         needed = self.size()
         if needed <= limit:
             return
-        # A little less than in proportion, because a part of the file does not shrink.
+        # Slightly below the proportional number, because part of the file does not shrink.
         fewer = max(1, int(self.scenario.rounds * limit / needed * 0.99))
         options = {
             f"--rounds {fewer}": self.size(rounds=fewer),
@@ -102,8 +102,8 @@ class Plan:
         }
         sizes = ", ".join(f"{flag} {human(n)}" for flag, n in options.items())
         raise LeakauditError(
-            f"the recording needs {human(needed)}, --max-bytes allows {human(limit)}; "
-            f"smaller: {sizes}"
+            f"the recording needs {human(needed)}, but --max-bytes allows {human(limit)}; "
+            f"smaller recordings: {sizes}"
         )
 
 
@@ -118,11 +118,11 @@ def plan(
     """Draw data and graph, and build the task.
 
     Args:
-        scenario: What is to run.
-        data_root: Folder of data sets; None for the usual one.
+        scenario: The scenario to run.
+        data_root: Folder of data sets; None for the default.
         download: Whether data sets may be downloaded.
-        device: Where the training runs.
-        trusted: Whether a model of the user's own may execute its code.
+        device: Device of the training.
+        trusted: Whether a user's own model may execute its code.
 
     Raises:
         LeakauditError: The scenario cannot run.
@@ -138,7 +138,7 @@ def plan(
         device=device,
         trusted=trusted,
     )
-    if victim.centralised:  # a star whose hub, the server, is the last node
+    if victim.centralised:  # a star: its hub, the server, is the last node
         graph = Graph(scenario.nodes + 1, tuple((i, scenario.nodes) for i in range(scenario.nodes)))
     else:
         graph = graphs.make(scenario.graph, scenario.nodes, random["graph"])
@@ -164,19 +164,20 @@ def record(
 ) -> Recorder:
     """Run the plan and record it.
 
-    The scenario goes into the truth, because whoever knows the seed can repeat the noise and z^0.
+    The scenario is stored in the truth, because anyone who knows the seed can reproduce the noise
+    and z^0.
 
     Args:
-        plan: What runs.
+        plan: The plan to run.
         path: File of the recording; None keeps it in memory.
-        max_bytes: Most bytes that the recording may take.
-        private: What goes into the truth beside the scenario.
+        max_bytes: Maximum size of the recording in bytes.
+        private: Further entries of the truth.
 
     Returns:
         The closed recorder.
 
     Raises:
-        LeakauditError: The recording would be larger; nothing has been written then.
+        LeakauditError: The recording would be too large; nothing has been written in this case.
     """
     plan.fit(max_bytes)
     with opened(plan, path, public(plan), max_bytes, private) as recorder:
@@ -195,10 +196,10 @@ def record(
 
 
 def public(plan: Plan) -> dict[str, Tensor]:
-    """Draw what everybody knows at the start: the model w0 and the schedule.
+    """Draw the public values at the start: the model w0 and the schedule.
 
     Args:
-        plan: What will run.
+        plan: The plan to run.
     """
     scheduled = plan.victim.schedule(plan.graph, plan.scenario.rounds, plan.random["schedule"])
     return {"w0": plan.task.init(plan.random["model"]), **scheduled}
@@ -212,15 +213,15 @@ def opened(
     private: Mapping[str, Any] | None,
     provenance: Mapping[str, Any] | None = None,
 ) -> Recorder:
-    """Return the recorder of a plan's run, which has been given the truth.
+    """Return the recorder of a plan's run, with the truth already stored.
 
     Args:
-        plan: What will run.
+        plan: The plan to run.
         path: File of the recording; None keeps it in memory.
         public: Public tensors by name.
-        max_bytes: Most bytes that the recording may take.
-        private: What goes into the truth beside the scenario.
-        provenance: What the trace says of its origin.
+        max_bytes: Maximum size of the recording in bytes.
+        private: Further entries of the truth.
+        provenance: Information about the origin of the trace.
     """
     scenario = plan.scenario
     rows = plan.rows
@@ -243,7 +244,7 @@ def opened(
         max_bytes=max_bytes,
         provenance=provenance,
         private={"scenario": {**asdict(scenario), "set": dict(scenario.set)}, **(private or {})},
-        check=False,  # the plan is checked, and tests hold every victim to its declaration
+        check=False,  # the plan has been checked, and tests check every declaration
     )
     for node in range(scenario.nodes):
         recorder.truth(node, source.x[rows[node]], source.y[rows[node]], index=rows[node])
@@ -253,7 +254,7 @@ def opened(
 
 
 def _known(scenario: Scenario, args: Mapping[str, Any]) -> None:
-    """Refuse a setting that neither the victim nor the model has, with the nearest of both."""
+    """Reject a setting that neither the victim nor the model has, and suggest the nearest."""
     if scenario.model not in models.MODELS:
         return
     known = [*registry.parameters(models.MODELS[scenario.model]), "l2", "bn"]

@@ -1,4 +1,4 @@
-"""What EXTRA and NIDS share: private start models, the prox of an l1 norm, noise that fades."""
+"""Shared parts of EXTRA and NIDS: private initial models, the prox of an l1 norm, fading noise."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def ranges(name: str, l1: float, spread: float, sigma: float, fade: float) -> No
     """Check the constants that EXTRA and NIDS share.
 
     Args:
-        name: The victim's name, for the error.
+        name: Name of the victim, for the error message.
         l1: Weight of the l1 norm.
-        spread: Standard deviation of the start models.
+        spread: Standard deviation of the initial models.
         sigma: Standard deviation of the noise in round 0.
-        fade: Factor of the standard deviation from round to round.
+        fade: Factor of the standard deviation from one round to the next.
 
     Raises:
-        LeakauditError: One of them is negative, or the noise grows.
+        LeakauditError: A constant is negative, or the noise increases.
     """
     above(name, fade=fade)
     least(name, l1=l1, spread=spread, sigma=sigma)
@@ -35,16 +35,16 @@ def ranges(name: str, l1: float, spread: float, sigma: float, fade: float) -> No
 
 
 class Released:
-    """Adds noise of standard deviation sigma fade^t, which is offered to the recorder as ``xi``."""
+    """Adds noise of standard deviation sigma fade^t and offers it to the recorder as ``xi``."""
 
     def __init__(self, sigma: float, fade: float, recorder: Recorder, generator: Generator) -> None:
         """Prepare the noise of a run.
 
         Args:
             sigma: Standard deviation in round 0; 0 adds no noise.
-            fade: Factor of the standard deviation from round to round.
-            recorder: What the noise is offered to.
-            generator: Source of randomness, on the CPU.
+            fade: Factor of the standard deviation from one round to the next.
+            recorder: Receives the noise.
+            generator: Source of randomness (CPU).
         """
         self.sigma = sigma
         self.fade = fade
@@ -61,12 +61,12 @@ class Released:
 
 
 def start(problem: Problem, recorder: Recorder, generator: Generator, spread: float) -> Tensor:
-    """Return the start models (N, d): the common one, plus private normal vectors.
+    """Return the initial models (N, d): the common one, plus private normal vectors.
 
     Args:
         problem: The task and every node's data.
-        recorder: Holds the common start ``w0``.
-        generator: Source of randomness, on the CPU.
+        recorder: Holds the common initial model ``w0``.
+        generator: Source of randomness (CPU).
         spread: Standard deviation of the private vectors; 0 for none.
     """
     w = common(recorder, problem)
@@ -80,7 +80,7 @@ def shrink(v: Tensor, by: float | Tensor) -> Tensor:
 
     Args:
         v: The vectors, (N, d).
-        by: A number, or one of each node, (N, 1).
+        by: A number, or one per node, (N, 1).
     """
     if isinstance(by, float) and by == 0:
         return v

@@ -1,4 +1,4 @@
-"""A recording as a value: who trains what on which data, TOML in, a trace and its truth out."""
+"""A recording described as a value: the protocol, the data, the model and what is recorded."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ DTYPES = ("float32", "float64")
 
 @dataclass(frozen=True)
 class Scenario:
-    """Everything that decides a run.
+    """The complete description of a run.
 
     Attributes:
         victim: Name of the protocol.
         nodes: Number of nodes that hold data.
-        graph: Who talks to whom, a kind of `topology.make`.
+        graph: Communication graph, one of the kinds of `topology.make`.
         rounds: Length of the run.
         data: Name of the data set.
-        samples: Records of a node.
+        samples: Records per node.
         split: How the records are divided among the nodes.
         model: Name of the model.
         set: Constants of the victim and arguments of the model, by name.
         dtype: ``float32`` or ``float64``.
-        seed: Decides all randomness of the run.
+        seed: Determines all randomness of the run.
         wires: Undirected edges that are recorded: ``all``, ``none``, ``node:3`` or ``0-1,1-2``.
         layers: Columns of the model vector that are recorded: ``all``, ``first``, or parameter
             names joined by commas.
-        states: Whether the truth keeps the private vectors.
-        curves: Whether the truth keeps loss, accuracy, consensus and norms of every round.
+        states: Whether the truth contains the private vectors.
+        curves: Whether the truth contains loss, accuracy, consensus and norms of every round.
     """
 
     victim: str = "pdmm"
@@ -56,7 +56,7 @@ class Scenario:
     curves: bool = False
 
     def __post_init__(self) -> None:
-        """Check what needs no other file."""
+        """Check everything that does not require other files."""
         config.check(vars(self), FORM)
         if self.dtype not in DTYPES:
             expected = f"expected float32 or float64, got {self.dtype!r}"
@@ -74,7 +74,7 @@ class Scenario:
             path: The file.
 
         Raises:
-            LeakauditError: It cannot be read, has an unknown key, or a value is of another type.
+            LeakauditError: It cannot be read, has an unknown key, or a value has the wrong type.
         """
         return cls.of(config.read(path, f"scenario {path}"))
 
@@ -83,35 +83,35 @@ class Scenario:
         """Return the scenario of a file.
 
         Args:
-            file: Its table ``scenario`` counts if it has one, else all but ``audit``.
+            file: If it has a table ``scenario``, that table is used; otherwise all but ``audit``.
 
         Raises:
-            LeakauditError: A key is unknown, or a value is of another type.
+            LeakauditError: A key is unknown, or a value has the wrong type.
         """
         if "scenario" in file.values:
             file = file.table("scenario")
         return file.without("audit").decode(FORM, cls)
 
     def to_toml(self) -> str:
-        """Return the text that `from_toml` reads.
+        """Return the scenario as text for `from_toml`.
 
         Returns:
-            TOML. None, which TOML does not have, is the text ``none``, as on the command line.
+            TOML. None, which TOML lacks, becomes the text ``none``, as on the command line.
 
         Raises:
-            LeakauditError: A constant is something that TOML does not have.
+            LeakauditError: A constant cannot be expressed in TOML.
         """
         constants = {key: "none" if value is None else value for key, value in self.set.items()}
         return config.written({**asdict(self), "set": constants})
 
     def parts(self) -> tuple[Victim, dict[str, Any]]:
-        """Return the configured victim, and what is left of `set` for the model.
+        """Return the configured victim, and the entries of `set` for the model.
 
-        A victim's ``samples`` or ``records``, on which noise and claims rest, are those of the
-        scenario if `set` has none.
+        A victim's ``samples`` or ``records``, on which noise and claims depend, are taken from the
+        scenario if `set` does not contain them.
 
         Raises:
-            LeakauditError: The victim is not complete, or does not take one of its constants.
+            LeakauditError: The victim is incomplete, or does not accept one of its constants.
         """
         kind = registry.get("victims", self.victim)
         if not (isinstance(kind, type) and issubclass(kind, Victim)):

@@ -1,4 +1,4 @@
-"""What protocols with a server share: the round trip of models and clients' messages."""
+"""Shared parts of protocols with a server: the exchange of the model and the clients' messages."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ def train(
     up: Callable[[Tensor, Tensor], Tensor],
     merge: Callable[[Tensor, Tensor], Tensor],
 ) -> None:
-    """Send the model down and the clients' gradients up, round by round.
+    """In every round, send the model to the clients and their messages to the server.
 
-    The model (d,) travels as kind ``w``, and its payload is stored once.
+    The model (d,) is sent as kind ``w``, and its payload is stored once.
 
     Args:
         problem: The task and every client's data.
-        graph: A star whose last node is the server.
+        graph: A star with the server as its last node.
         rounds: Length of the run.
-        recorder: What the messages and states go to.
+        recorder: Receives the messages and states.
         wires: Undirected edges that are recorded.
-        kind: Kind of the messages that travel up.
-        up: Makes what the clients send (N, d) of the model (d,) and their gradients (N, d).
-        merge: Makes the next model (d,) of the model and what the clients sent.
+        kind: Kind of the clients' messages.
+        up: Computes the clients' messages (N, d) from the model (d,) and their gradients (N, d).
+        merge: Computes the next model (d,) from the model and the clients' messages.
     """
     clients = [i for i, _ in wires]
     server = graph.nodes - 1
@@ -61,16 +61,16 @@ def train(
 def exchange(
     recorder: Recorder, t: int, clients: list[int], server: int, w: Tensor, kind: str, sent: Tensor
 ) -> None:
-    """Record a round: the model goes down as kind ``w``, and the clients' rows come up.
+    """Record a round: the server sends the model as kind ``w``, and the clients send their rows.
 
     Args:
-        recorder: What the messages go to.
+        recorder: Receives the messages.
         t: The round.
-        clients: Clients whose wires are recorded.
+        clients: Clients with recorded channels.
         server: The server's node.
         w: The model, (d,).
-        kind: Kind of the messages that travel up.
-        sent: What all clients send, (N, d).
+        kind: Kind of the clients' messages.
+        sent: The messages of all clients, (N, d).
     """
     if not clients:
         return

@@ -1,4 +1,4 @@
-"""Who talks to whom: named graphs, random ones redrawn until they are connected, and edge lists."""
+"""Communication graphs: named kinds, random graphs redrawn until connected, and edge lists."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch import Generator
 from leakaudit.errors import LeakauditError, suggest
 from leakaudit.trace import Graph
 
-# Both limits are choices. So many edges take some gigabytes as Python objects, and a graph of a
-# kind below is connected more often than not.
+# Both limits are choices. This number of edges takes several gigabytes as Python objects, and a
+# random graph of a kind below is connected more often than not.
 LARGEST = 10_000_000  # edges
 DRAWS = 1000
 
@@ -23,10 +23,10 @@ def make(kind: str, nodes: int, generator: Generator) -> Graph:
     """Return a connected graph of nodes 0..nodes-1.
 
     Args:
-        kind: ``ring``; ``star``, whose hub is node 0; ``complete``; ``rgg``, random points of the
-            unit square that are joined within sqrt(2 log n / n); ``er``, Erdos-Renyi with p = 2
-            log n / n; ``grid``, the most square rectangle; ``file:PATH``, with a line ``i j`` for
-            each edge, in which ``#`` begins a comment.
+        kind: ``ring``; ``star``, with node 0 as its hub; ``complete``; ``rgg``, random points of
+            the unit square, connected if closer than sqrt(2 log n / n); ``er``, Erdos-Renyi with p
+            = 2 log n / n; ``grid``, the most square rectangle; ``file:PATH``, with one line ``i j``
+            per edge, in which ``#`` begins a comment.
         nodes: Number of nodes.
         generator: Source of randomness.
 
@@ -38,11 +38,9 @@ def make(kind: str, nodes: int, generator: Generator) -> Graph:
     if kind.startswith("file:"):
         return _connected(_read(Path(kind.removeprefix("file:")), nodes), kind)
     if kind not in KINDS:
-        raise LeakauditError(f"there is no graph {kind!r}{suggest(kind, [*KINDS, 'file:PATH'])}")
+        raise LeakauditError(f"unknown graph {kind!r}{suggest(kind, [*KINDS, 'file:PATH'])}")
     if nodes > LARGEST or (kind == "complete" and nodes * (nodes - 1) // 2 > LARGEST):
-        raise LeakauditError(
-            f"graph: {kind} of {nodes} nodes is larger than the {LARGEST} edges that are built"
-        )
+        raise LeakauditError(f"graph: {kind} of {nodes} nodes exceeds the limit of {LARGEST} edges")
     return _connected(_plain(KINDS[kind](nodes, generator), nodes), kind)
 
 
@@ -95,14 +93,14 @@ def _grid(nodes: int, _: Generator) -> nx.Graph:
     rows = next(r for r in range(math.isqrt(nodes), 0, -1) if nodes % r == 0)
     if rows == 1 and nodes > 3:
         raise LeakauditError(
-            f"graph grid: {nodes} nodes fill no rectangle; use {nodes - 1} or {nodes + 1}"
+            f"graph grid: {nodes} nodes do not form a rectangle; use {nodes - 1} or {nodes + 1}"
         )
     rectangle = nx.grid_2d_graph(rows, nodes // rows)
     return nx.convert_node_labels_to_integers(rectangle, ordering="sorted")
 
 
 def _read(path: Path, nodes: int) -> Graph:
-    """Read an edge list; an edge that is given twice, or in both directions, counts once."""
+    """Read an edge list; an edge that appears twice, or in both directions, counts once."""
     edges = set()
     try:
         with path.open(encoding="utf-8") as lines:
@@ -124,7 +122,7 @@ def _edge(words: list[str], nodes: int, where: str) -> tuple[int, int]:
     i, j = sorted(map(int, words))
     if i == j or j >= nodes:
         raise LeakauditError(
-            f"graph {where}: expected two different nodes of 0 to {nodes - 1}, "
+            f"graph {where}: expected two different nodes from 0 to {nodes - 1}, "
             f"got {i} and {j}; see --nodes"
         )
     return i, j

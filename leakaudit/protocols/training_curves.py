@@ -1,4 +1,4 @@
-"""How a training goes, round by round: the curves that the papers draw."""
+"""The progress of a training by round: the curves that papers plot."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from leakaudit.trace import Truth
     from leakaudit.traces.recorder import Recorder
 
-# Tables and figures show these quantities first and last; norms and the protocol's own stand
-# between.
+# Tables and figures show these quantities first and last; norms and protocol-specific quantities
+# are placed between them.
 FIRST = ("loss", "accuracy", "consensus")
 LAST = ("seconds",)
 SHOWN = 12  # rounds of a text table, so that it fits on a screen
@@ -30,13 +30,13 @@ Run = Mapping[str, Tensor]
 
 
 class Curves:
-    """Observes a run if its recorder was asked to keep curves; else it costs nothing."""
+    """Records a run's curves if its recorder was asked to; otherwise it costs nothing."""
 
     def __init__(self, recorder: Recorder, problem: Problem) -> None:
         """Start the clock.
 
         Args:
-            recorder: What the curves go to.
+            recorder: Receives the curves.
             problem: The task and every node's data.
         """
         self.recorder = recorder
@@ -44,17 +44,17 @@ class Curves:
         self.started = time.perf_counter()
 
     def observe(self, round: int, w: Tensor, **vectors: Tensor) -> None:
-        """Keep the quantities of a round.
+        """Record the quantities of a round.
 
         ``loss`` and ``accuracy`` are those of the mean model on all nodes' data. ``consensus`` is
         the root mean square over nodes of |w_i - mean|. ``norm_w`` and ``norm_NAME`` of each
-        vector are the root mean square over nodes of the Euclidean norm. ``seconds`` have passed
-        since the last call.
+        vector are the root mean square over nodes of the Euclidean norm. ``seconds`` is the time
+        since the previous call.
 
         Args:
             round: The round.
             w: The models, (N, d).
-            vectors: Others by name, (N, d) or (N, k, d).
+            vectors: Further vectors by name, (N, d) or (N, k, d).
         """
         if not self.recorder.keep_curves:
             return
@@ -75,27 +75,27 @@ class Curves:
 
 
 def kept(truth: Truth, name: str) -> dict[str, Tensor]:
-    """Return a truth's curves.
+    """Return the curves stored in a truth.
 
     Args:
         truth: The private side of a recording.
-        name: Name of the truth, for the error.
+        name: Name of the truth, for the error message.
 
     Returns:
         The curves by quantity in the order of tables and figures, (rounds + 1,) float64 each, NaN
         if a round has no value.
 
     Raises:
-        LeakauditError: It holds none.
+        LeakauditError: The truth contains no curves.
     """
     found = {n: v.double() for n, v in truth.states.items() if v.dim() == 1}
     if not found:
-        raise LeakauditError(f"{name} holds no curves; record with --curves")
+        raise LeakauditError(f"{name} contains no curves; record with --curves")
     return {n: found[n] for n in sorted(sorted(found), key=_rank)}
 
 
 def names(runs: Mapping[str, Run]) -> list[str]:
-    """Return the quantities that some run has, in the order of tables and figures.
+    """Return the quantities that at least one run has, in the order of tables and figures.
 
     Args:
         runs: Curves by run.
@@ -105,7 +105,7 @@ def names(runs: Mapping[str, Run]) -> list[str]:
 
 
 def _rank(name: str) -> int:
-    """Return the place of a quantity; those between the first and the last ones have the same."""
+    """Return the rank of a quantity; all between the first and the last ones share one rank."""
     if name in FIRST:
         return FIRST.index(name)
     return len(FIRST) + (name in LAST)
@@ -124,7 +124,7 @@ def rounds(run: Run) -> list[int]:
 
 
 def rows(runs: Mapping[str, Run]) -> list[list[str]]:
-    """Return a row for each run and round under a heading; an unknown value is empty.
+    """Return a header row, then one row per run and round; an unknown value is empty.
 
     Args:
         runs: Curves by run.
@@ -163,7 +163,7 @@ def to_json(runs: Mapping[str, Run]) -> str:
 
 
 def to_text(runs: Mapping[str, Run]) -> str:
-    """Return a table for each run, of at most `SHOWN` rounds from the first to the last.
+    """Return one table per run, with at most `SHOWN` rounds from the first to the last.
 
     Args:
         runs: Curves by run.
@@ -192,7 +192,7 @@ def _aligned(table: Sequence[Sequence[str]]) -> str:
 
 
 def _number(values: Tensor | None, t: int) -> float | None:
-    """Return a value if it is known and finite, as a number of JSON must be."""
+    """Return a value if it is known and finite, as JSON requires."""
     if values is None or t >= len(values):
         return None
     value = float(values[t])

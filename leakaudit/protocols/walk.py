@@ -1,4 +1,4 @@
-"""One node at a time: who is active when, drawn beforehand and public."""
+"""The schedule of protocols with one active node at a time, drawn in advance and public."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ Activation: TypeAlias = Literal["walk", "iid"]
 
 
 def draw(graph: Graph, count: int, generator: Generator, activation: Activation) -> Tensor:
-    """Draw which nodes are active; the first is uniform.
+    """Draw the active nodes; the first is uniform.
 
     Args:
-        graph: Who talks to whom.
+        graph: Communication graph.
         count: Number of activations.
         generator: Source of randomness.
-        activation: ``walk`` goes on to a uniform neighbour of the node before, ``iid`` to any
-            node, also the same one.
+        activation: ``walk`` continues with a uniform neighbour of the previous node, ``iid`` with
+            any node, including the same one.
 
     Returns:
         The nodes, (count,).
@@ -45,11 +45,11 @@ def read(public: Mapping[str, Tensor], name: str, count: int) -> list[int]:
         count: Number of nodes.
 
     Raises:
-        LeakauditError: There is no such tensor, or it is shorter.
+        LeakauditError: The tensor does not exist, or is shorter.
     """
     if name not in public or len(public[name]) < count:
         raise LeakauditError(
-            f"expected a public tensor {name!r} that says who is active, {count} nodes; "
+            f"expected a public tensor {name!r} with the active nodes, {count} of them; "
             "draw it with schedule()"
         )
     nodes: list[int] = public[name][:count].tolist()

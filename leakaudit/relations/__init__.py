@@ -1,6 +1,7 @@
-"""The linear engine: from one declaration of a protocol to what a view gives away.
+"""The linear engine: from one declaration of a protocol to what a view reveals.
 
-What the view determines, how exactly, and what theory allows all follow from the declaration.
+What the view determines, with what accuracy, and what theory allows, all follows from the
+declaration.
 
 >>> from leakaudit.adversary import Adversary
 >>> p = Relations()

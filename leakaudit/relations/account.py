@@ -1,18 +1,20 @@
-"""The exact Gaussian-DP mu of a view, and how far it may be trusted (docs/relations.md, account).
+"""The exact Gaussian-DP mu of a view, and how far it can be trusted (docs/relations.md, account).
 
-Assume the worst case: the adversary knows all secrets but the targets. Let the relations be B e + S
-s + G d = 0 beside what is known: noise e of unit variance, states s, and targets d. Eliminating the
-states (N S = 0, A = N G, Bn = N B) leaves a Gaussian view whose mean moves by A d when the targets
-move by d, and whose covariance is Bn Bn'. Two Gaussians of one covariance are exactly mu-GDP with
-mu their Mahalanobis distance (Dong, Roth, Su 2022), so mu^2 = sup { sum_st M_st <d_s, d_t> : |d_t|
-<= Delta_t } with the Fisher matrix M = A'(Bn Bn')^+ A. The coordinates of the model share M, and
-the changes d_t are vectors (`semidefinite`). Equivalently d' M d is the least |e|^2 of a noise
-shift e that hides d, B e + S s + G d = 0, and that is how M is computed, without N. If no shift
-hides some d, that combination of targets is on the wire without noise, and mu is inf.
+Assume the worst case: the adversary knows all secrets except the targets. Let the relations be B e
++ S s + G d = 0 plus known terms, with noise e of unit variance, states s, and targets d.
+Eliminating the states (N S = 0, A = N G, Bn = N B) leaves a Gaussian view whose mean moves by A d
+when the targets move by d, and whose covariance is Bn Bn'. Two Gaussians with equal covariance are
+exactly mu-GDP with mu their Mahalanobis distance (Dong, Roth, Su 2022), so mu^2 = sup { sum_st M_st
+<d_s, d_t> : |d_t| <= Delta_t } with the Fisher matrix M = A'(Bn Bn')^+ A. All coordinates of the
+model share M, and the changes d_t are vectors (`semidefinite`). Equivalently, d' M d is the least
+|e|^2 of a noise shift e that hides d, B e + S s + G d = 0, and this is how M is computed, without
+N. If no shift hides some d, messages reveal that combination of targets without noise, and mu is
+inf.
 
-Adjacency: one node's targets are replaced by any other vectors, |change of target t| <= Delta_t,
-all at once; everything else, such as start values that are no targets, stays and is public. The
-order of a protocol is public too: sampling never amplifies.
+Adjacency: the targets of one node are replaced by arbitrary other vectors, |change of target t| <=
+    Delta_t, all at once; everything else, such as start values that are not targets, remains
+    unchanged and is public. The order in which a protocol uses records is public, too: sampling
+    never amplifies privacy.
 """
 
 from __future__ import annotations
@@ -44,27 +46,28 @@ from leakaudit.relations.semidefinite import supremum
 
 SECRET = {"secret", "gradient"}
 DEFINED = {"state", "message"}
-# Right sides that are solved for together. It changes speed only: a block of 128 columns of a few
-# thousand rows stays in the processor's cache, while thousands at once would not. A choice.
+# Number of right-hand sides that are solved together. Affects only speed: a block of 128 columns of
+# a few thousand rows stays in the processor's cache, while thousands at once would not. A choice.
 AT_ONCE = 128
 
 
 @dataclass(frozen=True)
 class Bound:
-    """What theory allows a view to tell about some vectors of one node.
+    """What theory allows a view to reveal about some vectors of one node.
 
     Attributes:
-        mu: Certified upper value; inf if a combination is on the wire without noise.
-        attained: Reached by some change of the targets.
-        targets: In the order of `fisher`.
-        leaking: Combinations of targets that are on the wire without noise.
-        certificate: For every gradient, 2: the point where it was taken is a function of the view
-            before it, so sensitivities at record level hold. 1: it is a function of the view and of
-            the node's own past gradients; record level needs a drift bound (`drift`), and mu is of
-            gradients that differ by at most the sensitivity wherever they are taken. 0: hidden
-            noise steers it, or steers another gradient that reacts to it; mu is of gradients that
-            do not depend on the model (`record` has stronger adversaries). Targets that are not
-            gradients have 2, or 0 if another gradient reacts.
+        mu: Certified upper value; inf if messages reveal a combination without noise.
+        attained: Value attained by some change of the targets.
+        targets: The targets, in the order of `fisher`.
+        leaking: Combinations of targets that messages reveal without noise.
+        certificate: For every gradient, 2: the point at which it was evaluated is a function of the
+            view before it, so sensitivities at record level hold. 1: the point is a function of the
+            view and of the node's own past gradients; record level requires a drift bound
+            (`drift`), and mu refers to gradients that differ by at most the sensitivity wherever
+            they are evaluated. 0: hidden noise influences the point, or influences another gradient
+            that reacts to it; mu refers to gradients that do not depend on the model (`record` has
+            stronger adversaries). Targets that are not gradients have 2, or 0 if another gradient
+            reacts.
         fisher: (T, T) M; None if mu is inf.
     """
 
@@ -85,18 +88,18 @@ def account(
 ) -> Bound:
     """Return the exact mu of a view for one node's targets.
 
-    Errors of channels (`std` of a message) count as no protection.
+    Errors of channels (`std` of a message) are not counted as protection.
 
     Args:
-        knowledge: Of the whole network: a part of the relations would not bound anything.
+        knowledge: Knowledge of the whole network: a part of the relations would not give a bound.
         targets: Secrets or gradients of one node, each once.
-        sensitivity: How far each target changes at most, in Euclidean norm; one for all, or (T,).
+        sensitivity: Maximum change of each target, in Euclidean norm; one for all, or (T,).
         certify: Whether to compute the certificate; it is empty otherwise.
 
     Raises:
-        LeakauditError: The view cannot be accounted for: targets of several nodes, targets that are
-            known, priors on them, noise on them that is not Gaussian, or nonlinear steps whose
-            inputs the view does not determine.
+        LeakauditError: There is no bound for this view: targets belong to several nodes, are known,
+            have priors or noise that is not Gaussian, or there are nonlinear steps whose inputs the
+            view does not determine.
     """
     limits = sensitivities(targets, sensitivity)
     worst, view = worst_case(knowledge, targets)
@@ -127,13 +130,13 @@ def account(
 def fisher(knowledge: Knowledge, targets: Sequence[Expression]) -> Array:
     """Return M (T, T) = A'(Bn Bn')^+ A.
 
-    It needs neither N nor a pseudo-inverse. Let e_t be the least noise shift that hides a unit
-    change of target t alone, B e_t + S s + G_t = 0 for some s. The least shift that hides a
+    This requires neither N nor a pseudo-inverse. Let e_t be the least noise shift that hides a unit
+    change of target t by itself, B e_t + S s + G_t = 0 for some s. The least shift that hides a
     combination d is linear in d, namely sum_t d_t e_t, so d'M d = |sum_t d_t e_t|^2 and M_st is the
     inner product of e_s and e_t.
 
     Args:
-        knowledge: Every flat unknown besides the targets must be a state.
+        knowledge: Every flat unknown except the targets must be a state.
         targets: None of their combinations may leak without noise.
     """
     s = system(knowledge, 0.0)
@@ -162,7 +165,7 @@ def sensitivities(targets: Sequence[Expression], sensitivity: float | Sequence[f
         sensitivity: One for all, or (T,).
 
     Raises:
-        LeakauditError: One is not finite or negative, or their number is wrong.
+        LeakauditError: A value is negative or not finite, or their number is wrong.
     """
     if isinstance(sensitivity, int | float):
         limits = np.full(len(targets), sensitivity, float)
@@ -177,12 +180,12 @@ def sensitivities(targets: Sequence[Expression], sensitivity: float | Sequence[f
 
 
 def worst_case(knowledge: Knowledge, targets: Sequence[Expression]) -> tuple[Knowledge, Knowledge]:
-    """Return the knowledge of an adversary with all secrets but the targets.
+    """Return the knowledge of an adversary who knows all secrets except the targets.
 
-    Outputs of nonlinear steps that this view determines are post-processing, and so known.
+    Outputs of nonlinear steps that this view determines are post-processing, and therefore known.
 
     Args:
-        knowledge: Of the whole network.
+        knowledge: Knowledge of the whole network.
         targets: Secrets or gradients of one node, each once.
 
     Returns:
@@ -212,13 +215,14 @@ def worst_case(knowledge: Knowledge, targets: Sequence[Expression]) -> tuple[Kno
 
 
 def _reaching(worst: Knowledge) -> Knowledge:
-    """Drop relations that only define a state or an unheard message that no other relation holds.
+    """Drop relations that only define a state, or an unobserved message, with no other use.
 
-    Such a relation says nothing of the rest, since the defined vector can take any value. Dropping
-    it may leave the vectors in it with one relation only, so the search goes on from those.
+    Such a relation contains no information about the rest, because the defined vector can take any
+    value. After it is dropped, other vectors in it may occur in only one relation, so the search
+    continues with those.
     """
     vectors = worst.declared.vectors
-    occurs_in = defaultdict[int, set[int]](set)  # free vector -> relations that hold it
+    occurs_in = defaultdict[int, set[int]](set)  # free vector -> relations that contain it
     fixed = worst.known | worst.declared.opaques.keys()
     for r in worst.rows:
         for k in worst.declared.relations[r].terms:
@@ -240,7 +244,7 @@ def _reaching(worst: Knowledge) -> Knowledge:
 def _post_processing(worst: Knowledge, outs: Collection[int]) -> None:
     """Raise LeakauditError if a nonlinear step reaches the view but its inputs do not.
 
-    They must be determined, so that its output is post-processing.
+    They must be determined, so that the output is post-processing.
     """
     if not outs:
         return
@@ -258,12 +262,12 @@ def _post_processing(worst: Knowledge, outs: Collection[int]) -> None:
 
 
 def _no_prior(knowledge: Knowledge, wanted: Collection[int]) -> None:
-    """Raise LeakauditError if relations tie targets to each other or to noise, without messages."""
+    """Raise LeakauditError if relations connect targets to each other or to noise, not messages."""
     vectors = knowledge.declared.vectors
     prime = PRIMES[0]
     rows = Staircase(prime)
-    # States and messages are numbered last, so that they are the pivots of their definitions, and
-    # rows whose pivot is not one of them are what remains when all are eliminated.
+    # States and messages are numbered last, so that they are the pivots of their definitions. Rows
+    # with other pivots are what remains after eliminating all of them.
     late = [len(vectors) * (vector.kind in DEFINED) for vector in vectors]
     for relation in knowledge.relations:
         rows.add({k + late[k]: residue(value, prime) for k, value in relation.terms.items()})
@@ -273,19 +277,19 @@ def _no_prior(knowledge: Knowledge, wanted: Collection[int]) -> None:
         kinds = {vectors[k].kind for k in row}
         if "public" not in kinds:
             raise LeakauditError(
-                f"account: a relation between {labels(vectors, row)} alone is a prior, which a "
-                "worst case does not have; leave it out"
+                f"account: the relation between {labels(vectors, row)} is a prior, which a "
+                "worst-case bound does not have; leave it out"
             )
 
 
 def gaussian(worst: Knowledge, moving: Sequence[Expression]) -> None:
-    """Raise LeakauditError if noise of another law is seen together with the targets.
+    """Raise LeakauditError if the view contains non-Gaussian noise together with the targets.
 
-    The decision is exact. The reduced echelon form of what is seen splits into components that
-    share no column. They are independent, and one without targets tells nothing about them.
+    The decision is exact. The reduced echelon form of the view splits into components that share no
+    column. They are independent, and one without targets reveals nothing about them.
 
     Args:
-        worst: What is known to one who knows all secrets but the targets.
+        worst: The knowledge of an adversary who knows all secrets except the targets.
         moving: Targets that change.
     """
     vectors = worst.declared.vectors
@@ -301,14 +305,14 @@ def gaussian(worst: Knowledge, moving: Sequence[Expression]) -> None:
     if mixed_in:
         first = vectors[mixed_in[0]]
         raise LeakauditError(
-            f"account: {first.label} is {first.law} noise, and a mu is of Gaussian noise alone; "
+            f"account: {first.label} is {first.law} noise, but a mu requires Gaussian noise; "
             "declare it known (knowledge.also) for an upper value without its protection, or "
             "compose its releases one by one"
         )
 
 
 def _component(rows: Sequence[Row], start: Collection[int]) -> set[int]:
-    """Return the columns that rows tie to some columns, directly or through others."""
+    """Return the columns that rows connect to some columns, directly or through others."""
     seen = set(start)
     apart = list(rows)
     grown = True

@@ -1,9 +1,10 @@
-"""How far a mu may be trusted: what decides where gradients are taken (docs/relations.md, account).
+"""How far a mu can be trusted: what determines the points at which gradients are evaluated.
 
-A mu prices the change of gradients by a sensitivity. That is the change of one record only if the
-gradients are taken at the same models with it and without it. So each gradient is asked: is its
-point a function of what was seen before it was taken? Relations are taken in by time, because what
-is seen later depends on the gradient.
+See docs/relations.md, account. A mu bounds the effect of gradients that change by a sensitivity.
+This is the change of one record only if the gradients are evaluated at the same models with and
+without the record. For each gradient, the question is therefore: is its point a function of what
+was observed before the gradient was evaluated? Relations are added in the order of time, because
+what is observed later depends on the gradient.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from leakaudit.relations.modular import PRIMES, Row, Staircase, modular
 
 
 class Past:
-    """What follows from the relations taken in so far; nonlinear functions of what follows do, too.
+    """What follows from the relations added so far, including nonlinear functions of it.
 
     Args:
         knowledge: The declaration, with its nonlinear steps.
-        known: Places of the vectors that count as seen.
+        known: Places of the vectors that count as observed.
     """
 
     def __init__(self, knowledge: Knowledge, known: Collection[int]) -> None:
@@ -30,11 +31,11 @@ class Past:
         self.pending = dict(knowledge.declared.opaques)
 
     def add(self, terms: Expression) -> None:
-        """Take a relation in."""
+        """Add a relation."""
         self.rows.add(self._row(terms))
 
     def holds(self, form: Expression, before: int | None = None) -> bool:
-        """Whether a form follows.
+        """Return whether a form follows.
 
         Nonlinear steps count if their output was declared before this place.
         """
@@ -44,7 +45,7 @@ class Past:
         return self.rows.holds(self._row(form))
 
     def _process(self, before: int) -> None:
-        """Take in the outputs of nonlinear steps whose inputs follow, the earlier ones first."""
+        """Add the outputs of nonlinear steps whose inputs follow, in the order of declaration."""
         for out, parts in list(self.pending.items()):
             if out < before and all(self.rows.holds(self._row(part)) for part in parts):
                 self.rows.add({out: 1})
@@ -60,11 +61,11 @@ def certificates(
     """Return the certificate of every target, by the relations before each gradient (`Bound`).
 
     Args:
-        worst: All secrets but the targets are known.
+        worst: The knowledge of an adversary who knows all secrets except the targets.
         targets: Gradients or other secrets of one node.
-        others: Gradients that are not targets and reach the view. If the point of one is not a
-            function of the view, it reacts to the change of what was declared before it, so these
-            targets have 0.
+        others: Gradients that are not targets and reach the view. If the point of one of them is
+            not a function of the view, it reacts to changes of everything declared before it, so
+            targets declared before it have 0.
     """
     wanted = set(places(targets))
     seen = Past(worst, worst.known)

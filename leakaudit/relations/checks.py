@@ -1,6 +1,7 @@
-"""Is a declaration right? Contradictions inside it, and its residuals on a run.
+"""Checks of a declaration: contradictions inside it, and its residuals on a run.
 
-A wrong declaration is the one silent failure of this engine: everything else is derived from it.
+A wrong declaration is the one silent failure of this engine, because everything else is derived
+from it.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from leakaudit.relations.declare import Relation, Relations
 from leakaudit.relations.expression import Expression, Vector, labels
 from leakaudit.relations.modular import PRIMES, Row, eliminate, modular, normal, rational
 
-# Root mean squares of a channel's own error that a message may miss by, in Euclidean norm over all
-# coordinates. For many coordinates the norm is within a few percent of one; 4 leaves room for few
-# coordinates and heavy tails. A choice.
+# Maximum Euclidean norm of a message's residual over all coordinates, in units of the root mean
+# square of the channel's own error. For many coordinates, the norm is within a few per cent of one;
+# 4 leaves room for few coordinates and heavy tails. A choice.
 CHANNEL = 4.0
 
 
@@ -48,7 +49,7 @@ def consistent(declared: Relations) -> None:
 
 
 def _forced(vectors: Sequence[Vector], row: Row, prime: int) -> str:
-    """Return ``form = 0`` in rationals, or the names of the vectors if these are too long."""
+    """Return ``form = 0`` in rationals; if these are too long, the names of the vectors."""
     terms: dict[int, Fraction] = {}
     for k, value in normal(row, min(row), prime).items():
         coefficient = rational(value, prime)
@@ -62,12 +63,13 @@ def _forced(vectors: Sequence[Vector], row: Row, prime: int) -> str:
 class Residuals:
     """Residuals of the relations on a run.
 
-    A relation with one vector that was not recorded defines it; with several it is skipped.
+    A relation with one vector that was not recorded defines this vector; with several, it is
+    skipped.
 
     Attributes:
         worst: Largest residual, relative to the relation's terms.
-        checked: How many relations were checked.
-        skipped: How many could not be.
+        checked: Number of relations that were checked.
+        skipped: Number of relations that could not be checked.
     """
 
     worst: float
@@ -80,8 +82,8 @@ class _Value:
     """A vector in float64.
 
     Attributes:
-        value: (c,) The vector.
-        size: Of the terms that it was computed from, which sets its rounding.
+        value: (c,) the vector.
+        size: Size of the terms from which it was computed, which determines its rounding error.
     """
 
     value: Tensor
@@ -99,12 +101,12 @@ def residuals(
     Args:
         declared: The protocol.
         fetch: Returns a vector (c,), or None if it is not recorded.
-        tolerance: Largest residual, relative to the relation's terms.
-        gradient: Takes a gradient that is not recorded, at the model (c,) where the declaration
-            says that it was taken.
+        tolerance: Maximum residual, relative to the relation's terms.
+        gradient: Evaluates a gradient that is not recorded, at the model (c,) that the declaration
+            states.
 
     Raises:
-        LeakauditError: The residual of a relation exceeds the tolerance; it names the first.
+        LeakauditError: The residual of a relation exceeds the tolerance; names the first one.
     """
     values: dict[int, _Value] = {}
     for k, vector in enumerate(declared.vectors):
@@ -136,8 +138,8 @@ def residuals(
             allowed += CHANNEL * channel * math.sqrt(len(total.value)) / total.size
         if not error <= allowed:
             raise LeakauditError(
-                f"round {relation.round}: the relation {relation.text} misses by {error:.1e} of "
-                f"its terms (allowed {allowed:.1e}); "
+                f"round {relation.round}: the relation {relation.text} has a relative residual of "
+                f"{error:.1e} (maximum {allowed:.1e}); "
                 "the declaration does not describe this run"
             )
         worst = max(worst, error)
@@ -151,7 +153,7 @@ def _take(
     values: dict[int, _Value],
     gradient: Callable[[Vector, Tensor], Tensor],
 ) -> None:
-    """Put the gradients of a relation among the values, if the models are known."""
+    """Add the gradients of a relation to the values, if the models are known."""
     for k in relation.terms:
         if k not in declared.points or k in values:
             continue

@@ -1,6 +1,6 @@
-"""A protocol as linear relations between named vectors, written as its paper writes it.
+"""A protocol as linear relations between named vectors, written as in its paper.
 
-Every coordinate of the model obeys the same relations, so one scalar coefficient stands for a whole
+Every coordinate of the model obeys the same relations, so one scalar coefficient represents a whole
 vector (docs/relations.md: sum_c E[r, c] u_c = 0).
 """
 
@@ -22,9 +22,9 @@ class Relation:
 
     Attributes:
         terms: Place of a vector -> coefficient, without zeros.
-        round: In which it was declared.
-        lhs: As it was written.
-        rhs: As it was written.
+        round: Round in which it was declared.
+        lhs: Left-hand side, as written.
+        rhs: Right-hand side, as written.
     """
 
     terms: Mapping[int, Fraction]
@@ -40,11 +40,11 @@ class Relation:
 
 @dataclass(frozen=True)
 class Point:
-    """Where a gradient was taken.
+    """The point at which a gradient was evaluated.
 
     Attributes:
         at: The model.
-        before: How many relations were declared before the gradient.
+        before: Number of relations declared before the gradient.
     """
 
     at: Expression
@@ -54,11 +54,11 @@ class Point:
 class Relations:
     """The declaration of one protocol; its methods return vectors to calculate with.
 
-    Every vector has a name, an owner and the round in which it was declared; `index` tells apart
+    Every vector has a name, an owner and the round in which it was declared; `index` distinguishes
     vectors that share all three.
 
     Args:
-        graph: If given, nodes and edges that are not in it are refused.
+        graph: If given, nodes and edges that are not in it are rejected.
     """
 
     def __init__(self, graph: Graph | None = None) -> None:
@@ -68,20 +68,20 @@ class Relations:
         self.relations: list[Relation] = []
         self.points: dict[int, Point] = {}
         self.opaques: dict[int, tuple[Expression, ...]] = {}
-        self.sent: dict[int, int] = {}  # message -> the relation that says what it holds
+        self.sent: dict[int, int] = {}  # message -> the relation that defines its content
         self._places: dict[tuple[object, ...], int] = {}
         self._ended = False
 
     def rounds(self, count: int) -> Iterator[int]:
-        """Iterate over rounds 1 to count; what is declared inside bears the round.
+        """Iterate over rounds 1 to count; everything declared inside belongs to the round.
 
         Args:
             count: Number of rounds. A declaration has one such loop.
         """
         if self._ended or self.round:
             raise LeakauditError(
-                "mixed rounds: a declaration has one rounds(…) loop; "
-                "put both loops' relations into one"
+                "a declaration has only one rounds(…) loop, but this is the second; "
+                "put the relations of both loops into one"
             )
         for t in range(1, count + 1):
             self.round = t
@@ -92,22 +92,22 @@ class Relations:
         """Return a private vector about which nothing is known beforehand.
 
         Args:
-            name: Such as that of data, a start value or a dual.
+            name: For example that of data, a start value or a dual.
             owner: The node that holds it.
-            index: Tells it apart from vectors of the same name, owner and round.
+            index: Distinguishes it from vectors of the same name, owner and round.
         """
         return self._new("secret", name, owner, index)
 
     def grad(
         self, owner: int, at: Expression, index: int | None = None, name: str = "g"
     ) -> Expression:
-        """Return a gradient of the owner's loss, unknown.
+        """Return an unknown gradient of the owner's loss.
 
         Args:
-            owner: The node that takes it.
-            at: The model where it is taken.
-            index: Tells it apart from vectors of the same name, owner and round.
-            name: Of the gradient.
+            owner: The node that evaluates it.
+            at: The model at which it is evaluated.
+            index: Distinguishes it from vectors of the same name, owner and round.
+            name: Name of the gradient.
         """
         self._same(at)
         g = self._new("gradient", name, owner, index)
@@ -120,29 +120,28 @@ class Relations:
         """Return fresh noise; use the vector twice if one draw is used twice.
 
         Args:
-            name: Of the noise.
+            name: Name of the noise.
             std: Standard deviation per coordinate.
             owner: The node that draws it.
-            index: Tells it apart from vectors of the same name, owner and round.
-            law: What it is drawn from, with mean 0. Estimates need only its std; `account` takes
-                Gaussian noise and refuses the others.
+            index: Distinguishes it from vectors of the same name, owner and round.
+            law: Its distribution, with mean 0. Estimates require only the std; `account` accepts
+                Gaussian noise and rejects the others.
         """
         what = f"noise {name!r} of node {owner}"
         if not 0 < std < math.inf:
             raise LeakauditError(
-                f"{what}: expected std > 0 and finite, got {std!r}; "
-                "leave the noise out where there is none"
+                f"{what}: expected a finite std > 0, got {std!r}; omit the noise if there is none"
             )
         if law not in LAWS:
-            raise LeakauditError(f"{what}: expected a law among {', '.join(LAWS)}, got {law!r}")
+            raise LeakauditError(f"{what}: expected a law out of {', '.join(LAWS)}, got {law!r}")
         return self._new("noise", name, owner, index, std=float(std), law=law)
 
     def public(self, name: str, index: int | None = None) -> Expression:
-        """Return a vector that everybody has.
+        """Return a vector that is known to everybody.
 
         Args:
-            name: Of the vector, or of a constant of the protocol.
-            index: Tells it apart from vectors of the same name and round.
+            name: Name of the vector, or of a constant of the protocol.
+            index: Distinguishes it from vectors of the same name and round.
         """
         return self._new("public", name, None, index)
 
@@ -157,10 +156,10 @@ class Relations:
         """Return a vector that is known only through relations.
 
         Args:
-            name: Of the state.
-            owner: The node that holds it, if one does.
-            index: Tells it apart from vectors of the same name, owner and round.
-            eq: Its definition, if it has one.
+            name: Name of the state.
+            owner: The node that holds it, if any.
+            index: Distinguishes it from vectors of the same name, owner and round.
+            eq: Its definition, if any.
         """
         if eq is not None:
             self._same(eq)
@@ -170,17 +169,17 @@ class Relations:
         return x
 
     def relate(self, lhs: Form, rhs: Form = 0) -> None:
-        """Declare ``lhs = rhs``; with a noise vector in it, this is a prior.
+        """Declare ``lhs = rhs``; if it contains a noise vector, this is a prior.
 
         Args:
             lhs: A form over vectors of this declaration.
-            rhs: Another one, or 0.
+            rhs: Another form, or 0.
         """
         difference = lhs - rhs
         if not isinstance(difference, Expression) or not difference.terms:
             raise LeakauditError(
-                f"round {self.round}: the relation {lhs} = {rhs} ties nothing together; "
-                "expected two different vectors"
+                f"round {self.round}: the relation {lhs} = {rhs} is trivial; "
+                "expected at least one vector that does not cancel"
             )
         self._same(difference)
         self.relations.append(Relation(difference.terms, self.round, lhs, rhs))
@@ -200,18 +199,18 @@ class Relations:
 
         Args:
             src: The sender.
-            dst: One node, several that get the same copy, or None: everybody reads it, as on a
+            dst: One node, several that receive the same copy, or None: everybody reads it, as on a
                 public board.
-            expr: What is sent.
-            name: Of the message.
+            expr: Content of the message.
+            name: Name of the message.
             std: Error that the channel adds on top of rounding, for example q / sqrt(12) for a
-                dithered quantizer of width q.
-            secure: Whether a tap sees only that it was sent, not what.
-            index: Tells it apart from messages of the same name, sender, receivers and round.
+                dithered quantiser of width q.
+            secure: Whether an outsider sees only that the message was sent, not its content.
+            index: Distinguishes it from messages of the same name, sender, receivers and round.
 
         Raises:
-            LeakauditError: Nobody can send this message: it goes to its sender, to nobody, or along
-                an edge that is not in the graph.
+            LeakauditError: The message has no valid receiver: it is addressed to its sender, to
+                nobody, or along an edge that is not in the graph.
         """
         to = _receivers(dst)
         what = f"round {self.round}: message {name!r} of node {src}"
@@ -220,39 +219,39 @@ class Relations:
             if to:
                 whom = "itself"
             raise LeakauditError(
-                f"{what} goes to {whom}; name another node, or dst=None for everybody"
+                f"{what} is addressed to {whom}; name another node, or dst=None for everybody"
             )
         if self.graph and to:
             near = self.graph.neighbours[self._node(src)]
             for receiver in to:
                 if receiver not in near:
                     raise LeakauditError(
-                        f"{what} goes to node {receiver}, but they share no edge; "
-                        f"node {src} has {near}"
+                        f"{what} is addressed to node {receiver}, but they share no edge; "
+                        f"the neighbours of node {src} are {near}"
                     )
         if not isinstance(expr, Expression):
-            raise LeakauditError(f"{what} is the number {expr!r}; send a vector")
+            raise LeakauditError(f"{what}: expected a vector to send, got the number {expr!r}")
         if not 0 <= std < math.inf:
-            raise LeakauditError(f"{what}: expected an error of std >= 0, got {std!r}")
+            raise LeakauditError(f"{what}: expected a channel error with std >= 0, got {std!r}")
         m = self._new("message", name, src, index, std=std, dst=to, secure=secure)
         self.sent[m.vector] = len(self.relations)
         self.relate(m, expr)
         return m
 
     def opaque(self, out: Expression, of: Sequence[Expression]) -> None:
-        """Declare that a state is some nonlinear function of vectors, such as clipping or a prox.
+        """Declare that a state is a nonlinear function of vectors, such as clipping or a prox.
 
-        What is determined or estimated stays a valid lower bound; a mu is given only if the view
-        determines every input.
+        What is determined or estimated remains a valid lower bound; a mu is available only if the
+        view determines every input.
 
         Args:
             out: A state without a definition.
-            of: The vectors that it is made from.
+            of: The vectors from which it is computed.
         """
         if not of or self.vectors[out.vector].kind != "state":
             raise LeakauditError(
-                f"opaque({out}): expected a state without eq=, and the vectors of=[…] that it is "
-                "made from"
+                f"opaque({out}): expected a state without eq=, and the vectors of=[…] from which "
+                "it is computed"
             )
         for part in of:
             self._same(part)
@@ -261,13 +260,13 @@ class Relations:
     def find(
         self, name: str, owner: int | None = None, round: int = 0, index: int | None = None
     ) -> Expression:
-        """Return a vector by its name, messages excepted.
+        """Return a vector by its name; messages are excluded.
 
         Args:
-            name: Of the vector.
+            name: Name of the vector.
             owner: The node that holds it.
-            round: In which it was declared.
-            index: If it has one.
+            round: Round in which it was declared.
+            index: Its index, if any.
 
         Raises:
             LeakauditError: It is not declared.
@@ -275,7 +274,7 @@ class Relations:
         wanted = Vector("state", name, owner, round, index)
         if (place := self.place(wanted)) is None:
             raise LeakauditError(
-                f"there is no vector {wanted.label} in this "
+                f"vector {wanted.label} does not exist in this "
                 f"declaration{suggest(wanted.label, (v.label for v in self.vectors))}"
             )
         return self._form(place)
@@ -284,17 +283,17 @@ class Relations:
         """Return the place of the vector with the same name, owner, round and index; None if none.
 
         Args:
-            vector: Of this declaration or another.
-            by: Rounds that the wanted vector is later; vectors of round 0 stay.
+            vector: A vector of this declaration or another.
+            by: Number of rounds by which the wanted vector is later; vectors of round 0 stay.
         """
         return self._places.get(self._key(vector, by))
 
     def adopt(self, vector: Vector, by: int = 0) -> int:
-        """Return the place of a vector of another declaration, and add it if it is not there.
+        """Return the place of a vector of another declaration, and add it if it is missing.
 
         Args:
-            vector: Of the other declaration.
-            by: Rounds that it is later here.
+            vector: A vector of the other declaration.
+            by: Number of rounds by which it is later here.
         """
         place = self.place(vector, by)
         if place is None:
@@ -327,13 +326,13 @@ class Relations:
         """Return the gradients of one node, in the order of declaration.
 
         Args:
-            node: Their owner.
+            node: The owner of the gradients.
         """
         return self.select("gradient", node)
 
     @staticmethod
     def _key(vector: Vector, by: int = 0) -> tuple[object, ...]:
-        """What tells vectors apart; those of round 0 are the same in every round."""
+        """Return what identifies a vector; those of round 0 are the same in every round."""
         round_ = vector.round
         if round_:
             round_ += by
@@ -361,8 +360,8 @@ class Relations:
         vector = Vector(kind, name, owner, self.round, index, std, dst, secure, law)
         if self.place(vector) is not None:
             raise LeakauditError(
-                f"{vector.label} is declared twice; reuse the first, or tell them apart by name or "
-                "index="
+                f"{vector.label} is declared twice; reuse the first, or give the second another "
+                "name or index="
             )
         self._places[self._key(vector)] = len(self.vectors)
         self.vectors.append(vector)
@@ -370,16 +369,16 @@ class Relations:
 
     def _node(self, node: int) -> int:
         if node < 0 or (self.graph and node >= self.graph.nodes):
-            text = f"there is no node {node}"
+            text = f"node {node} does not exist"
             if self.graph:
-                text += f": the graph has nodes 0 to {self.graph.nodes - 1}"
+                text += f" (the graph has nodes 0-{self.graph.nodes - 1})"
             raise LeakauditError(text)
         return node
 
     def _same(self, form: Form) -> None:
         if isinstance(form, Expression) and form.home is not self.vectors:
             raise LeakauditError(
-                f"{form} is used before it exists here: it belongs to another declaration"
+                f"{form} belongs to another declaration; use only vectors of this one"
             )
 
 
@@ -396,10 +395,10 @@ def later(vector: Vector, by: int) -> Vector:
     """Return the vector of the same name, some rounds later.
 
     Args:
-        vector: Those of round 0 stay.
+        vector: Vectors of round 0 are returned unchanged.
         by: Number of rounds.
     """
     if not (vector.round and by):
         return vector
-    v = vector  # spelt out: `replace` takes three times as long
+    v = vector  # written out, because `replace` takes three times as long
     return Vector(v.kind, v.name, v.owner, v.round + by, v.index, v.std, v.dst, v.secure, v.law)

@@ -1,8 +1,8 @@
 """Which combinations of vectors a view determines, and by which formula.
 
 See docs/relations.md, identify. c'x is determined up to noise iff c lies in row(F), without noise
-iff (c, 0) lies in row([F B]). Every unknown but the targets is eliminated; the rows left over are a
-basis of what is determined. All decisions are exact.
+iff (c, 0) lies in row([F B]). Every unknown except the targets is eliminated; the remaining rows
+are a basis of what is determined. All decisions are exact.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from leakaudit.relations.modular import (
 
 Basis: TypeAlias = Literal["span", "echelon"]
 Key = TypeVar("Key", bound=Hashable)
-# Random parameters of a generic rank; one fails with a chance of about 1e-6 for each degree of a
-# minor.
+# Number of draws of random parameters for a generic rank; one draw fails with a probability of
+# about 1e-6 for each degree of a minor.
 DRAWS = 2
 
 
@@ -49,9 +49,9 @@ def determined(
     Args:
         knowledge: The relations in use, and what is known.
         targets: Unknown vectors.
-        up_to_noise: Return also those that are known only with noise on them.
-        form: ``span`` for the shortest rows from first to last target, ``echelon`` for the reduced
-            row echelon form; both in the targets' order.
+        up_to_noise: Also return combinations that are known only with noise.
+        form: ``span`` for the rows that are shortest from first to last target, ``echelon`` for the
+            reduced row echelon form; both in the targets' order.
     """
     return determined_each(knowledge, {0: targets}, up_to_noise=up_to_noise, form=form)[0]
 
@@ -63,11 +63,11 @@ def determined_each(
     up_to_noise: bool = False,
     form: Basis = "span",
 ) -> dict[Key, list[Expression]]:
-    """Do what `determined` does for several groups of targets; what they share is eliminated once.
+    """Return the same as `determined` for several groups; what they share is eliminated once.
 
     Args:
         knowledge: The relations in use, and what is known.
-        groups: Targets by any key, such as every node's gradients.
+        groups: Targets by an arbitrary key, for example the gradients of every node.
         up_to_noise: As for `determined`.
         form: As for `determined`.
     """
@@ -89,17 +89,17 @@ def rank(knowledge: Knowledge, targets: Sequence[Expression], *, up_to_noise: bo
     Args:
         knowledge: The relations in use, and what is known.
         targets: Unknown vectors.
-        up_to_noise: Count also those that are known only with noise on them.
+        up_to_noise: Also count combinations that are known only with noise.
     """
     found = _left(knowledge, {0: places(targets)}, up_to_noise, PRIMES[0])
     return len(found[0])
 
 
 def basis(combinations: Sequence[Expression]) -> list[Expression]:
-    """Return those combinations, in order, that the ones before do not already give.
+    """Return, in order, the combinations that do not follow from those before them.
 
     Args:
-        combinations: Of vectors of one declaration.
+        combinations: Combinations of vectors of one declaration.
     """
     prime = PRIMES[0]
     pivots: dict[int, Row] = {}  # first column -> row with a 1 there
@@ -120,24 +120,25 @@ def explain(
 ) -> Expression | None:
     """Return the formula, over known vectors, that computes a combination; None if there is none.
 
-    It is one formula of many; `estimate` finds the one of least variance. The combination itself is
-    added to the relations, with a tag of its own. After elimination of all unknowns, a row that
-    still holds the tag is the formula.
+    It is one of many formulas; `estimate` finds the one of least variance. The combination itself
+    is added to the relations, with a tag of its own. After elimination of all unknowns, a row that
+    still contains the tag is the formula.
 
     Args:
         knowledge: The relations in use, and what is known.
-        combination: Of any vectors.
-        up_to_noise: Allow noise vectors in the formula: they are its error.
+        combination: A combination of any vectors.
+        up_to_noise: Allow noise vectors in the formula, which are its error.
     """
     tag = len(knowledge.declared.vectors)
-    # Unknowns that occur in no relation cannot be cleared, and so leave no answer.
+    # Unknowns that do not occur in any relation cannot be eliminated, and therefore leave no
+    # answer.
     unknown = {*knowledge.flat, *(combination.terms.keys() - knowledge.known)}
     if not up_to_noise:
         unknown.update(knowledge.noise)
 
     def solve(prime: int) -> dict[int, list[Row]]:
-        # The combination, minus a tag that stands for its value, is one more row. A row that is
-        # left without unknowns but with the tag says what the value is.
+        # The combination, minus a tag that represents its value, is one more row. A remaining row
+        # without unknowns but with the tag states the value.
         question = modular(combination.terms, prime)
         question[tag] = prime - 1
         rows = [modular(relation.terms, prime) for relation in knowledge.relations]
@@ -163,7 +164,7 @@ def is_determined(
 
     Args:
         knowledge: The relations in use, and what is known.
-        combination: Of any vectors, known ones included.
+        combination: A combination of any vectors, including known ones.
         up_to_noise: Accept noise as an error.
     """
     prime = PRIMES[0]
@@ -184,8 +185,8 @@ class Generic:
     """Ranks of what is determined.
 
     Attributes:
-        here: At the declared parameters.
-        generic: The largest at parameters drawn at random.
+        here: Rank at the declared parameters.
+        generic: Largest rank at randomly drawn parameters.
     """
 
     here: int
@@ -193,7 +194,7 @@ class Generic:
 
     @property
     def structural(self) -> bool:
-        """Whether the leak comes from the protocol's structure, not from its constants."""
+        """Whether the leak results from the protocol's structure, not from its constants."""
         return self.here == self.generic
 
 
@@ -206,13 +207,13 @@ def generic(
 ) -> Generic:
     """Compare the rank at the parameters with the rank at random rationals in their place.
 
-    The latter is the generic rank. A rank is the largest for almost all parameters, so parameters
-    at random show what the structure of the protocol gives away.
+    The latter is the generic rank. A rank is largest for almost all parameters, so random
+    parameters show what the structure of the protocol reveals.
 
     Args:
         declare: Called with the parameters as keyword arguments; returns an adversary's knowledge
             and the targets.
-        parameters: At least one, by name.
+        parameters: The parameters by name; at least one.
         generator: Draws the random parameters.
         up_to_noise: As for `determined`.
     """
@@ -227,14 +228,14 @@ def generic(
 
 
 def _draw(generator: torch.Generator) -> Fraction:
-    """Return a rational in (0, 1) whose denominator is prime, so that nothing cancels by chance."""
+    """Return a rational in (0, 1) with a prime denominator, so that nothing cancels by chance."""
     return Fraction(int(torch.randint(1, 10**6, (), generator=generator)), 10**6 + 3)
 
 
 def _left(
     knowledge: Knowledge, orders: Mapping[Key, list[int]], up_to_noise: bool, prime: int
 ) -> dict[Key, list[Row]]:
-    """Return, per group, the echelon form of what is left without every other unknown."""
+    """Return, for each group, the echelon form that remains without the other unknowns."""
     dropped = knowledge.known
     unknown = list(knowledge.flat)
     if up_to_noise:
@@ -246,8 +247,8 @@ def _left(
         for k in order:
             if k in dropped:
                 raise LeakauditError(
-                    f"{knowledge.declared.vectors[k].label} is no target: this adversary knows "
-                    "it, or it is noise"
+                    f"{knowledge.declared.vectors[k].label} cannot be a target: this adversary "
+                    "knows it, or it is noise"
                 )
         targets.update(order)
     rows = (modular(relation.terms, prime, dropped) for relation in knowledge.relations)
@@ -262,7 +263,7 @@ def _left(
 def _in_rationals(
     solve: Callable[[int], Mapping[Key, Iterable[Row]]], knowledge: Knowledge
 ) -> dict[Key, list[Expression]]:
-    """Solve modulo one prime after the other until every number is a short rational."""
+    """Solve modulo one prime after another until every number is a short rational."""
     home = knowledge.declared.vectors
     for prime in PRIMES:
         found: dict[Key, list[Expression]] = {}
@@ -280,7 +281,7 @@ def _in_rationals(
 
 
 def _rational_terms(row: Row, prime: int) -> dict[int, Fraction] | None:
-    """Return the short rationals of a row; None if one of its numbers is none."""
+    """Return the short rationals of a row; None if one of its numbers does not have one."""
     terms: dict[int, Fraction] = {}
     for k, value in row.items():
         short = rational(value, prime)

@@ -1,10 +1,10 @@
 """How far one changed record moves the node's later gradients (docs/relations.md, account).
 
-It gives record level to views whose certificates are 1. With the view held still, the change of
-every vector follows from the relations: |c_k| s_k <= sum_j |c_j| s_j where k is the only one that
-is not bounded yet, s = 0 for what is known, and s = Delta_t + L s(point) for a gradient of a loss
-whose gradients are L-Lipschitz. For w+ = a (w - step g) this is s+ = |a| (s (1 + step L) + step
-Delta), and mu^2 <= sum over the noise of (s / sigma)^2.
+This yields record level for views with certificates of 1. If the view is held fixed, the change of
+every vector follows from the relations: |c_k| s_k <= sum_j |c_j| s_j if k is the only vector that
+is not bounded yet, s = 0 for known vectors, and s = Delta_t + L s(point) for a gradient of a loss
+with L-Lipschitz gradients. For w+ = a (w - step g), this is s+ = |a| (s (1 + step L) + step Delta),
+and mu^2 <= sum over the noise of (s / sigma)^2.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from leakaudit.relations.knowledge import Knowledge
 
 @dataclass(frozen=True)
 class Drift:
-    """What one changed record moves, with the view held still.
+    """The effect of one changed record, with the view held fixed.
 
     Attributes:
-        limits: (T,) How far every target moves, including its reaction to the moved model:
+        limits: (T,) how far each target moves, including its reaction to the moved model:
             sensitivities for `account` at record level.
-        mu: Upper value from the shift that every noise hides; inf if a combination is on the wire
-            without noise, or if the relations do not bound every noise one by one. With one noise
-            for each message and changes that add up, it is the exact mu of `account`.
+        mu: Upper value from the shift that every noise hides; inf if messages reveal a combination
+            without noise, or if the relations do not bound every noise individually. With one noise
+            per message and changes that add up, it is the exact mu of `account`.
     """
 
     limits: tuple[float, ...]
@@ -47,20 +47,20 @@ def drift(
     """Bound how one changed record moves all gradients of its node, for Lipschitz gradients.
 
     Args:
-        knowledge: Of the whole network.
+        knowledge: Knowledge of the whole network.
         targets: All gradients of the node.
-        sensitivity: Of each gradient at the same point, 0 if the record takes no part; one for all,
-            or (T,).
+        sensitivity: Sensitivity of each gradient at the same point, 0 if the record does not take
+            part; one for all, or (T,).
         smoothness: Lipschitz constant L >= 0 of the node's gradients, as they enter the protocol.
 
     Raises:
-        LeakauditError: As for `account`; or a gradient reacts that is not a target; or the
+        LeakauditError: As for `account`; or a gradient that is not a target reacts; or the
             relations before a gradient do not bound its point.
     """
     same_point = sensitivities(targets, sensitivity)
     if not 0 <= smoothness < math.inf:
         raise LeakauditError(
-            "drift: expected a smoothness >= 0, the Lipschitz constant of the gradients, got "
+            "drift: expected a smoothness >= 0 (the Lipschitz constant of the gradients), got "
             f"{smoothness}"
         )
     worst, view = worst_case(knowledge, targets)
@@ -85,7 +85,7 @@ def drift(
 
 
 class _Moves:
-    """Bounds on how far vectors move, from relations in time; 0 for what is known."""
+    """Bounds on how far vectors move, from relations in order of time; 0 for known vectors."""
 
     def __init__(self, worst: Knowledge) -> None:
         self.known = worst.known - worst.declared.opaques.keys()
@@ -94,7 +94,7 @@ class _Moves:
         self.waiting = defaultdict[int, list[Mapping[int, Fraction]]](list)
 
     def of(self, terms: Mapping[int, Fraction]) -> float | None:
-        """Return the bound of a form, None where one of its vectors has none."""
+        """Return the bound of a form; None if one of its vectors has none."""
         parts = []
         for k, coefficient in terms.items():
             if k in self.known:
@@ -106,21 +106,21 @@ class _Moves:
         return math.fsum(parts)
 
     def settle(self, vector: int, bound: float) -> None:
-        """Set a bound, and those that follow from it."""
+        """Set a bound, and all bounds that follow from it."""
         todo = [(vector, bound)]
         while todo:
             k, size = todo.pop()
             self.bound[k] = size
             for terms in self.waiting.pop(k, ()):
                 todo += self._follows(terms)
-            # A nonlinear step whose inputs do not move has an output that does not.
+            # If the inputs of a nonlinear step do not move, neither does its output.
             for out, parts in list(self.pending.items()):
                 if all(self.of(part.terms) == 0 for part in parts):
                     del self.pending[out]
                     todo.append((out, 0.0))
 
     def take(self, terms: Mapping[int, Fraction]) -> None:
-        """Take in a relation: it bounds the one vector in it that has no bound, or waits."""
+        """Add a relation: it bounds its only vector without a bound, or waits for others."""
         for vector, bound in self._follows(terms):
             self.settle(vector, bound)
 
@@ -138,7 +138,7 @@ class _Moves:
 def _moved(
     worst: Knowledge, reached: frozenset[int], same_point: Mapping[int, float], smoothness: float
 ) -> _Moves:
-    """Go through the declaration in time; relations before a gradient must bound its point."""
+    """Process the declaration in time; relations before a gradient must bound its point."""
     vectors = worst.declared.vectors
     points = worst.declared.points
     moves = _Moves(worst)
@@ -153,13 +153,13 @@ def _moved(
         if k not in same_point:
             if moved != 0:
                 raise LeakauditError(
-                    f"drift: {vectors[k].label} reacts to the change and is no target; "
-                    "name all gradients of one node"
+                    f"drift: {vectors[k].label} reacts to the change but is not a target; "
+                    "pass all gradients of one node"
                 )
         elif moved is None:
             raise LeakauditError(
-                f"drift: what is seen before {vectors[k].label} and the node's own past do not "
-                "bound where it was taken"
+                f"drift: what is observed before {vectors[k].label} and the node's own past "
+                "gradients do not bound the point at which it was evaluated"
             )
         else:
             moves.settle(k, same_point[k] + smoothness * moved)

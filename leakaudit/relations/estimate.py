@@ -1,14 +1,14 @@
 """The formula of least variance: best linear unbiased estimates from recorded messages.
 
-It comes with how much it amplifies rounding. min |B'r|^2 subject to F'r = c; weights -K'r, standard
-deviation |B'r|, the same for every coordinate (docs/relations.md, estimate).
+The result includes how much the formula amplifies rounding errors. min |B'r|^2 subject to F'r = c;
+weights -K'r, standard deviation |B'r|, the same for every coordinate (docs/relations.md, estimate).
 
-Every weighted sum r of the relations says that some unknowns, some noise and some known vectors add
-up to 0. If its weights on the unknowns are the combination that is asked for, its weights on the
-known vectors are an estimate, which is off by the noise in it. Among all such sums the one of least
-variance is wanted (Gauss, Markov). Where relations are redundant, many sums have the same variance
-in exact arithmetic. The rounding of each message counts as noise too, which picks, among these, the
-one that amplifies rounding least.
+Every weighted sum r of the relations states that some unknowns, some noise and some known vectors
+add up to 0. If its weights on the unknowns are the requested combination, its weights on the known
+vectors are an estimate, with the noise as its error. Among all such sums, the one of least variance
+is the result (Gauss, Markov). If relations are redundant, many sums have the same variance in exact
+arithmetic. The rounding of each message also counts as noise, which selects, among these, the one
+that amplifies rounding least.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from leakaudit.relations.expression import Expression, Vector
 from leakaudit.relations.kkt import Array, Rounding, System, channel_errors, solve, spanning, system
 from leakaudit.relations.knowledge import Knowledge
 
-# Change of a weight, relative to the largest of its row, that is none: about 50 roundings of
-# float64.
+# Change of a weight, relative to the largest of its row, that counts as zero: about 50 rounding
+# errors of float64.
 NOTHING = 1e-14
 
-# Least rounding of a message, relative to the largest noise. With less, the weights of redundant
-# messages would be undecided in float64, whose energies are squares: 1e-12 of the largest, well
-# above 2e-16. A choice.
+# Minimum rounding of a message, relative to the largest noise. With less, the weights of redundant
+# messages would be undetermined in float64, because energies are squares: 1e-12 of the largest,
+# well above 2e-16. A choice.
 FLOOR = 1e-6
 
 Fetch = Callable[[Vector], Tensor]
@@ -42,18 +42,18 @@ Fetch = Callable[[Vector], Tensor]
 
 @dataclass(frozen=True)
 class Estimate:
-    """Weights over known vectors that give each combination, up to its noise.
+    """Weights over known vectors that yield each combination, up to its noise.
 
     Attributes:
-        combinations: The m forms that are estimated.
-        vectors: (k) Known vectors.
-        weights: (m, k) Their weights.
-        std: (m,) Noise per coordinate, rounding included.
-        noise: (m, q) The error of the estimates is ``noise @ e`` with e of unit variance.
-        amplification: (m,) Standard deviation of the estimate per unit of independent error in
+        combinations: The m estimated forms.
+        vectors: (k) the known vectors.
+        weights: (m, k) their weights.
+        std: (m,) noise per coordinate, including rounding.
+        noise: (m, q) the error of the estimates is ``noise @ e`` with e of unit variance.
+        amplification: (m,) standard deviation of the estimate per unit of independent error in
             every message.
-        miss: (m,) Euclidean norm of what rounding leaves of the unknown vectors' weights, which
-            should be 0.
+        miss: (m,) Euclidean norm of the remaining weights of the unknown vectors, which should be 0
+            and differ from it by rounding.
     """
 
     combinations: tuple[Expression, ...]
@@ -67,8 +67,8 @@ class Estimate:
     def apply(self, fetch: Fetch) -> Tensor:
         """Return the estimates (m, c) in float64; every vector is fetched once, by round.
 
-        Weights that stay the same from some round on are applied to running sums: sum_t a_t x_t =
-        sum_t (a_t - a_{t+1}) X_t with X_t = x_1 + ... + x_t, so an absolute value that needs all
+        Weights that remain the same from some round on are applied to running sums: sum_t a_t x_t =
+        sum_t (a_t - a_{t+1}) X_t with X_t = x_1 + ... + x_t, so an absolute value that requires all
         past messages costs as much as a difference.
 
         Args:
@@ -101,14 +101,14 @@ class Estimate:
 
 
 def _channel(vector: Vector) -> Vector:
-    """What the messages of one kind on one wire have in common."""
+    """Return what the messages of one kind on one channel have in common."""
     return replace(vector, round=0)
 
 
 def _on_sums(vectors: tuple[Vector, ...], weights: Array) -> tuple[Array, frozenset[Vector]]:
-    """Return the weights (m, k), and the channels whose weights act on running sums.
+    """Return the weights (m, k), and the channels whose weights apply to running sums.
 
-    Those are the channels for which that takes fewer weights.
+    These are the channels for which this requires fewer weights.
     """
     order = defaultdict[Vector, list[int]](list)
     for k in sorted(range(len(vectors)), key=lambda k: vectors[k].round):
@@ -130,16 +130,16 @@ def estimate(
 ) -> Estimate:
     """Return the best linear unbiased estimate of every combination of unknown vectors.
 
-    The noise of r'(relations) is B'r and its weights on unknowns are F'r. So the estimate of c'x is
-    the r with F'r = c and the least |B'r|^2 (Gauss, Markov), and its weights on known vectors are
-    -K'r.
+    The noise of r'(relations) is B'r and its weights on unknowns are F'r. The estimate of c'x is
+    therefore the r with F'r = c and the least |B'r|^2 (Gauss, Markov), and its weights on known
+    vectors are -K'r.
 
     Args:
         knowledge: The relations in use, and what is known.
-        combinations: Of unknown vectors that are not noise.
-        rounding: Standard deviation of the rounding of a recorded message, such as 3e-8 times its
-            size in float32; for all, or by message name. It picks, among formulas that are equal in
-            exact arithmetic, the best conditioned one.
+        combinations: Combinations of unknown vectors that are not noise.
+        rounding: Standard deviation of the rounding of a recorded message, for example 3e-8 times
+            its size in float32; one for all, or by message name. It selects, among formulas that
+            are equal in exact arithmetic, the best conditioned one.
 
     Raises:
         LeakauditError: A combination is not determined even up to noise.
@@ -159,7 +159,7 @@ def estimate(
             if k not in s.columns:
                 raise LeakauditError(
                     f"{combination}: {knowledge.declared.vectors[k].label} is known, is noise, or "
-                    "occurs in no relation"
+                    "does not occur in any relation"
                 )
             wanted[s.columns[k], at] = float(v)
     scale = float(np.abs(s.noise.data).max(initial=0)) or 1.0
@@ -186,7 +186,7 @@ def estimate(
 
 
 def _true(knowledge: Knowledge, s: System, rounding: Rounding) -> Array:
-    """Return, per column of B, what its standard deviation is over what it was solved with."""
+    """Return, per column of B, the ratio of its standard deviation to the one used to solve."""
     errors = channel_errors(knowledge, rounding)
     ratios = np.ones(len(s.noisy))
     for column in range(len(knowledge.noise), len(s.noisy)):
@@ -196,12 +196,13 @@ def _true(knowledge: Knowledge, s: System, rounding: Rounding) -> Array:
 
 
 def recorded(view: View) -> Fetch:
-    """Return how a declared vector is read from a recorded trace.
+    """Return a function that reads a declared vector from a recorded trace.
 
-    A message is found by (round, src, dst, name), a public vector by name. A public vector that is
-    a constant of the protocol, such as z0 = 0, has it in every coordinate.
+    A message is identified by (round, src, dst, name), a public vector by name. A public vector
+    that is a constant of the protocol, such as z0 = 0, has this value in every coordinate.
 
     Args:
+        view: View of the adversary.
         view: Of the adversary.
     """
 
@@ -216,12 +217,12 @@ def recorded(view: View) -> Fetch:
             )
         if vector.kind != "message" or vector.owner is None:
             raise LeakauditError(
-                f"{vector.label} is not recorded in a trace; build the knowledge with own=False"
+                f"{vector.label} is not part of a recorded trace; call know(…, own=False)"
             )
         receivers = vector.dst
         if receivers is None:
             receivers = tuple(j for j in range(view.graph.nodes) if j != vector.owner)
-        to = receivers[0]  # without any copy, `message` says why
+        to = receivers[0]  # if there is no copy, `message` raises an error
         for receiver in receivers:
             if view.has(vector.round, vector.owner, receiver, vector.name):
                 to = receiver

@@ -1,4 +1,4 @@
-"""Named vectors and exact linear forms over them: the words in which a protocol is declared."""
+"""Named vectors and exact linear forms over them, in which protocols are declared."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ LAWS: tuple[str, ...] = get_args(Law)
 Number: TypeAlias = int | float | str | Fraction
 
 # Two rationals with denominators up to 1e5 differ by at least 1e-10, while a sum of a few floats
-# errs by about 1e-16: so at most one of them lies within CLOSE, and a float that is none of them is
-# refused.
+# has an error of about 1e-16. Therefore at most one of them lies within CLOSE, and a float without
+# such a rational is rejected.
 LARGEST_DENOMINATOR = 10**5
 CLOSE = 1e-14
 
 
 def exact(value: Number) -> Fraction:
-    """Return a coefficient as the rational that its author meant.
+    """Return a coefficient as the rational number that its author intended.
 
     1 - 2/3 in binary is not 1/3, and exact arithmetic on the raw bits finds leaks that do not exist
-    (docs/relations.md, traps).
+    (docs/relations.md, pitfalls).
 
     Args:
-        value: A float is repaired to the nearest rational with a denominator up to 1e5 that lies
-            within 1e-14 of it, relative.
+        value: A float is converted to the nearest rational with a denominator up to 1e5 that lies
+            within a relative distance of 1e-14.
 
     Raises:
         LeakauditError: A float is not close to such a rational, or the value is not a number.
@@ -47,13 +47,13 @@ def exact(value: Number) -> Fraction:
         near = Fraction(value).limit_denominator(LARGEST_DENOMINATOR)
     except (TypeError, ValueError, OverflowError, ZeroDivisionError):
         raise LeakauditError(
-            f"coefficient {value!r}: expected an int, a Fraction, text such as '1/3', or a finite "
-            "float"
+            f"coefficient {value!r}: expected an int, a Fraction, a string such as '1/3', or a "
+            "finite float"
         ) from None
     if abs(float(near) - value) > CLOSE * abs(value):
         raise LeakauditError(
-            f"coefficient {value!r}: no fraction with denominator <= {LARGEST_DENOMINATOR} is this "
-            f"float; pass a Fraction or '{value!r}'"
+            f"coefficient {value!r}: no fraction with denominator <= {LARGEST_DENOMINATOR} equals "
+            f"this float; pass a Fraction or '{value!r}'"
         )
     return near
 
@@ -62,25 +62,26 @@ def decimal(value: float) -> Fraction:
     """Return a protocol's constant as the decimal number that was written: 0.05 is 1/20.
 
     Args:
-        value: No float is too long.
+        value: Any finite float.
     """
     return Fraction(repr(float(value)))
 
 
 @dataclass(frozen=True)
 class Vector:
-    """One vector of the model's length that a protocol names.
+    """One vector of the model's length, named by a protocol.
 
     Attributes:
         kind: Its role in the protocol.
-        name: In the paper's words.
-        owner: The node that holds it, None for nobody in particular; of a message, the sender.
-        round: In which it was declared.
-        index: Tells apart vectors of one name, owner and round, such as z_{i|j} by j.
-        std: Of noise, or of the error that a channel adds to a message, per coordinate.
-        dst: Who receives a message, None for everybody.
-        secure: Whether a tap cannot read a message.
-        law: Of noise.
+        name: Its name in the paper.
+        owner: The node that holds it, None for no particular node; for a message, the sender.
+        round: Round in which it was declared.
+        index: Distinguishes vectors of one name, owner and round, such as z_{i|j} by j.
+        std: Standard deviation per coordinate of noise, or of the error that a channel adds to a
+            message.
+        dst: The receivers of a message, None for everybody.
+        secure: Whether an outsider cannot read a message.
+        law: Distribution of noise.
     """
 
     kind: Kind
@@ -122,24 +123,24 @@ class Expression:
     """
 
     __slots__ = ("home", "terms")
-    __array_ufunc__ = None  # numpy scalars leave the product to __rmul__
+    __array_ufunc__ = None  # numpy scalars delegate the product to __rmul__
 
     def __init__(self, home: Sequence[Vector], terms: Mapping[int, Fraction]) -> None:
         self.home = home
         self.terms = terms
 
     def __add__(self, other: Form) -> Expression:
-        """Sum; 0 is accepted so that `sum` works."""
+        """Return the sum; 0 is accepted so that `sum` works."""
         if not isinstance(other, Expression):
             if other != 0:
                 raise LeakauditError(
-                    f"cannot add {other!r} to {self}: only vectors of the same declaration add up"
+                    f"cannot add {other!r} to {self}: only vectors of one declaration can be added"
                 )
             return self
         if other.home is not self.home:
             raise LeakauditError(
-                f"{self} and {other} belong to two declarations; "
-                "write one protocol into one Relations"
+                f"{self} and {other} belong to different declarations; "
+                "declare one protocol in one Relations object"
             )
         terms = dict(self.terms)
         for k, v in other.terms.items():
@@ -154,11 +155,11 @@ class Expression:
     __radd__ = __add__
 
     def __neg__(self) -> Expression:
-        """Negative."""
+        """Return the negative."""
         return Expression(self.home, {k: -v for k, v in self.terms.items()})
 
     def __sub__(self, other: Form) -> Expression:
-        """Difference."""
+        """Return the difference."""
         if not isinstance(other, Expression) or other.home is not self.home:
             return self + (-other)
         terms = dict(self.terms)
@@ -171,11 +172,11 @@ class Expression:
         return Expression(self.home, terms)
 
     def __rsub__(self, other: Form) -> Expression:
-        """``0 - self``."""
+        """Return ``0 - self``."""
         return -self + other
 
     def __mul__(self, factor: Number) -> Expression:
-        """Multiple by an exact number."""
+        """Return the product with an exact number."""
         if isinstance(factor, Expression):
             raise LeakauditError(
                 f"({self}) * ({factor}) is not linear; declare its result with opaque(…, of=[…])"
@@ -188,24 +189,24 @@ class Expression:
     __rmul__ = __mul__
 
     def __truediv__(self, divisor: Number) -> Expression:
-        """Quotient by an exact number."""
+        """Return the quotient by an exact number."""
         scale = exact(divisor)
         if not scale:
             raise LeakauditError(f"cannot divide {self} by zero")
         return Expression(self.home, {k: v / scale for k, v in self.terms.items()})
 
     def __eq__(self, other: object) -> bool:
-        """Whether both are the same form over the same declaration."""
+        """Return whether both are the same form over the same declaration."""
         return (
             isinstance(other, Expression) and other.home is self.home and other.terms == self.terms
         )
 
     def __hash__(self) -> int:
-        """Equal forms hash alike."""
+        """Return a hash; equal forms have equal hashes."""
         return hash(frozenset(self.terms.items()))
 
     def __str__(self) -> str:
-        """``g[0,2] - 6/5 g[0,3]``."""
+        """Return text such as ``g[0,2] - 6/5 g[0,3]``."""
         text = ""
         for k, v in sorted(self.terms.items()):
             if text and v < 0:
@@ -223,14 +224,14 @@ class Expression:
 
     @property
     def vector(self) -> int:
-        """Place in `home` of a form that is one vector; raises LeakauditError for any other."""
+        """Place in `home` of a form that is a single vector; LeakauditError for any other."""
         if len(self.terms) != 1 or next(iter(self.terms.values())) != 1:
             raise LeakauditError(f"expected one vector, got {self}")
         return next(iter(self.terms))
 
     @property
     def rounds(self) -> set[int]:
-        """Rounds of the vectors in it."""
+        """Rounds of the vectors in the form."""
         return {self.home[k].round for k in self.terms}
 
 
@@ -238,14 +239,14 @@ def labels(vectors: Sequence[Vector], some: Iterable[int]) -> str:
     """Return the names of some vectors of a declaration, in its order.
 
     Args:
-        vectors: Of the declaration.
-        some: Places in it.
+        vectors: Vectors of the declaration.
+        some: Places of the vectors to name.
     """
     return ", ".join(vectors[k].label for k in sorted(some))
 
 
 def places(vectors: Iterable[Expression]) -> list[int]:
-    """Return where single vectors stand in their declaration, in order.
+    """Return the places of single vectors in their declaration, in order.
 
     Args:
         vectors: Forms of one vector each, such as targets.
@@ -253,5 +254,5 @@ def places(vectors: Iterable[Expression]) -> list[int]:
     return [vector.vector for vector in vectors]
 
 
-# The only number allowed is 0, which `sum` begins with.
+# The only number allowed is 0, with which `sum` starts.
 Form: TypeAlias = Expression | int | Fraction

@@ -5,12 +5,12 @@
     [ B    F        -ridge I] [r  ]   [b]
 
 Estimates and bounds are both quadratic programmes over it. An estimate is a combination r of the
-relations that leaves weights c on the unknowns, F'r = c, with the least noise |B'r|^2: the system
-with a = b = 0, where u = -B'r. A bound asks for the least noise shift |u|^2 that hides a change, B
-u + F lam = b: the system with a = c = 0. These are the optimality (Karush-Kuhn-Tucker) conditions,
-sparse where elimination would fill in. Many r are equal where relations are redundant, and many lam
-where unknowns are (gauge freedom). delta and ridge pick one of them; iterative refinement takes
-their effect out again.
+relations that has weights c on the unknowns, F'r = c, with the least noise |B'r|^2: the system with
+a = b = 0, where u = -B'r. A bound is the least noise shift |u|^2 that hides a change, B u + F lam =
+b: the system with a = c = 0. These are the optimality (Karush-Kuhn-Tucker) conditions, which remain
+sparse where elimination would cause fill-in. If relations are redundant, many r are equivalent, and
+if unknowns are, many lam (gauge freedom). delta and ridge select one of them; iterative refinement
+removes their effect again.
 """
 
 from __future__ import annotations
@@ -27,35 +27,35 @@ from leakaudit.errors import LeakauditError
 from leakaudit.relations.knowledge import Knowledge
 from leakaudit.relations.modular import PRIMES, independent, modular
 
-# scipy.sparse is imported where it is used: it takes a third of a second, and whoever only records
-# or renders solves nothing.
+# scipy.sparse is imported where it is used: the import takes a third of a second, and commands that
+# only record or render do not need it.
 
 Array = NDArray[np.float64]
 
 # Standard deviation of a recorded message's rounding, or one by message name.
 Rounding: TypeAlias = float | Mapping[str, float]
 
-# Diagonals that make the matrix regular, with the largest noise scaled to 1: half a unit of
-# float64's last place, so that they decide only what is undecided.
+# Diagonals that make the matrix regular, with the largest noise scaled to 1: half a unit in the
+# last place of float64, so that they only determine what is undetermined.
 DELTA = 1e-16
 RIDGE = 1e-16
 
-# Refinement ends at a row error of two units of the last place, relative to the row's terms, which
-# is what a product rounds to; if it has not got there in 6 steps, each of which gains several
-# digits or none, it will not.
+# Refinement ends at a row error of two units in the last place, relative to the row's terms, which
+# is the rounding of a product. It ends after at most 6 steps, because each gains several digits or
+# none.
 REFINE = 6
 ROUNDING = 4e-16
 
-# Relative gap of primal and dual energy. At an exact solution it is 0; std is the root of the
-# energy, so 1e-6 is far below what anybody reads. From there on to 1e-3, a solution over an exact
-# basis is still returned; above, nothing is. Choices.
+# Maximum relative gap between primal and dual energy. It is 0 at an exact solution; std is the root
+# of the energy, so 1e-6 is far below any reported digit. From there to 1e-3, a solution over an
+# exact basis is still returned; above, none is. Choices.
 GAP = 1e-6
 UNUSABLE = 1e-3
 
-# Largest error of the constraints, relative; a choice: the rounding of a message is 6e-8 of it.
+# Maximum relative error of the constraints; a choice: the rounding of a message is 6e-8 of it.
 MISSED = 1e-6
-# An energy below this share of the right sides' counts as none, so that its relative gap means
-# nothing.
+# An energy below this share of that of the right-hand sides counts as zero, so its relative gap is
+# meaningless.
 NOTHING = 1e-12
 
 
@@ -69,9 +69,9 @@ class System:
             the error of every message that has one.
         seen: (m, k) K: known vectors.
         columns: Place of a flat unknown -> column of F.
-        known: Places of the vectors behind the columns of K.
-        noisy: Places of the vectors behind the columns of B.
-        std: What the messages' columns of B were scaled by.
+        known: Places of the vectors of the columns of K.
+        noisy: Places of the vectors of the columns of B.
+        std: Scale of the messages' columns of B.
     """
 
     flat: Any
@@ -88,9 +88,9 @@ def system(knowledge: Knowledge, rounding: Rounding, floor: float = 0.0) -> Syst
 
     Args:
         knowledge: The relations in use, and what is known.
-        rounding: Standard deviation of the rounding of messages that are known; each message's own
-            channel error comes on top.
-        floor: Least rounding of a known message.
+        rounding: Standard deviation of the rounding of known messages; each message's own channel
+            error is added.
+        floor: Minimum rounding of a known message.
     """
     import scipy.sparse as sp
 
@@ -116,7 +116,7 @@ def system(knowledge: Knowledge, rounding: Rounding, floor: float = 0.0) -> Syst
 
 
 def spanning(knowledge: Knowledge, among: list[int]) -> NDArray[np.int64]:
-    """Return which of some unknown vectors have independent columns that span the others'.
+    """Return a subset of unknown vectors with independent columns that span those of the others.
 
     The decision is exact.
 
@@ -139,12 +139,12 @@ def channel_errors(
 ) -> dict[int, float]:
     """Return the error of every message in use that has one.
 
-    It is the message's own and, if it is known, its rounding.
+    It combines the message's own error and, if the message is known, its rounding.
 
     Args:
         knowledge: The relations in use, and what is known.
-        rounding: Standard deviation of the rounding of messages that are known.
-        floor: Least rounding of a known message.
+        rounding: Standard deviation of the rounding of known messages.
+        floor: Minimum rounding of a known message.
 
     Returns:
         Place of the message -> standard deviation.
@@ -170,7 +170,8 @@ def channel_errors(
 def _channel(knowledge: Knowledge, errors: dict[int, float]) -> Any:
     """Return the columns of these errors.
 
-    An error stands where its message is made; what uses the message uses it as it came.
+    An error belongs to the relation that defines its message; whatever uses the message uses it as
+    received.
     """
     row_of = {r: row for row, r in enumerate(knowledge.rows)}
     rows: list[int] = []
@@ -186,7 +187,7 @@ def _channel(knowledge: Knowledge, errors: dict[int, float]) -> Any:
 
 
 def _columns(knowledge: Knowledge, places: list[int]) -> Any:
-    """Return the coefficients of some vectors, one column for each."""
+    """Return the coefficients of some vectors, one column each."""
     column_of = {k: column for column, k in enumerate(places)}
     rows: list[int] = []
     columns: list[int] = []
@@ -212,22 +213,23 @@ def _sparse(
 def solve(
     noise: Any, flat: Any, middle: Array, bottom: Array, basis: Callable[[], NDArray[np.int64]]
 ) -> tuple[Array, Array]:
-    """Return u (q, n) and r (m, n) for right sides a = 0, c = middle and b = bottom.
+    """Return u (q, n) and r (m, n) for right-hand sides a = 0, c = middle and b = bottom.
 
     At a solution, |u|^2 = u'(-B'r) = c'lam - b'r (take the inner product of each block row with u,
-    lam and r). A gap between the two shows that the gauge freedom has spoilt the digits; then the
-    system is solved anew over an exact basis of F's columns, with delta = 0.
+    lam and r). A gap between the two shows that the gauge freedom has destroyed digits; in this
+    case, the system is solved again over an exact basis of F's columns, with delta = 0.
 
     Args:
         noise: (m, q) B, scaled so that its largest entry is 1.
         flat: (m, f) F.
         middle: (f, n) c.
         bottom: (m, n) b.
-        basis: Returns columns of flat that are independent and span the others, found exactly;
+        basis: Returns columns of flat that are independent and span the others, determined exactly;
             called only if needed.
 
     Raises:
-        LeakauditError: There is no solution to 1e-6, or the relations are too ill-conditioned.
+        LeakauditError: There is no solution to within 1e-6, or the relations are too
+            ill-conditioned.
     """
     for keep, delta in ((lambda: np.arange(flat.shape[1]), DELTA), (basis, 0.0)):
         columns = keep()
@@ -243,20 +245,20 @@ def solve(
     if (missed > MISSED).any():
         raise LeakauditError(
             "the view does not determine all of these combinations, even up to noise; "
-            "ask `determined` which ones it does"
+            "use `determined` to find those that it does determine"
         )
     if (gap <= UNUSABLE * energy).all():
         return u, r
     raise LeakauditError(
         "these relations are too ill-conditioned for float64; "
-        "use fewer rounds, or noises less than 1e6 apart"
+        "use fewer rounds, or noise levels that differ by less than a factor of 1e6"
     )
 
 
 def _factor(
     noise: Any, flat: Any, middle: Array, bottom: Array, delta: float
 ) -> tuple[Array, Array, Array]:
-    """Return u, lam and r of the quasi-definite system, refined; NaN if it has no factor."""
+    """Return u, lam and r of the quasi-definite system, refined; NaN if there is no factor."""
     import scipy.sparse as sp
     from scipy.sparse.linalg import splu
 
@@ -272,10 +274,10 @@ def _factor(
     right = np.concatenate([np.zeros((q, middle.shape[1])), middle, bottom])
     try:
         # A threshold of .1 keeps most pivots on the diagonal, which is sparser; the default 1 would
-        # swap rows more often.
+        # exchange rows more often.
         factor = splu((matrix + shift).tocsc(), permc_spec="COLAMD", diag_pivot_thresh=0.1)
     except RuntimeError:
-        # A pivot that rounds to zero: no solution here, which `solve` sees.
+        # A pivot that rounds to zero: no solution, which `solve` detects.
         right = np.full_like(right, np.nan)
         return right[:q], right[q : q + f], right[q + f :]
     found = factor.solve(right)

@@ -1,4 +1,4 @@
-"""What one adversary knows of a declaration: E = [F | B | K] of docs/relations.md."""
+"""What an adversary knows about a declaration: E = [F | B | K] of docs/relations.md."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from leakaudit.relations.expression import Expression, Vector, places
 
 @dataclass(frozen=True)
 class Knowledge:
-    """A declaration, the vectors in it that somebody knows, and the relations that are used.
+    """A declaration, its vectors that an adversary knows, and the relations in use.
 
     A part of the relations gives a lower bound on what leaks; it is never evidence that nothing
-    else does.
+    else leaks.
 
     Attributes:
         declared: The protocol.
@@ -37,7 +37,7 @@ class Knowledge:
 
     @cached_property
     def used(self) -> frozenset[int]:
-        """Places of the vectors that occur in them."""
+        """Places of the vectors that occur in the relations in use."""
         return frozenset(k for r in self.relations for k in r.terms)
 
     @cached_property
@@ -58,15 +58,15 @@ class Knowledge:
         """Return a node's gradients that occur in the relations in use, in order.
 
         Args:
-            node: That takes them.
+            node: The owner of the gradients.
         """
         return [g for g in self.declared.gradients(node) if g.vector in self.used]
 
     def also(self, vectors: Iterable[Expression]) -> Knowledge:
-        """Add vectors to what is known.
+        """Return the knowledge with further known vectors.
 
         Args:
-            vectors: Each a single vector.
+            vectors: Forms of a single vector each.
         """
         return replace(self, known=self.known.union(places(vectors)))
 
@@ -74,7 +74,7 @@ class Knowledge:
         """Use only the relations of some rounds.
 
         Args:
-            rounds: Those to keep.
+            rounds: The rounds to keep.
         """
         rows = [r for r in self.rows if self.declared.relations[r].round in rounds]
         return replace(self, rows=tuple(rows))
@@ -89,7 +89,7 @@ class Knowledge:
         return replace(self, rows=tuple(r for r in self.rows if r < count))
 
     def near(self, nodes: Iterable[int]) -> Knowledge:
-        """Use only the relations whose unknowns all occur beside an unknown of some nodes.
+        """Use only relations whose unknowns all occur together with an unknown of some nodes.
 
         Args:
             nodes: The owners of these unknowns.
@@ -103,7 +103,7 @@ class Knowledge:
         around: set[int] = set()  # unknowns in these
         for r in touched:
             around.update(k for k in relations[r].terms if k not in self.known)
-        beside: set[int] = set()  # relations with one of these unknowns
+        beside: set[int] = set()  # relations that contain one of these unknowns
         for k in around:
             beside.update(by_vector[k])
         settled = around | self.known
@@ -112,7 +112,7 @@ class Knowledge:
 
     @cached_property
     def _index(self) -> tuple[dict[int | None, list[int]], dict[int, list[int]]]:
-        """Unknown vectors in use by owner, and rows by unknown vector."""
+        """Return unknown vectors in use by owner, and rows by unknown vector."""
         by_owner = defaultdict[int | None, list[int]](list)
         by_vector = defaultdict[int, list[int]](list)
         for r in self.rows:
@@ -125,23 +125,23 @@ class Knowledge:
 
 
 def know(declared: Relations, adversary: Adversary, *, own: bool = True) -> Knowledge:
-    """Return what an adversary knows of a declared protocol.
+    """Return what an adversary knows about a declared protocol.
 
     It knows the messages that it observes (`Adversary.observes`) inside its window and the public
-    vectors that it `knows` by name, but nothing of a round after the window.
+    vectors that it `knows` by name, but nothing about rounds after the window.
 
     Args:
         declared: The protocol.
-        adversary: Who observes it.
-        own: Whether it also knows all vectors of its corrupt nodes; without these, it knows what a
-            recorded trace holds.
+        adversary: The adversary.
+        own: Whether it also knows all vectors of its corrupt nodes; if False, it knows only what a
+            recorded trace contains.
     """
     if declared.graph is not None:
         nodes = declared.graph.nodes
         missing = [n for n in sorted(adversary.corrupt) if n >= nodes]
         if missing:
             raise LeakauditError(
-                f"there is no node {missing[0]}: the graph has nodes 0 to {nodes - 1}"
+                f"node {missing[0]} does not exist (the graph has nodes 0-{nodes - 1})"
             )
     known = frozenset(k for k, v in enumerate(declared.vectors) if _knows(adversary, v, own))
     return Knowledge(declared, known, tuple(range(len(declared.relations))))

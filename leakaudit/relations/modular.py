@@ -1,18 +1,18 @@
-"""Exact sparse elimination modulo a Mersenne prime, and the way back to rationals.
+"""Exact sparse elimination modulo a Mersenne prime, and the conversion back to rationals.
 
-Which combinations of gradients a view determines is a question of ranks, and ranks decided in
-floating point are wrong here in both directions (docs/relations.md, traps). So every decision is
-made modulo a prime p: all arithmetic is on integers below p, and a determinant that is not zero
-over the rationals vanishes modulo p with a chance of about 1 / p, 4e-19 for the first prime.
-Formulas are found modulo p, too, and read back as the short fractions that their residues stand
-for.
+Which combinations of gradients a view determines is a question of ranks, and ranks computed in
+floating point err in both directions here (docs/relations.md, pitfalls). Every decision is
+therefore made modulo a prime p: all arithmetic uses integers below p, and a determinant that is not
+zero over the rationals vanishes modulo p with a probability of about 1 / p, 4e-19 for the first
+prime. Formulas are computed modulo p, too, and converted back to the short fractions that their
+residues represent.
 
-Two eliminations serve two questions. `eliminate` is given all rows at once and clears columns in
-the order that keeps rows short: which unknowns go first does not matter to what is left. A
-`Staircase` takes rows one after the other and answers in between whether a row follows from those
-before; its pivots are the columns that came last, so that each definition is solved for what it
-defines. Both run in about the number of entries that are ever made; these protocols are chains, so
-that rows stay a few entries long.
+Two eliminations serve two purposes. `eliminate` receives all rows at once and clears columns in the
+order that keeps rows short: the order of elimination does not affect the result. A `Staircase`
+receives rows one after another and decides in between whether a row follows from those before; its
+pivots are the most recent columns, so that each definition is solved for what it defines. The
+running time of both is roughly the number of entries ever created; these protocols are chains, so
+rows never have more than a few entries.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from fractions import Fraction
 
 Row = dict[int, int]
 
-# Mersenne primes. Ranks take the first, whose residues fit a machine word; a formula whose
-# rationals are longer takes the next.
+# Mersenne primes. Ranks use the first, whose residues fit a machine word; formulas with longer
+# rationals use the next ones.
 PRIMES = (2**61 - 1, 2**521 - 1, 2**4423 - 1)
 
-# Bits by which numerator times denominator stay below p. There are 2^-28 as many such fractions as
-# residues, so a residue at random passes for one with a chance of about 2^-28.
+# Number of bits by which numerator times denominator stay below p. There are 2^-28 times as many
+# such fractions as residues, so a random residue passes for one with a probability of about 2^-28.
 SLACK = 28
 
 
@@ -51,7 +51,7 @@ def modular(terms: Mapping[int, Fraction], prime: int, dropped: Collection[int] 
     Args:
         terms: Column -> coefficient, without zeros.
         prime: Of `PRIMES`.
-        dropped: Columns that are left out.
+        dropped: Columns to omit.
     """
     if not dropped:
         return {column: residue(value, prime) for column, value in terms.items()}
@@ -61,12 +61,12 @@ def modular(terms: Mapping[int, Fraction], prime: int, dropped: Collection[int] 
 
 
 def rational(value: int, prime: int) -> Fraction | None:
-    """Return the short rational of a residue (Wang 1981), None if there is none.
+    """Return the short rational of a residue (Wang 1981); None if there is none.
 
     The extended Euclidean algorithm on p and the residue yields pairs (r, s) with r = s * value
-    modulo p, that is r / s = value, whose r fall and whose s grow. The first r below the bound
+    modulo p, that is r / s = value, with decreasing r and increasing s. The first r below the bound
     gives the only fraction with both parts below it: two different ones would have a cross product
-    below p. Both parts stay so far below sqrt(p / 2) that a residue at random has no such fraction.
+    below p. Both parts stay so far below sqrt(p / 2) that a random residue has no such fraction.
 
     Args:
         value: The residue, from 0 to prime - 1.
@@ -122,7 +122,7 @@ def normal(row: Row, column: int, prime: int) -> Row:
 
 
 def negative(row: Row, prime: int) -> Row:
-    """Return a row with every sign turned.
+    """Return a row with all signs changed.
 
     Args:
         row: Column -> residue, without zeros.
@@ -132,7 +132,7 @@ def negative(row: Row, prime: int) -> Row:
 
 
 class _SparseRows:
-    """Sparse rows with the places of every column; a pivot row is used up."""
+    """Sparse rows with an index of the rows of every column; a pivot row is removed."""
 
     def __init__(self, rows: Iterable[Row], prime: int) -> None:
         self.prime = prime
@@ -143,7 +143,7 @@ class _SparseRows:
                 self.columns[k].add(i)
 
     def pivot(self, column: int) -> None:
-        """Clear a column with its shortest row, and take that row out."""
+        """Clear a column with its shortest row, and remove that row."""
         rows = self.rows
         columns = self.columns
         prime = self.prime
@@ -152,7 +152,7 @@ class _SparseRows:
         inverse = pow(chosen[column], -1, prime)
         for i in columns[column] - {at}:
             row = rows[i]
-            assert row is not None  # a row that is used up stands in no column
+            assert row is not None  # a removed row does not occur in any column
             factor = row[column] * inverse % prime
             for k, v in chosen.items():
                 new = (row.get(k, 0) - factor * v) % prime
@@ -170,10 +170,10 @@ class _SparseRows:
     def clear(self, columns: Iterable[int]) -> list[int]:
         """Clear columns; return those that had a pivot.
 
-        The column with the fewest rows goes first and its shortest row is the pivot, which keeps
-        the rows sparse (Markowitz 1957). Counts in the heap may be out of date: a column whose
-        count has grown is put back, and one whose count has fallen is taken early, which costs
-        sparsity but no correctness.
+        The column with the fewest rows is cleared first, with its shortest row as pivot, which
+        keeps the rows sparse (Markowitz 1957). Counts in the heap may be outdated: a column whose
+        count has increased is put back, and one whose count has decreased is processed early, which
+        affects sparsity but not correctness.
         """
         heap = [(len(self.columns[c]), c) for c in set(columns) if c in self.columns]
         heapq.heapify(heap)
@@ -190,10 +190,10 @@ class _SparseRows:
 
 
 class Staircase:
-    """Rows that come one after the other, in echelon form.
+    """Rows that are added one after another, in echelon form.
 
-    The pivot of every row is its last column. Columns are numbered in the order in which they come
-    to exist, so that a definition's pivot is what it defines and rows stay short.
+    The pivot of every row is its last column. Columns are numbered in the order of their creation,
+    so that a definition's pivot is what it defines and rows stay short.
 
     Args:
         prime: Of `PRIMES`.
@@ -202,10 +202,10 @@ class Staircase:
     def __init__(self, prime: int) -> None:
         self.prime = prime
         self.pivots: dict[int, Row] = {}
-        self.found: set[int] = set()  # columns that follow by themselves; they count as nothing
+        self.found: set[int] = set()  # columns that follow by themselves; they count as zero
 
     def add(self, row: Row) -> None:
-        """Take a row in."""
+        """Add a row."""
         column, left = self._reduced(row)
         if column is None:
             return
@@ -215,13 +215,13 @@ class Staircase:
             self.found.add(column)
 
     def holds(self, row: Row) -> bool:
-        """Whether a row is a combination of those that were taken in."""
+        """Return whether a row is a combination of those that were added."""
         return self._reduced(row)[0] is None
 
     def _reduced(self, row: Row) -> tuple[int | None, Row]:
-        """Subtract pivots from the last column down; return the first column that has none.
+        """Subtract pivots from the last column down; return the first column without a pivot.
 
-        The second value is the row that is left then.
+        The second value is the row that remains at this point.
         """
         left = {k: v for k, v in row.items() if k not in self.found}
         heap = [-k for k in left]
@@ -245,11 +245,11 @@ class Staircase:
 
 
 def eliminate(rows: Iterable[Row], columns: Iterable[int], prime: int) -> list[Row]:
-    """Return a basis, not reduced, of the combinations of the rows that hold none of some columns.
+    """Return a basis, not reduced, of the combinations of the rows without some columns.
 
     Args:
         rows: Column -> residue, without zeros.
-        columns: To be eliminated.
+        columns: Columns to eliminate.
         prime: Of `PRIMES`.
     """
     table = _SparseRows(rows, prime)
@@ -262,7 +262,7 @@ def independent(rows: Iterable[Row], columns: Iterable[int], prime: int) -> set[
 
     Args:
         rows: Column -> residue, without zeros.
-        columns: To choose from.
+        columns: Columns to choose from.
         prime: Of `PRIMES`.
     """
     return set(_SparseRows(rows, prime).clear(columns))
@@ -290,7 +290,7 @@ def echelon(rows: Iterable[Row], order: Sequence[int], prime: int) -> list[Row]:
 
 
 def _shortest(rows: Sequence[Row], column: int) -> int | None:
-    """Return the place of the first row, of those with a column, that has the fewest entries."""
+    """Return the index of the first row with the fewest entries among those with a column."""
     best = None
     for i, row in enumerate(rows):
         if column in row and (best is None or len(row) < len(rows[best])):
@@ -299,7 +299,7 @@ def _shortest(rows: Sequence[Row], column: int) -> int | None:
 
 
 def _cleared(rows: Iterable[Row], pivot: Row, column: int, prime: int) -> list[Row]:
-    """Return the rows with a column cleared by its pivot."""
+    """Return the rows after clearing a column with its pivot."""
     cleared = []
     for row in rows:
         if column in row:
@@ -312,10 +312,10 @@ def _cleared(rows: Iterable[Row], pivot: Row, column: int, prime: int) -> list[R
 def minimal_span(rows: Iterable[Row], order: Sequence[int], prime: int) -> list[Row]:
     """Return the basis whose rows are shortest from first to last column.
 
-    In a minimal span form, no two rows begin, and no two end, at the same column (Kschischang,
-    Sorokine 1995, of trellises). In an echelon form no two rows begin together. If two end
-    together, the multiple of the one that begins later is subtracted from the other: that one keeps
-    its beginning and ends earlier.
+    In a minimal span form, no two rows start, and no two end, at the same column (Kschischang,
+    Sorokine 1995, on trellises). In an echelon form, no two rows start together. If two end
+    together, the multiple of the one that starts later is subtracted from the other, which keeps
+    its start and ends earlier.
 
     Args:
         rows: A reduced row echelon form in the same order.

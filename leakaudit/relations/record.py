@@ -1,11 +1,11 @@
-"""What one changed record does to a view (docs/relations.md).
+"""The effect of one changed record on a view (docs/relations.md).
 
-A changed record moves the model, and so the gradients that are taken there. `account` takes
-gradients that move by at most a sensitivity, which is true of a record only if all that it moves
-besides is seen: certificate 2. Three ways lead further.
+A changed record moves the model, and therefore the gradients that are evaluated there. `account`
+assumes gradients that move by at most a sensitivity, which is true for a record only if everything
+else that it moves is observed: certificate 2. For other cases, there are three approaches:
 
-- `alone`, `with_models`: an adversary who sees more. What a weaker one sees is a function of it, so
-  its mu is an upper value.
+- `alone`, `with_models`: an adversary who observes more. The view of a weaker one is a function of
+  this view, so its mu is an upper value.
 - `drift` (drift.py): gradients that are L-Lipschitz, if certificates are at least 1.
 - `reached`: quadratic losses, whose reaction is one more linear relation. Their view is Gaussian,
   and its mu is exact.
@@ -31,28 +31,29 @@ from leakaudit.relations.semidefinite import supremum
 
 HEARD = ("message", "public")
 OWN = ("gradient", "secret", "state", "noise")
-# Choices of batches that are tried one by one; a choice, about a second of semidefinite programmes.
+# Maximum number of choices of batches that are tried one by one; a choice, about a second of
+# semidefinite programmes.
 PATTERNS = 256
 
-# A block for each epoch, with the choices of gradients that a record can enter in it.
+# One block per epoch, with the sets of gradients that a record can enter in it.
 Turns = Sequence[Sequence[Collection[int]]]
 
 
 def alone(declared: Relations, node: int) -> Knowledge | None:
-    """Return the knowledge of everybody but one node: all that it receives and sends.
+    """Return the knowledge of everybody except one node: all that it receives and sends.
 
-    Whatever the other nodes do, they do it with what the node sent before, so no view of theirs,
-    nor of a tap, tells more of the node's data than this one. The other nodes need not follow their
-    own relations: a message that is lost, late or replaced by an old one is one more received
-    vector, and a vector that is known leaves mu and certificates as they are.
+    Whatever the other nodes do, they use only what the node sent before, so neither a view of
+    theirs nor that of an eavesdropper reveals more about the node's data than this one. The other
+    nodes need not follow their own relations: a message that is lost, late or replaced by an old
+    one is one more received vector, and a known vector leaves mu and certificates unchanged.
 
     Args:
         declared: The protocol.
-        node: To be bounded.
+        node: The node to bound.
 
     Returns:
-        None if the node's relations hold more than its messages, public vectors and its own private
-        ones.
+        None if the node's relations contain vectors other than its messages, public vectors and its
+        own private ones.
     """
     known = frozenset(k for k, v in enumerate(declared.vectors) if v.kind in HEARD)
 
@@ -77,17 +78,17 @@ def alone(declared: Relations, node: int) -> Knowledge | None:
 def with_models(
     knowledge: Knowledge, targets: Sequence[Expression], certificate: Sequence[int], below: int
 ) -> Knowledge | None:
-    """Return the knowledge with the models at which targets of low certificates are taken.
+    """Return the knowledge including the models of targets with low certificates.
 
     Args:
-        knowledge: Before.
+        knowledge: The knowledge to extend.
         targets: Gradients.
-        certificate: Of each target.
-        below: Targets with a certificate below this count.
+        certificate: Certificate of each target.
+        below: Targets with a certificate below this are included.
 
     Returns:
-        None if that adds nothing, or if one of these models is not one unknown state beside what is
-        known.
+        None if this adds nothing, or if one of these models is not a single unknown state plus
+        known vectors.
     """
     vectors = knowledge.declared.vectors
     shown: set[int] = set()
@@ -110,21 +111,21 @@ def reached(
     enters: Collection[int],
     curvature: float = 0.0,
 ) -> float:
-    """Return the mu that a record reaches for quadratic losses.
+    """Return the mu that a record attains for quadratic losses.
 
-    The record moves the gradients that it enters by one vector of length 1. All nodes' losses have
-    the Hessian `curvature` I: g = curvature x + a constant, so the reaction to the moved model, and
-    to noise that nobody sees, is linear, and the view of both data sets is Gaussian with one
-    covariance. Changing a label in least squares is such a change.
+    The record moves the gradients that it enters by one vector of length 1. The losses of all nodes
+    have the Hessian `curvature` I: g = curvature x + a constant, so the reaction to the moved
+    model, and to unobserved noise, is linear, and the view of both data sets is Gaussian with the
+    same covariance. Changing a label in least squares is such a change.
 
     Args:
-        knowledge: Of the whole network.
+        knowledge: Knowledge of the whole network.
         targets: All gradients of the node.
-        enters: Places among the targets of those that the record enters.
+        enters: Indices of the targets that the record enters.
         curvature: 0 for losses with constant gradients.
 
     Returns:
-        The exact mu; inf if the change shows without noise.
+        The exact mu; inf if the change is visible without noise.
 
     Raises:
         LeakauditError: As for `account`.
@@ -139,8 +140,8 @@ def reached(
     closed.vectors.append(Vector("secret", "moved", owner, 0))
     entered = {targets[at].vector for at in enters}
     bend = decimal(curvature)
-    # Each gradient that reacts becomes a state: g = curvature * (where it was taken) + moved, the
-    # last if the record enters it.
+    # Each gradient that reacts becomes a state: g = curvature * (point of evaluation) + moved, the
+    # last term only if the record enters it.
     unknown = knowledge.used - knowledge.known
     for k in declared.points:
         reacts = bend and k in unknown
@@ -162,18 +163,17 @@ def reached(
 def largest(m: Array, turns: Turns) -> tuple[float, float, tuple[int, ...]]:
     """Return the largest mu over the gradients that a record may enter, at sensitivity 1.
 
-    Few choices are tried one by one. Otherwise the upper value is the root of sum_ef max |M| over
-    the choices in blocks e and f, which is exact if the noise of different rounds is independent,
-    and the lower one that of the choices with the largest diagonal.
+    A small number of choices is tried one by one. Otherwise, the upper value is the root of sum_ef
+    max |M| over the choices in blocks e and f, which is exact if the noise of different rounds is
+    independent, and the lower one is that of the choices with the largest diagonal.
 
     Args:
         m: (T, T) Fisher matrix of `account`.
-        turns: For each block, the choices of gradients that the record can enter.
+        turns: For each block, the sets of gradients that the record can enter.
 
     Returns:
-        The value that constant gradients reach, a certified upper value for all changes, and the
-        gradients that the record enters
-        in the former.
+        The value that constant gradients attain, a certified upper value for all changes, and the
+        gradients that the record enters in the former case.
     """
     blocks: list[list[tuple[int, ...]]] = []
     for choices in turns:
@@ -200,10 +200,10 @@ def largest(m: Array, turns: Turns) -> tuple[float, float, tuple[int, ...]]:
 def _tried(
     m: Array, size: Array, patterns: Sequence[tuple[int, ...]]
 ) -> tuple[float, float, tuple[int, ...]]:
-    """Return what `largest` does, over listed patterns.
+    """Return the same as `largest`, over listed patterns.
 
-    sum |M| is an upper value of mu^2, so only patterns whose sum is larger than the largest mu so
-    far are solved.
+    sum |M| is an upper value of mu^2, so only patterns with a sum larger than the largest mu so far
+    are solved.
     """
     entered = max(patterns, key=lambda some: _total(m, some, some))
     low = math.sqrt(max(_total(m, entered, entered), 0.0))
@@ -221,11 +221,11 @@ def _total(m: Array, rows: Sequence[int], columns: Sequence[int]) -> float:
 
 
 def secretless(declared: Relations, node: int) -> bool:
-    """Whether a node enters no gradient and holds no secret, so that nothing of it can be told.
+    """Return whether a node enters no gradient and holds no secret, so that nothing can leak.
 
     Args:
-        declared: A protocol whose data enters by gradients.
-        node: To be asked about.
+        declared: A protocol in which data enters through gradients.
+        node: The node in question.
     """
     mine = [v for v in declared.vectors if v.owner == node and v.kind in SECRET]
     return not mine and any(v.kind == "gradient" for v in declared.vectors)

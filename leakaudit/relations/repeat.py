@@ -1,4 +1,4 @@
-"""A declaration made longer: if all rounds have the same relations, more are copies.
+"""Extension of a declaration: if all rounds have the same relations, further rounds are copies.
 
 See docs/relations.md, reuse.
 """
@@ -20,13 +20,13 @@ from leakaudit.relations.expression import Expression, Vector
 
 
 def steady(declared: Relations, most: int | None = None) -> range:
-    """Return the last rounds of a declaration that all hold the same relations, moved in time.
+    """Return the last rounds of a declaration that all have the same relations, shifted in time.
 
-    Vectors of round 0 stay where they are.
+    Vectors of round 0 are not shifted.
 
     Args:
         declared: The protocol.
-        most: How many rounds to look at; None for all.
+        most: Maximum number of rounds to examine; None for all.
     """
     rows = defaultdict[int, list[Relation]](list)
     for r in declared.relations:
@@ -45,7 +45,7 @@ def steady(declared: Relations, most: int | None = None) -> range:
 
 
 def _shape(declared: Relations, rows: Iterable[Relation]) -> set[frozenset[tuple[object, ...]]]:
-    """Return the relations of a round without their time."""
+    """Return the relations of a round without their times."""
     shape = set[frozenset[tuple[object, ...]]]()
     for r in rows:
         terms = ((declared.vectors[k], c) for k, c in r.terms.items())
@@ -61,16 +61,16 @@ def _shape(declared: Relations, rows: Iterable[Relation]) -> set[frozenset[tuple
 def later(estimate: Estimate, declared: Relations, by: int) -> Estimate:
     """Return an estimate with the same weights, some rounds later.
 
-    It holds if the window of relations that was used (`Knowledge.within`), and that window moved,
-    lie in the `steady` rounds and the same messages are heard in both.
+    It is valid if the window of relations that was used (`Knowledge.within`) and the shifted window
+    lie in the `steady` rounds and the same messages are observed in both.
 
     Args:
-        estimate: Of the same declaration.
+        estimate: An estimate for the same declaration.
         declared: The protocol.
         by: Number of rounds; earlier if negative.
 
     Raises:
-        LeakauditError: The declaration has no such round.
+        LeakauditError: The declaration does not contain such a round.
     """
     vectors = tuple(declared.vectors[_place(declared, v, by)] for v in estimate.vectors)
     combinations = tuple(
@@ -83,23 +83,23 @@ def later(estimate: Estimate, declared: Relations, by: int) -> Estimate:
 def extend(declared: Relations, same: range, rows: Iterable[int], rounds: range) -> Relations:
     """Return some relations of a declaration for other rounds.
 
-    They are the declaration's own, then copies of its last round but one (the last one may lack
-    what the next round would define).
+    They are the declaration's own, followed by copies of its second to last round (the last one may
+    lack what the next round would define).
 
     Args:
         declared: The protocol.
         same: Its `steady` rounds.
         rows: Places of the relations.
-        rounds: Those that are wanted. If they begin after the steady ones do, all are copies, and
-            nothing is said of what was before.
+        rounds: The requested rounds. If they start after the steady ones do, all are copies, and
+            nothing is declared about the time before.
 
     Raises:
-        LeakauditError: The declaration has no three steady rounds.
+        LeakauditError: The declaration does not have three steady rounds.
     """
     last = declared.round - 1
     if len(same) < 3:
         raise LeakauditError(
-            "extend: the last three rounds of this declaration are not alike; "
+            "extend: the last three rounds of this declaration differ; "
             "declare all rounds that are needed"
         )
     by_round = defaultdict[int, list[int]](list)
@@ -124,7 +124,7 @@ def extend(declared: Relations, same: range, rows: Iterable[int], rounds: range)
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Pause the collector of cycles, which would search the growing declaration again and again."""
+    """Pause the garbage collector, which would search the growing declaration repeatedly."""
     was = gc.isenabled()
     gc.disable()
     try:
@@ -135,7 +135,7 @@ def _uncollected() -> Iterator[None]:
 
 
 class _Places(dict[int, int]):
-    """Where vectors of one declaration stand in another; those that are missing there are added."""
+    """Places of vectors of one declaration in another; missing vectors are added."""
 
     def __init__(self, vectors: Sequence[Vector], by: int, to: Relations) -> None:
         super().__init__()
@@ -154,7 +154,7 @@ class _Places(dict[int, int]):
 
 
 def _copy(declared: Relations, row: int, places: _Places) -> None:
-    """Add one relation, moved by some rounds, and what is known of the vectors in it."""
+    """Add one relation, shifted by some rounds, and what is known about the vectors in it."""
     relation = declared.relations[row]
     to = places.to
     for k in relation.terms:
@@ -181,6 +181,6 @@ def _place(declared: Relations, vector: Vector, by: int) -> int:
     if place is None:
         raise LeakauditError(
             f"{declare.later(vector, by).label} is not declared; "
-            f"the estimate cannot be moved by {by} rounds"
+            f"the estimate cannot be shifted by {by} rounds"
         )
     return place

@@ -1,10 +1,10 @@
 """The largest total shift of changes that are vectors of limited length.
 
-A small semidefinite programme finds it. Its value is certified from both sides. `account` asks for
+A small semidefinite programme finds it, and its value is certified from both sides. `account` needs
 the largest d' M d over changes d_t of limited Euclidean length. If M has no negative entry, all
-changes point the same way. If it has, some should point apart, and the best arrangement of
-directions is a semidefinite programme, the one of MAX-CUT: maximise <X, C> over correlation
-matrices C.
+changes point in the same direction. Otherwise, some should point in different directions, and the
+best arrangement of directions is a semidefinite programme, the one of MAX-CUT: maximise <X, C> over
+correlation matrices C.
 """
 
 from __future__ import annotations
@@ -15,31 +15,31 @@ import numpy as np
 
 from leakaudit.relations.kkt import Array
 
-# Sweeps of the mixing method. It converges linearly; a choice, and one that costs tightness only,
-# since the upper value is certified by the dual wherever the sweeps end.
+# Number of sweeps of the mixing method. It converges linearly; a choice that affects only the
+# tightness, because the dual certifies the upper value wherever the sweeps end.
 SWEEPS = 300
 
-# Of the largest entry: what is less negative counts as rounding. A choice, well above float64's
-# 2e-16
+# Share of the largest entry below which negative entries count as rounding. A choice, well above
+# float64's 2e-16.
 NEGATIVE = 1e-12
 
-# Length of the start's component that is each vector's own. Without it, vectors could start at 0; a
-# choice.
+# Length of the start's component that is specific to each vector. Without it, vectors could start
+# at 0; a choice.
 START = 1e-3
 
 
 def supremum(m: Array, limits: Array) -> tuple[float, float]:
-    """Return a value that is attained, and a certified upper value, of the largest total shift.
+    """Return an attained value and a certified upper value of the largest total shift.
 
-    It is the sqrt of sup { sum_st M_st <d_s, d_t> : |d_t| <= limits_t }. With X_st = limits_s M_st
-    limits_t this is max <X, C> over correlation matrices C. All are aligned if X >= 0; otherwise
-    the mixing method (Wang, Chang, Kolter 2017) finds directions. For every y, <X, C> <= sum(y) + n
-    max(0, lambda_max(X - diag y)), because the diagonal of C is 1; y_t = |sum_s X_ts v_s| makes
-    this tight at an optimum.
+    It is the square root of sup { sum_st M_st <d_s, d_t> : |d_t| <= limits_t }. With X_st =
+    limits_s M_st limits_t, this is max <X, C> over correlation matrices C. All changes are aligned
+    if X >= 0; otherwise, the mixing method (Wang, Chang, Kolter 2017) finds directions. For every
+    y, <X, C> <= sum(y) + n max(0, lambda_max(X - diag y)), because the diagonal of C is 1; y_t =
+    |sum_s X_ts v_s| makes this tight at an optimum.
 
     Args:
         m: (T, T) M, symmetric and positive semidefinite up to rounding.
-        limits: (T,) Largest lengths of the changes.
+        limits: (T,) maximum lengths of the changes.
     """
     x = (m + m.T) / 2 * np.outer(limits, limits)
     n = len(x)
@@ -48,7 +48,7 @@ def supremum(m: Array, limits: Array) -> tuple[float, float]:
         return aligned, aligned
     largest = float(x.diagonal().max())
     if largest <= 0:
-        # Nothing but rounding: a positive semidefinite matrix without a diagonal is 0.
+        # Only rounding: a positive semidefinite matrix with a zero diagonal is 0.
         return 0.0, math.sqrt(float(np.abs(x).sum()))
     v = _mixed(x, largest)
     y = np.linalg.norm(x @ v, axis=1)
@@ -58,7 +58,7 @@ def supremum(m: Array, limits: Array) -> tuple[float, float]:
 
 
 def _mixed(x: Array, largest: float) -> Array:
-    """Return unit vectors (n, n), each of which points where the others pull it.
+    """Return unit vectors (n, n), each of which points in the direction that the others imply.
 
     This is v_i along sum_j X_ij v_j.
     """

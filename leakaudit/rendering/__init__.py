@@ -1,1 +1,1 @@
-"""What reports share: text, pictures, charts and pages."""
+"""What reports share: text, images, charts and pages."""

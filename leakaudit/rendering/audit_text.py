@@ -1,4 +1,4 @@
-"""An audit as text and as a page of Markdown, made from its record only."""
+"""An audit as text and as a page of Markdown, made only from its record."""
 
 from __future__ import annotations
 
@@ -28,10 +28,17 @@ from leakaudit.results.model import (
     decoded,
     given,
 )
-from leakaudit.results.wording import REFUSED, VERDICT_ORDER, clean, grid_epsilon, refusal
+from leakaudit.results.wording import (
+    REFUSED,
+    VERDICT_ORDER,
+    clean,
+    grid_epsilon,
+    refusal,
+    test_words,
+)
 from leakaudit.verdict import MOST_TRIALS, Verdict
 
-WIDTH = 140  # columns of a terminal that show the tables unfolded
+WIDTH = 140  # terminal columns that the tables need without line breaks
 STYLES = {
     Verdict.REFUTED: "bold red",
     Verdict.UNSUPPORTED: "red",
@@ -39,7 +46,7 @@ STYLES = {
     Verdict.NOT_REFUTED: "green",
     Verdict.UNCLAIMED: "dim",
 }
-HEADINGS = ("epsilon", "adversary", "promise", "test", "verdict", "what was measured")
+HEADINGS = ("epsilon", "adversary", "guarantee", "test", "verdict", "what was measured")
 CURVE = (
     "epsilon",
     "adversary",
@@ -53,14 +60,14 @@ CURVE = (
     "median",
     "mean",
 )
-VACUOUS = "it allows every success, or nearly: ten million trials would not be enough to exceed it"
+VACUOUS = "it allows almost any success rate: ten million trials would not suffice to refute it"
 
 
 @dataclass(frozen=True)
 class _VerdictRow:
     """One row of the table of verdicts."""
 
-    where: tuple[str, str, str]  # epsilon, adversary, promise
+    where: tuple[str, str, str]  # epsilon, adversary, guarantee
     test: str
     verdict: Verdict
     measured: str
@@ -74,10 +81,10 @@ def text(record: AuditRecord) -> list[RenderableType]:
     """Return the summary, the curves and the verdicts, for a terminal.
 
     Args:
-        record: Of an audit.
+        record: The record of an audit.
 
     Returns:
-        Part under part.
+        The parts from top to bottom.
     """
     attacked = _table(CURVE)
     for row in curves(record.audit):
@@ -98,10 +105,10 @@ def text(record: AuditRecord) -> list[RenderableType]:
 
 
 def markdown(record: AuditRecord) -> str:
-    """Return the page of an audit, without the page of its attacks.
+    """Return the page about an audit, without the page about its attacks.
 
     Args:
-        record: Of an audit.
+        record: The record of an audit.
 
     Returns:
         Markdown.
@@ -126,7 +133,7 @@ def curves(audit: AuditPart) -> list[tuple[str, ...]]:
     """Return one row for each point of the grid, adversary and attack.
 
     Args:
-        audit: What only an audit's record has.
+        audit: The audit part of the record.
 
     Returns:
         Cells under `CURVE`.
@@ -150,7 +157,7 @@ def _images(point: CurvePoint) -> str:
 
 
 def _values(values: CurveValues | UnsetType, digits: int) -> tuple[str, str, str]:
-    """Best, median and mean of one metric, with so many digits behind the point."""
+    """Best, median and mean of one metric, with the given number of decimals."""
     if isinstance(values, UnsetType):
         return "-", "-", "-"
     return (
@@ -161,13 +168,13 @@ def _values(values: CurveValues | UnsetType, digits: int) -> tuple[str, str, str
 
 
 def verdicts(audit: AuditPart) -> list[tuple[str, ...]]:
-    """Return one row for each verdict, the worst first.
+    """Return one row for each verdict, the most severe first.
 
-    Points that promise nothing are left out; tests of a promise that allows everything take one
-    row.
+    Points without a guarantee are omitted; the tests of a guarantee that allows everything share
+    one row.
 
     Args:
-        audit: What only an audit's record has.
+        audit: The audit part of the record.
 
     Returns:
         Cells under `HEADINGS`.
@@ -186,7 +193,7 @@ def _rows(audit: AuditPart) -> list[_VerdictRow]:
         if verdict is Verdict.INCONCLUSIVE and _is_vacuous(one):
             vacuous[where] += 1
             continue
-        test = one.test
+        test = test_words(one)
         if one.attack not in list(Guesser):  # a registered attack
             test = f"{one.attack}: {test}"
         rows.append(_VerdictRow(where, clean(test), verdict, clean(_measured(one))))
@@ -196,32 +203,32 @@ def _rows(audit: AuditPart) -> list[_VerdictRow]:
 
 
 def _rank(one: VerdictEntry) -> int:
-    """The place of a verdict among all, the worst first."""
+    """The rank of a verdict, the most severe first."""
     return VERDICT_ORDER.index(Verdict[one.verdict])
 
 
 def _is_vacuous(one: VerdictEntry) -> bool:
-    """Whether no affordable number of trials could refute the promise."""
+    """Whether no affordable number of trials could refute the guarantee."""
     if one.p is None:
         return False
     return not one.needs or one.needs > MOST_TRIALS
 
 
 def _promised(one: VerdictEntry) -> str:
-    """What was tested, in short."""
+    """Short form of the guarantee that was tested."""
     promise = one.promise
     if promise is None:
         if one.test == TestName.VIEW:
             return "claim"
         return "all"
-    whose = "exact view"
+    source = "view bound"
     if promise.mu is None:
-        whose = "claim"
-    return f"{whose}, {grid_epsilon(promise.epsilon)}"
+        source = "claim"
+    return f"{source}, {grid_epsilon(promise.epsilon)}"
 
 
 def _measured(one: VerdictEntry) -> str:
-    """What was counted and what it means, in short."""
+    """Short form of the counts and their meaning."""
     parts = [counted(one.read_figures())]
     if one.p is None:
         parts.append(one.says)
@@ -234,13 +241,13 @@ def _measured(one: VerdictEntry) -> str:
 
 
 def counted(figures: Figures | None) -> str:
-    """Say what a test counted.
+    """Describe what a test counted.
 
     Args:
-        figures: Of a verdict, None for none.
+        figures: The figures of a verdict, None if there are none.
 
     Returns:
-        A part of a sentence; "" if there is nothing to say.
+        A part of a sentence; "" if there is nothing to report.
     """
     if isinstance(figures, SuccessFigures):
         ceiling = ""
@@ -251,17 +258,17 @@ def counted(figures: Figures | None) -> str:
     if isinstance(figures, CanaryFigures):
         right = f"{figures.true_positives} of {figures.positives}"
         wrong = f"{figures.false_positives} of {figures.negatives}"
-        return f"guessed to be there: {right} times with it, {wrong} without"
+        return f"guessed to be present: {right} times with it, {wrong} without it"
     if isinstance(figures, OneRunFigures):
         right = f"{figures.right} of {figures.guesses}"
-        return f"{right} guesses right, {figures.canaries} canaries"
+        return f"{right} guesses correct, {figures.canaries} canaries"
     if isinstance(figures, ViewFigures):
         return _compared(figures)
     return ""
 
 
 def _compared(figures: ViewFigures) -> str:
-    """The exact view beside the claim; "" if it has no epsilon."""
+    """The view bound and the claim; "" if there is no epsilon."""
     if figures.exact == "inf":
         return "exact epsilon inf"
     exact = decoded(figures.exact)

@@ -1,4 +1,4 @@
-"""Tables on stdout and progress on stderr, in the form that the place can show."""
+"""Tables on stdout and progress on stderr, in a form that the terminal or file supports."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from leakaudit.progress import watching
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-WIDE = 140  # characters of a table that goes into a file
-_SYSTEM: Literal["standard"] = "standard"  # of colours
+WIDE = 140  # width in characters of a table that is written to a file
+_SYSTEM: Literal["standard"] = "standard"  # colour system
 
 
 def stdout() -> Console:
-    """Return where tables go: as wide as the terminal, else `WIDE`."""
+    """Return the console for tables, as wide as the terminal, or `WIDE` if there is none."""
     from rich.console import Console
 
     width = None
@@ -31,11 +31,11 @@ def stdout() -> Console:
 
 
 class Form(TypedDict, total=False):
-    """What a text on stdout may look like; a text has its own form for what is absent.
+    """The form of text on stdout; each text has its own default for what is absent.
 
     Attributes:
         width: Columns of a line.
-        color: Whether a terminal's codes may be used.
+        color: Whether terminal codes for colours may be used.
     """
 
     width: int
@@ -43,19 +43,19 @@ class Form(TypedDict, total=False):
 
 
 def fit() -> Form:
-    """Return the width and colours that a text on stdout may have; a file has the text's own."""
+    """Return the width and colours for text on stdout; empty (the text's defaults) for a file."""
     if not sys.stdout.isatty():
         return {}
     return {"width": shutil.get_terminal_size().columns, "color": "NO_COLOR" not in os.environ}
 
 
 def printed(parts: Iterable[RenderableType], width: int, color: bool) -> str:
-    """Return parts of a page as text, without blanks at the ends of its lines.
+    """Return the parts of a page as text, without trailing spaces.
 
     Args:
-        parts: What is printed, in order.
+        parts: The parts in order.
         width: Columns of a line.
-        color: Whether to add a terminal's codes.
+        color: Whether to add terminal codes for colours.
 
     Returns:
         The text, with a final line break.
@@ -78,15 +78,15 @@ def printed(parts: Iterable[RenderableType], width: int, color: bool) -> str:
 
 @contextmanager
 def shown(mode: str, seconds: float = 0.0) -> Iterator[None]:
-    """Show the progress of the work inside.
+    """Show the progress of the work inside the block.
 
     Args:
-        mode: ``auto``, ``rich``, ``plain`` or ``none``; ``auto`` is ``rich`` on a terminal, else
-            ``plain``.
-        seconds: Deadline of the work, 0 for none.
+        mode: ``auto``, ``rich``, ``plain`` or ``none``; ``auto`` is ``rich`` on a terminal and
+            otherwise ``plain``.
+        seconds: Time limit of the work, 0 for none.
 
     Yields:
-        Nothing; the work is done meanwhile.
+        Nothing.
     """
     if mode == "auto":
         mode = "plain"
@@ -131,7 +131,7 @@ def shown(mode: str, seconds: float = 0.0) -> Iterator[None]:
 
 
 class _Lines:
-    """One line every few seconds, for logs."""
+    """Prints one line every few seconds, for logs."""
 
     EVERY = 5.0
 

@@ -13,8 +13,8 @@ from leakaudit.rendering import plots
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-WIDEST = 64  # columns at most; this and the next are choices
-MANY = 24  # rows of a node at most
+WIDEST = 64  # most columns; this and the next are choices
+MANY = 24  # most rows of a node
 
 Gradient = tuple[int, int | None]  # round, and index in the round
 
@@ -22,28 +22,29 @@ Gradient = tuple[int, int | None]  # round, and index in the round
 def combinations(found: Sequence[Explanation]) -> Figure:
     """Draw a matrix for each node, with a column for each gradient and a row for each combination.
 
-    Positive weights are red and negative ones blue; the colour's strength is the weight over the
-    largest of its row.
+    Positive weights are red and negative ones blue; the intensity of the colour is the weight
+    divided by the largest weight of the row.
 
     Args:
-        found: One for each node; those of which nothing is determined are left out.
+        found: One explanation per node; nodes for which no leak is determined are omitted.
 
     Returns:
         The figure.
 
     Raises:
-        LeakauditError: Nothing is determined of any node.
+        LeakauditError: No leak is determined for any node.
     """
     shown = [one for one in found if one.rows]
     if not shown:
         raise LeakauditError(
-            "picture: nothing is determined of these nodes, there is nothing to draw"
+            "picture: expected at least one determined combination, got none: there is no leak "
+            "to draw for these nodes"
         )
     return plots.heat(list(map(_matrix, shown)))
 
 
 def _columns(one: Explanation) -> list[Gradient]:
-    """Gradients that occur, in the order in which they were taken."""
+    """The gradients that occur, in the order in which they were computed."""
     seen: set[Gradient] = set()
     for row in one.rows:
         for t, k, _ in row.weights:
@@ -62,7 +63,7 @@ def _matrix(one: Explanation) -> plots.HeatMap:
         weights = {(t, k): Fraction(value) for t, k, value in row.weights}
         largest = max(map(abs, weights.values()))
         values.append([float(weights.get(column, Fraction(0)) / largest) for column in columns])
-    note = "rows: combinations, with their amplification of an error in each message"
+    note = "rows: combinations, with the factor by which each amplifies errors in the messages"
     left_out = len(one.rows) - len(rows)
     if left_out:
         note += f"; {left_out} more rows"

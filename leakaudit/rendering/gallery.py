@@ -1,6 +1,6 @@
-"""The pictures of a report: images of every attack, as PNG in data URIs.
+"""The images of a report, as PNG in data URIs.
 
-They are its best, median and worst images, and some random ones.
+For every attack they include the best, median and worst images, and some random ones.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from leakaudit.results.model import Finding, StoredImages, given
 from leakaudit.results.wording import MaybeColumn, cell_of, point_of, values
 from leakaudit.trace import Json
 
-# All of these are choices: how much of a page pictures may take.
+# All of these are choices: how much space images may take on a page.
 OTHERS = 6  # candidates that are shown beside an image
-EACH = 4  # pictures a place: best, median, worst, random
-MOST = 64  # pictures in the whole report
+EACH = 4  # images of each sort: best, median, worst, random
+MOST = 64  # images in the whole report
 BUDGET = 500_000  # bytes of PNG in a report
 LARGEST = 128  # pixels of the longer side
-LEAST = 16  # the same of pictures that were shrunk to stay within the budget
+LEAST = 16  # the same for images that were reduced in size to stay within the budget
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One true record of one finding, or one image found if nothing was scored.
+    """One true record of a finding, or one reconstructed image if nothing was scored.
 
     Attributes:
-        finding: What it is of.
-        record: Which true record, or which image.
-        row: Of the reconstruction, None if the record was not recovered.
-        rank: The larger, the closer.
+        finding: The finding.
+        record: Index of the true record, or of the image.
+        row: Row of the reconstruction, None if the record was not recovered.
+        rank: Sort key; larger is closer to the truth.
     """
 
     finding: Finding
@@ -52,7 +52,7 @@ class Entry:
         """Return one score of this image.
 
         Args:
-            column: Of the finding's scores.
+            column: A column of the finding's scores.
 
         Returns:
             The score, None if it was not measured.
@@ -75,24 +75,24 @@ class _Drawn:
 
     @property
     def images(self) -> list[np.ndarray]:
-        """All images that are shown of it."""
+        """All images that are shown for the entry."""
         some = (self.found, self.original, *self.others[:OTHERS])
         return [image for image in some if image is not None]
 
 
 def with_pictures(results: Mapping[str, Json], folder: Path) -> dict[str, Json]:
-    """Add the pictures to a record.
+    """Add images to a record.
 
     Args:
         results: A record.
-        folder: Where its files are.
+        folder: Folder of its files.
 
     Returns:
         The record with ``gallery``, the values of one `leakaudit.rendering.shown.Section` for each
         attack by each adversary.
 
     Raises:
-        LeakauditError: A file of pictures cannot be read.
+        LeakauditError: An image file cannot be read.
     """
     record = model.of_run(results)
     sections = sections_of(record.findings, given(record.originals, None), folder)
@@ -100,18 +100,18 @@ def with_pictures(results: Mapping[str, Json], folder: Path) -> dict[str, Json]:
 
 
 def sections_of(findings: Iterable[Finding], originals: str | None, folder: Path) -> list[Section]:
-    """Choose and read the pictures of some findings.
+    """Choose and read the images of findings.
 
     Args:
-        findings: What was found.
-        originals: File of the true images, None for none.
-        folder: Where the files are.
+        findings: The findings.
+        originals: File with the true images, None for none.
+        folder: Folder of the files.
 
     Returns:
         One section for each attack by each adversary.
 
     Raises:
-        LeakauditError: A file of pictures cannot be read.
+        LeakauditError: An image file cannot be read.
     """
     groups: dict[tuple[str, str], list[Entry]] = {}
     for finding in findings:
@@ -144,14 +144,15 @@ def sections_of(findings: Iterable[Finding], originals: str | None, folder: Path
 
 
 def choose(entries: Sequence[Entry], room: int) -> list[tuple[str, Entry]]:
-    """Choose closest, middle, farthest and random entries, each once, a quarter of the room each.
+    """Choose the best, middle, worst and some random entries, a quarter of the room for each sort.
 
     Args:
-        entries: What there is.
-        room: How many at most.
+        entries: All entries.
+        room: Largest number of entries.
 
     Returns:
-        Place in words and entry; all entries if they fit, unmarked if they are alike.
+        Sort in words and entry, each entry once; all entries if they fit, unmarked if their ranks
+        are equal.
     """
     ranked = sorted(entries, key=lambda entry: -entry.rank)
     if len(ranked) <= room:
@@ -171,7 +172,7 @@ def choose(entries: Sequence[Entry], room: int) -> list[tuple[str, Entry]]:
     for those in chosen.values():
         taken.update(those)
     left = [k for k in range(len(ranked)) if k not in taken]
-    # Seed 0: the same record gives the same page.
+    # Seed 0: the same record always gives the same page.
     chosen["random"] = sorted(random.Random(0).sample(left, min(each, len(left))))
     marked = []
     for place, those in chosen.items():
@@ -192,7 +193,7 @@ def _place(k: int, count: int) -> str:
 def _entries(finding: Finding) -> list[Entry]:
     """One entry for each true record, in the order of the truth.
 
-    Without scores there is one for each image, closest first in the attack's own order.
+    Without scores, there is one entry for each image, in the attack's own order.
     """
     scores = finding.scores
     if scores is None:
@@ -228,7 +229,7 @@ def _picture(one: _Drawn, encode: Callable[[np.ndarray | None], str | None]) -> 
 
 
 def _point(finding: Finding) -> str:
-    """The first run at a point is not named, as most audits have one."""
+    """Name of the grid point; the run is named only if it is not the first one."""
     cell = given(finding.cell, None)
     if cell is not None and cell.seed == 0:
         return point_of(cell.epsilon)
@@ -237,12 +238,12 @@ def _point(finding: Finding) -> str:
 
 @dataclass(frozen=True)
 class _Files:
-    """Arrays of the files beside a record, each file opened once.
+    """Arrays of the files beside a record; each file is opened once.
 
     Attributes:
-        folder: Where they are.
-        originals: Name of the file of true images, None for none.
-        held: Arrays of the files that were opened.
+        folder: Folder of the files.
+        originals: Name of the file with the true images, None for none.
+        held: Arrays of the files that have been opened.
     """
 
     folder: Path
@@ -250,7 +251,7 @@ class _Files:
     held: dict[str, Mapping[str, np.ndarray]]
 
     def drawn(self, entry: Entry, place: str) -> _Drawn:
-        """Read the images of an entry, (h, w) or (h, w, 3) bytes each."""
+        """Read the images of an entry, each of (h, w) or (h, w, 3) bytes."""
         finding = entry.finding
         found = None
         others: list[np.ndarray] = []
@@ -261,20 +262,20 @@ class _Files:
         return _Drawn(entry, place, found, self.original(entry), others)
 
     def original(self, entry: Entry) -> np.ndarray | None:
-        """Read the true image; those beside an audit are of its first run."""
+        """Read the true image; the files beside an audit contain those of its first run only."""
         finding = entry.finding
         cell = given(finding.cell, None)
         later = cell is not None and cell.seed != 0
         if self.originals is None or finding.scores is None or later:
             return None
-        # The originals may be deleted; the report then shows reconstructions only.
+        # The user may delete the originals; the report then shows only reconstructions.
         if self.originals not in self.held and not (self.folder / self.originals).is_file():
             return None
         key = f"node{finding.node}"
         return _image(self.opened(self.originals, key).get(key), entry.record)
 
     def others(self, images: StoredImages, row: int | None) -> list[np.ndarray]:
-        """Read other candidates for the image found."""
+        """Read other candidates for the reconstructed image."""
         name = given(images.choices, {}).get(str(row))
         if name is None:
             return []
@@ -283,7 +284,7 @@ class _Files:
         return [picture for picture in pictures if picture is not None]
 
     def array(self, name: str, key: str) -> np.ndarray:
-        """Return an array that must be there."""
+        """Return an array that must exist."""
         arrays = self.opened(name, key)
         if key not in arrays:
             raise self.refused(name, key, KeyError(key))
@@ -302,8 +303,8 @@ class _Files:
     def refused(self, name: str, key: str, error: Exception) -> LeakauditError:
         """Return the error of a file that cannot be read."""
         return LeakauditError(
-            f"{self.folder / name}: expected the pictures {key!r} of the results: "
-            f"{str(error)[:200]}; use --redact to leave them out"
+            f"{self.folder / name}: expected the images {key!r} of the results, could not read "
+            f"them: {str(error)[:200]}; use --redact to omit images"
         )
 
 
@@ -313,24 +314,24 @@ def _image(batch: np.ndarray | None, row: int) -> np.ndarray | None:
         return None
     x = batch[row]
     if x.dtype != np.uint8:
-        # A value that is not a number is drawn in the middle of the range.
+        # NaN is drawn as the middle of the range.
         unit = np.nan_to_num(x.astype(np.float64), nan=0.5).clip(0, 1)
         x = np.round(unit * 255).astype(np.uint8)
     return np.ascontiguousarray(x[0] if len(x) == 1 else x.transpose(1, 2, 0))
 
 
 def fitting(images: Sequence[np.ndarray]) -> Callable[[np.ndarray | None], str | None]:
-    """Return an encoder at the largest side at which all images together stay within `BUDGET`.
+    """Return an encoder with the largest image size at which all images stay within `BUDGET`.
 
     Args:
-        images: All that will be encoded.
+        images: All images that will be encoded.
 
     Returns:
         A function from an image to a data URI, and from None to None.
     """
     side = min(LARGEST, max((max(image.shape[:2]) for image in images), default=LARGEST))
     while side > LEAST and sum(len(_png(image, side)) for image in images) > BUDGET:
-        side = max(LEAST, int(side / 1.25))  # the area, and about so the bytes, falls by a third
+        side = max(LEAST, int(side / 1.25))  # reduces the area, and roughly the bytes, by a third
 
     def encode(image: np.ndarray | None) -> str | None:
         if image is None:

@@ -1,4 +1,4 @@
-"""A gate's record for readers: lines for a terminal, and Markdown for a job's summary."""
+"""The record of a gate for readers: lines for a terminal, and Markdown for the summary of a job."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ MARKS = {
     RuleStatus.WARNING: "warning",
     RuleStatus.INCONCLUSIVE: "INCONCLUSIVE",
     RuleStatus.NOT_COMPARABLE: "NOT COMPARABLE",
-    RuleStatus.VOID: "CANNOT TELL",
+    RuleStatus.VOID: "CONTROL FAILED",
     RuleStatus.UNTESTED: "nothing to score",
 }
 CONTROLS = {
     RuleKind.POSITIVE: "control: planted records",
-    RuleKind.NEGATIVE: "control: records of others",
-    RuleKind.RECORDING: "control: the recording",
-    RuleKind.ATTACKED: "control: what was attacked",
+    RuleKind.NEGATIVE: "control: records of other nodes",
+    RuleKind.RECORDING: "control: recording",
+    RuleKind.ATTACKED: "control: attack",
 }
-# Outcomes that a failed test does not mention.
+# Outcomes that the message of a failed test omits.
 _FINE = (RuleStatus.OK, RuleStatus.ACCEPTED, RuleStatus.UNTESTED)
 
 
 def text(record: CheckRecord) -> str:
-    """Return the summary, then one line for each rule, the worst first.
+    """Return the summary, then one line per rule, the most severe first.
 
     Args:
-        record: Of a gate.
+        record: The record of a gate.
 
     Returns:
-        The text, of any width.
+        The text; its lines are not wrapped.
     """
     rules = record.gate.rules
     width = max((len(MARKS[rule.status]) for rule in rules), default=0)
@@ -49,10 +49,10 @@ def text(record: CheckRecord) -> str:
 
 
 def markdown(record: CheckRecord) -> str:
-    """Return the same as a Markdown page.
+    """Return the summary and the rules as a Markdown page.
 
     Args:
-        record: Of a gate.
+        record: The record of a gate.
 
     Returns:
         A page; names from the trace are escaped.
@@ -61,18 +61,18 @@ def markdown(record: CheckRecord) -> str:
     parts = [
         f"# Leakage gate: {record.gate.verdict}",
         f"**{md.escape(record.summary)}**",
-        md.table(("outcome", "cell", "what"), rows),
+        md.table(("outcome", "cell", "details"), rows),
         md.items(_notes(record)),
     ]
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
 def failure(gate: GatePart, complete: bool, seeds: int) -> str:
-    """Return what a failed test shows: the summary, then the rules that do not hold.
+    """Return the message of a failed test: the summary, then the rules that are violated.
 
     Args:
-        gate: What was measured and how it was judged.
-        complete: Whether the run came to its end.
+        gate: The measurements and how they were judged.
+        complete: Whether the run was completed.
         seeds: Number of seeds.
 
     Returns:
@@ -93,18 +93,18 @@ def _said(rule: RuleEntry) -> str:
 
 
 def _notes(record: CheckRecord) -> Iterator[str]:
-    """Yield what is not a rule: idle acceptances, stale cells, nodes that were not attacked."""
+    """Yield what is not a rule: unused acceptances, stale cells, nodes that were not attacked."""
     for acceptance, state in record.gate.acceptances.items():
         if state == "expired":
             yield f"acceptance {clean(acceptance)} has expired"
         elif state == "unused":
-            yield f"acceptance {clean(acceptance)} covers nothing"
+            yield f"acceptance {clean(acceptance)} is not used by any rule"
     for name in record.gate.stale:
-        yield f"the baseline's {clean(name)} is no longer measured"
+        yield f"the baseline contains {clean(name)}, which is no longer measured"
     for cell in record.gate.cells:
         if cell.reasons:
             node, reason = next(iter(cell.reasons.items()))
             count = len(cell.reasons)
-            yield clean(f"{cell.name}: {count} nodes not attacked, node {node}: {reason}")
+            yield clean(f"{cell.name}: {count} nodes not attacked, e.g. node {node}: {reason}")
     if not record.complete:
-        yield "the run was cut short: not every seed was tried"
+        yield "the run was interrupted: not every seed was tried"

@@ -1,6 +1,6 @@
-"""GitHub-flavoured Markdown of texts from a trace.
+"""GitHub-flavoured Markdown from texts of a trace.
 
-Nothing in them acts as markup, a link or a mention.
+Nothing in these texts can act as markup, a link or a mention.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ from collections.abc import Iterable, Sequence
 
 from leakaudit.results.wording import clean
 
-# What must not reach a page as it is, and what is written for it; "&" comes first, because the
-# others insert one.
+# Characters that must be replaced, with their replacements; "&" comes first because the other
+# replacements insert it.
 _REPLACED = (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ("@", "(at)"))
-_MARKUP = r"[\\`*_\[\]#|~$]"  # markup anywhere
-_LINK = r"(?i)(?<=\bwww)\.|:(?=//)"  # what becomes a link by itself
-_BEGINNING = r"^(\d{1,9}(?=[.)]( |$))|(?=[-+=]))"  # what begins a list or a heading
+_MARKUP = r"[\\`*_\[\]#|~$]"  # acts as markup anywhere
+_LINK = r"(?i)(?<=\bwww)\.|:(?=//)"  # is turned into a link automatically
+_BEGINNING = r"^(\d{1,9}(?=[.)]( |$))|(?=[-+=]))"  # starts a list or a heading
 
 
 def escape(text: object) -> str:
-    """Text that Markdown shows as it is, on one line.
+    """Return text that Markdown shows literally, on one line.
 
     Args:
-        text: Any value; its text is taken.
+        text: Any value; it is converted to text.
 
     Returns:
         Markdown.
@@ -36,11 +36,11 @@ def escape(text: object) -> str:
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Rows of cells under headings.
+    """Return a table.
 
     Args:
-        headings: Markdown, one for each column.
-        rows: Texts of the cells, which are escaped here.
+        headings: Markdown, one heading per column.
+        rows: Texts of the cells; they are escaped here.
 
     Returns:
         Markdown.
@@ -56,10 +56,10 @@ def _row(cells: Sequence[str]) -> str:
 
 
 def items(texts: Iterable[str]) -> str:
-    """A list.
+    """Return a list.
 
     Args:
-        texts: Its items, which are escaped here.
+        texts: Its items; they are escaped here.
 
     Returns:
         Markdown.

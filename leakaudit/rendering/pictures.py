@@ -1,4 +1,4 @@
-"""The picture of a result: originals over reconstructions, one column an image."""
+"""The image of a result: originals above reconstructions, one column per image."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from leakaudit.results.wording import clean
 from leakaudit.scoring.scoring import Score
 from leakaudit.trace import Truth
 
-TILE = 104  # pixels that the longer side of a picture gets, about
-KEPT = 64_000_000  # bytes of true images beside a result
-# Distances in pixels, all of them choices.
+TILE = 104  # approximate length of the longer side of an image, in pixels
+KEPT = 64_000_000  # most bytes of true images stored beside a result
+# Distances in pixels; all of them are choices.
 _GAP = 14  # between columns, and below a row of them
 _NEAR = 6  # between the images of a column
 _MARGIN = 28  # around the picture
 _LINE = 17  # height of a line of text
-_LEFT = 92  # width of the names of the rows
-_NARROW = 84  # width of a column at least, for its captions
+_LEFT = 92  # width of the row labels
+_NARROW = 84  # smallest width of a column, so that its captions fit
 PAPER = "#fbfbf9"
 INK = "#1f2328"
 QUIET = "#6b7280"
@@ -38,12 +38,12 @@ _WORDS = {"exact": "#b42318", "interval": "#b42318", "approximate": "#9a5b00", "
 
 @dataclass(frozen=True)
 class Pair:
-    """One column: an original and what an attack made of it.
+    """One column: an original and its reconstruction.
 
     Attributes:
-        node: The node whose record it is.
+        node: The node that owns the record.
         original: (c, h, w) in [0, 1] with 1 or 3 channels, None if it is not known.
-        found: The same of the reconstruction, None if the record was not recovered.
+        found: The same for the reconstruction, None if the record was not recovered.
         psnr: In dB, None if it was not measured.
         certificate: ``exact``, ``interval``, ``approximate`` or ``failed``.
     """
@@ -58,14 +58,14 @@ class Pair:
 def pair_up(
     found: Sequence[Reconstruction], scores: Sequence[Score], truth: Truth | None
 ) -> list[Pair]:
-    """Columns of a grid, in the order of the truth if it is known.
+    """Return the columns of a grid, in the order of the truth if it is known.
 
     A record without a reconstruction has an empty place. Reconstructions that are not images with 1
-    or 3 channels are left out.
+    or 3 channels are omitted.
 
     Args:
         found: The reconstructions.
-        scores: One for each of them.
+        scores: One score for each of them.
         truth: The true records, None if they are not known.
 
     Returns:
@@ -97,24 +97,25 @@ def _drawable(one: Reconstruction) -> bool:
 
 
 def _psnr(score: Score, i: int) -> float | None:
-    """PSNR of a true record, None if it was not measured."""
+    """The PSNR of a true record, None if it was not measured."""
     if score.psnr is None or score.psnr[i] is None:
         return None
     return float(score.psnr[i] or 0)
 
 
 def save_originals(path: Path, found: Sequence[Reconstruction], truth: Truth | None) -> str | None:
-    """Write the true images of the nodes that were attacked, ``node<i>`` (n, c, h, w).
+    """Write the true images of the attacked nodes as arrays ``node<i>`` (n, c, h, w).
 
     They are stored as bytes if the data has the grid k/255.
 
     Args:
-        path: Where to.
+        path: The file.
         found: The reconstructions.
         truth: The true records, None if they are not known.
 
     Returns:
-        The file's name; None if there is no truth, no image, or more than `KEPT` bytes of them.
+        The file's name; None if there is no truth or no image, or if the images exceed `KEPT`
+        bytes.
     """
     if truth is None:
         return None
@@ -147,16 +148,16 @@ def grid(
     """Draw pairs as columns. Small images are enlarged without smoothing.
 
     Args:
-        pairs: What is drawn.
-        title: Above the columns, shortened to the width of the picture; "" for none.
-        columns: How many stand in a row at most.
-        limit: How many pairs are drawn at most; the picture states how many were left out.
+        pairs: The pairs.
+        title: Title above the columns, shortened to the width of the picture; "" for none.
+        columns: Most columns in a row.
+        limit: Most pairs that are drawn; the picture states how many of them are shown.
 
     Returns:
         The picture.
 
     Raises:
-        LeakauditError: There is nothing to draw, or it is not an image.
+        LeakauditError: There is nothing to draw, or a record is not an image.
     """
     tiles = [(_tile(pair.original), _tile(pair.found)) for pair in pairs[:limit]]
     sizes: list[tuple[int, int]] = []
@@ -190,11 +191,11 @@ def grid(
 
 
 def save(image: Image.Image, path: Path) -> None:
-    """Write a PNG whole or not at all.
+    """Write a PNG atomically.
 
     Args:
         image: The picture.
-        path: Where to.
+        path: The file.
     """
     with replacing(path) as file:
         image.save(file, format="PNG", optimize=True)
@@ -202,14 +203,14 @@ def save(image: Image.Image, path: Path) -> None:
 
 @dataclass(frozen=True)
 class _Layout:
-    """Where things lie, in pixels.
+    """Positions and sizes in pixels.
 
     Attributes:
         count: Number of columns.
-        wide: How many of them stand in a row.
+        wide: Number of columns in a row.
         rows: Which images a column has: 0 for originals, 1 for reconstructions.
-        width: Of a column.
-        height: Of an image's place.
+        width: Width of a column.
+        height: Height reserved for an image.
         head: Height of the title.
     """
 
@@ -222,7 +223,7 @@ class _Layout:
 
     @property
     def band(self) -> int:
-        """Height of one row of columns, captions included."""
+        """Height of one row of columns, including captions."""
         return 3 * _LINE + len(self.rows) * (self.height + _NEAR) + _GAP
 
     def at(self, i: int) -> tuple[int, int]:
@@ -249,7 +250,7 @@ def _column(
 ) -> None:
     """Draw one column: the node, its images, their PSNR and certificate.
 
-    The names of the rows stand at the left edge.
+    The row labels are drawn at the left edge.
     """
     left, top = layout.at(i)
     middle = left + layout.width / 2
@@ -284,13 +285,13 @@ def say(
     colour: str,
     anchor: str = "ma",
 ) -> None:
-    """Write one line.
+    """Draw one line of text.
 
     Args:
-        draw: Draws on the picture.
-        at: Place of the anchor, in pixels.
-        text: What is written.
-        size: Of the font, in pixels.
+        draw: Drawing context of the picture.
+        at: Position of the anchor, in pixels.
+        text: The text.
+        size: Font size in pixels.
         colour: As ``#rrggbb``.
         anchor: As in PIL: horizontal, then vertical; by default the middle of the upper edge.
     """
@@ -298,15 +299,15 @@ def say(
 
 
 def _tile(x: Tensor | None) -> Image.Image | None:
-    """An image at about `TILE` pixels.
+    """An image scaled to about `TILE` pixels.
 
-    Small ones are enlarged by whole factors without smoothing, large ones shrunk.
+    Small images are enlarged by integer factors without smoothing, large ones are reduced.
     """
     if x is None:
         return None
     if x.ndim != 3 or x.shape[0] not in (1, 3):
         raise LeakauditError(f"picture: expected images (1 or 3, h, w), got {tuple(x.shape)}")
-    # A value that is not a number is drawn in the middle of the range.
+    # NaN is drawn as the middle of the range.
     unit = torch.nan_to_num(x.detach().cpu().double(), nan=0.5).clamp(0, 1)
     values = (unit * 255).round().to(torch.uint8)
     image = Image.fromarray(values.expand(3, -1, -1).permute(1, 2, 0).contiguous().numpy())

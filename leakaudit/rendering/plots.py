@@ -1,10 +1,10 @@
-"""Charts by matplotlib: panels of lines and heat maps, written as SVG, PNG or PDF.
+"""Charts drawn with matplotlib: panels of lines and heat maps, written as SVG, PNG or PDF.
 
-matplotlib is imported when a chart is drawn, and not before: its import takes about half a second.
-Every chart is drawn without a display, with matplotlib's own defaults and `_SETTINGS` whatever the
-user's configuration is; the settings of the process are restored afterwards. The same chart gives
-the same bytes. Labels may come from an untrusted record: they are cleaned, and a dollar sign does
-not start a formula.
+matplotlib is imported only when a chart is drawn, because its import takes about half a second.
+Every chart is drawn without a display, with matplotlib's defaults and `_SETTINGS`, independently of
+the user's configuration; the settings of the process are restored afterwards. The same chart always
+gives the same bytes. Labels may come from an untrusted record, so they are cleaned, and a dollar
+sign does not start a formula.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeGuard
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple, TypeGuard
 
 from leakaudit._util.files import replacing
 from leakaudit.errors import LeakauditError
@@ -33,41 +33,48 @@ SUFFIXES = (".png", ".svg", ".pdf")
 INK = "#1f2328"
 QUIET = "#57606a"
 EDGE = "#d0d7de"
-# Told apart with normal sight and with the three colour deficiencies: the closest two are 7 apart
-# (CIEDE2000, simulated after Machado et al. 2009), each at least 3.3 : 1 against white. The first
-# choice of eight colours had pairs 0.5 apart. Markers tell lines apart in a black-and-white print.
+# Distinguishable with normal vision and with the three colour deficiencies: the closest two differ
+# by 7 (CIEDE2000, simulated after Machado et al. 2009), and each has a contrast against white of at
+# least 3.3 : 1. An earlier choice of eight colours had pairs that differed by only 0.5. Markers
+# distinguish lines in black-and-white print.
 COLOURS = (
     *("#0072b2", "#d55e00", "#009e73", "#a0307a"),
     *("#7a5c00", "#3096d2", "#1f2328", "#7c8590"),
 )
-MARKERS = "os^DvPX"  # seven of them, so that the ninth line differs from the first
-POSITIVE = ("#f2c4b8", "#a3200d")  # of a weight, from the smallest to the largest
+MARKERS = "os^DvPX"  # seven markers, so that the ninth line differs from the first
+POSITIVE = ("#f2c4b8", "#a3200d")  # colours from the smallest to the largest weight
 NEGATIVE = ("#bcd7ea", "#0b5394")
 NO_WEIGHT = "#eceef0"
 
-PIXEL = 1 / 72  # inch: a unit of SVG and PDF is a point, and sizes below are in these
-DPI = 144  # of a PNG: two pixels a unit
-# In units; all of them are choices.
+PIXEL = 1 / 72  # inch: the unit of SVG and PDF is a point; all sizes below are in points
+DPI = 144  # resolution of a PNG: two pixels per unit
+# Sizes in units; all of them are choices.
 WIDE = 330
 HIGH = 210
 ROW_TITLE = 26
-LINE = 17  # of the legend
-LETTER = 5.9  # width of a letter of the legend, about
-SMALL_LETTER = 5.4  # the same beside an axis
+MARGIN = 6  # at the edges of the page
+LINE = 17  # height of a line of the legend
+TITLE_LINE = 14  # height of a line of a panel's title
+BELOW = 36  # height below a panel for the names of points and of the axis
+AXIS_NAME = 20  # distance from a panel to the name of its axis
+BETWEEN = 6  # distance between the numbers of an axis and what is beside them
+LETTER = 5.9  # approximate width of a character in the legend
+SMALL_LETTER = 5.4  # the same for the labels below an axis
+DIGIT = 5.8  # width of the widest character in most numbers beside an axis
 CELL = 24
-DECADES = 2  # powers of ten that values must span for an axis to become logarithmic by itself
-TICKS = 6  # at most how many steps between numbers stand beside an axis
+DECADES = 2  # powers of ten that values must span for an automatic axis to become logarithmic
+TICKS = 6  # most steps between the numbers of an axis
 STUB = 14  # width of a dashed line through a single point
-ROUND = (1, 2, 5, 10)  # times a power of ten: steps between numbers
-SPARSE = 8  # markers on a long line, about
-NAMED = 12  # characters of the name of a point at most
+ROUND = (1, 2, 5, 10)  # times a power of ten: steps between the numbers of an axis
+SPARSE = 8  # approximate number of markers on a long line
+NAMED = 12  # most characters of the name of a point
 
 _SETTINGS: dict[RcKeyType, object] = {
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],  # comes with matplotlib
     "font.size": 10,
     "text.color": INK,
-    "text.parse_math": False,  # a dollar is a dollar
+    "text.parse_math": False,  # a dollar sign does not start a formula
     "axes.edgecolor": QUIET,
     "axes.labelcolor": QUIET,
     "axes.titlesize": 10.5,
@@ -87,10 +94,10 @@ _SETTINGS: dict[RcKeyType, object] = {
     "lines.solid_capstyle": "round",
     "figure.constrained_layout.w_pad": 0.09,  # inches
     "figure.constrained_layout.h_pad": 0.07,
-    "svg.fonttype": "none",  # text stays text: it can be selected, searched and read aloud
-    "pdf.fonttype": 42,  # the same; publishers refuse Type 3
+    "svg.fonttype": "none",  # text remains text: it can be selected, searched and read aloud
+    "pdf.fonttype": 42,  # the same; publishers reject Type 3
 }
-_METADATA: dict[str, dict[str, None]] = {  # without the date and the version, which would vary
+_METADATA: dict[str, dict[str, None]] = {  # omits the date and the version, which would vary
     "svg": {"Date": None, "Creator": None, "Format": None, "Type": None},
     "pdf": {"CreationDate": None},
     "png": {"Software": None},
@@ -101,10 +108,10 @@ class Style(NamedTuple):
     """How a line is drawn.
 
     Attributes:
-        width: In units.
-        dash: Lengths of dash and gap in line widths, none for a solid line.
+        width: Line width in units.
+        dash: Lengths of dash and gap in line widths, None for a solid line.
         marked: Whether its points are marked.
-        sparse: Whether only some of them are.
+        sparse: Whether only some of its points are marked.
     """
 
     width: float
@@ -114,12 +121,12 @@ class Style(NamedTuple):
 
 
 class Look(NamedTuple):
-    """How the lines of one name are told from others.
+    """How the lines of one name are distinguished from others.
 
     Attributes:
         colour: As ``#rrggbb``.
-        marker: As matplotlib names it.
-        place: In the legend.
+        marker: Name of the marker in matplotlib.
+        place: Index in the legend.
     """
 
     colour: str
@@ -140,12 +147,12 @@ STYLES = {
 
 @dataclass(frozen=True)
 class Line:
-    """Values over the places 0, 1, ... of the horizontal axis.
+    """Values at the positions 0, 1, ... of the horizontal axis.
 
     Attributes:
-        name: Of the entry in the legend that has its colour.
-        style: Of `STYLES`.
-        values: One for each place; None, or one that is not finite, leaves a gap.
+        name: Name of the legend entry that has its colour.
+        style: Key in `STYLES`.
+        values: One value per position; None and values that are not finite leave a gap.
     """
 
     name: str
@@ -158,14 +165,14 @@ class Panel:
     """Lines on two axes.
 
     Attributes:
-        title: Above it.
-        lines: In it.
-        axis: Words below the horizontal axis.
-        points: Names of the places on the horizontal axis; none for whole numbers.
-        low: Value that the vertical axis reaches at least; None leaves that to the values.
-        high: The same at the other end.
-        log: Whether the vertical axis is logarithmic; None if it shall be where `logarithmic`.
-        empty: What stands there if there is no value.
+        title: Title above the panel.
+        lines: Lines in the panel.
+        axis: Label of the horizontal axis.
+        points: Names of the positions on the horizontal axis; empty for integers.
+        low: Value that the vertical axis must include at its lower end; None to fit the values.
+        high: The same for the upper end.
+        log: Whether the vertical axis is logarithmic; None to decide by `logarithmic`.
+        empty: Text that is shown if there is no value.
     """
 
     title: str
@@ -183,13 +190,13 @@ class HeatMap:
     """Weights by row and column.
 
     Attributes:
-        title: Above it.
-        columns: Their names.
-        rows: Their names.
-        values: A weight in [-1, 1] for each row and column; 0 is none.
-        across: What the columns are.
-        down: What the rows are.
-        note: Below it.
+        title: Title above the map.
+        columns: Names of the columns.
+        rows: Names of the rows.
+        values: A weight in [-1, 1] for each row and column; 0 means no weight.
+        across: What the columns represent.
+        down: What the rows represent.
+        note: Text below the map.
     """
 
     title: str
@@ -201,7 +208,7 @@ class HeatMap:
     note: str = ""
 
 
-Row = tuple[str, Sequence[Panel]]  # title, and what stands beside each other
+Row = tuple[str, Sequence[Panel]]  # title, and panels side by side
 
 
 def curves(
@@ -213,15 +220,15 @@ def curves(
 ) -> Figure:
     """Draw rows of panels under one legend.
 
-    Lines of the same name have the same colour and marker. The artist of the k-th line of a panel
-    is called ``line<k>`` (its gid).
+    Lines with the same name have the same colour and marker. The artist of the k-th line of a panel
+    has the gid ``line<k>``.
 
     Args:
-        rows: Title and panels of each; a row without a title takes no space for it.
-        legend: Words for each name, in the order of `COLOURS`, which repeat. A name that is
-            missing is drawn in gray.
-        styles: Words for the styles of lines that share a colour, shown in the legend.
-        note: Below the legend.
+        rows: Title and panels of each row; a row without a title reserves no space for it.
+        legend: Text for each name, in the order of `COLOURS`, which repeat. Lines with a missing
+            name are drawn in grey.
+        styles: Text for the styles of lines that share a colour, shown in the legend.
+        note: Text below the legend.
         wide: Width of a panel.
 
     Returns:
@@ -236,25 +243,26 @@ def curves(
     columns = _columns(texts, letters)
     head = math.ceil(len(texts) / columns) * LINE
     head += LINE * sum(text.count("\n") for text in texts)
-    titled = [bool(title) for title, _ in rows]
-    heights = [HIGH + ROW_TITLE * has for has in titled]
+    heights = [HIGH + ROW_TITLE * bool(title) for title, _ in rows]
+    high = head + sum(heights)
     with _settings():
-        figure = _figure(page, sum(heights) + head)
-        parts = figure.subfigures(len(rows), 1, height_ratios=heights, squeeze=False)
-        for part, (title, panels) in zip(parts[:, 0], rows, strict=True):
-            part.set_facecolor("none")
+        figure = _figure(page, high)
+        drawn = []
+        for _, panels in rows:
+            drawn.append([_panel(figure, panel, looks, _room(panel, wide)) for panel in panels])
+        _arrange(figure, drawn, heights, wide)
+        top = head
+        for (title, _), height in zip(rows, heights, strict=True):
             if title:
-                part.suptitle(_said(title, letters), x=0.005, ha="left", fontsize=11, weight="bold")
-            places = part.subplots(1, across, squeeze=False)[0]
-            for place in places[len(panels) :]:
-                place.set_axis_off()
-            for place, panel in zip(places, panels, strict=False):
-                _panel(place, panel, looks, _room(panel, wide))
+                place = (MARGIN / page, 1 - (top + 2 * MARGIN) / high)
+                figure.text(*place, _said(title, letters), va="top", fontsize=11, weight="bold")
+            top += height
         if entries:
             figure.legend(
                 [handle for handle, _ in entries],
                 texts,
-                loc="outside upper left",
+                loc="upper left",
+                bbox_to_anchor=(0, 1),
                 ncols=columns,
                 handlelength=2.6,
                 columnspacing=1.6,
@@ -264,10 +272,10 @@ def curves(
 
 
 def heat(maps: Sequence[HeatMap]) -> Figure:
-    """Draw heat maps of weights below each other, positive ones red and negative ones blue.
+    """Draw heat maps of weights below each other, with positive weights red and negative ones blue.
 
     Args:
-        maps: At least one.
+        maps: The heat maps, at least one.
 
     Returns:
         The figure.
@@ -276,6 +284,7 @@ def heat(maps: Sequence[HeatMap]) -> Figure:
     page = max(480, 150 + CELL * max(len(one.columns) for one in maps))
     with _settings():
         figure = _figure(page, sum(heights))
+        figure.set_layout_engine("constrained")
         places = figure.subplots(len(maps), 1, height_ratios=heights, squeeze=False)[:, 0]
         for place, one in zip(places, maps, strict=True):
             _heat_map(place, one, letters=int((page - 90) / LETTER))
@@ -283,14 +292,14 @@ def heat(maps: Sequence[HeatMap]) -> Figure:
 
 
 def expect_suffix(path: Path, option: str = "--output") -> None:
-    """Refuse a name whose suffix names no format that charts are written in.
+    """Check that the suffix of a file name is a supported chart format.
 
     Args:
-        path: Where a chart shall go.
-        option: What gave the name, for the message.
+        path: The file of a chart.
+        option: The option that specified the name, for the error message.
 
     Raises:
-        LeakauditError: The suffix is none of `SUFFIXES`.
+        LeakauditError: The suffix is not one of `SUFFIXES`.
     """
     if path.suffix.lower() not in SUFFIXES:
         raise LeakauditError(
@@ -300,14 +309,14 @@ def expect_suffix(path: Path, option: str = "--output") -> None:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a chart whole or not at all, in the format that the suffix names.
+    """Write a chart atomically, in the format given by the suffix.
 
     Args:
         figure: The chart.
-        path: Where to; ends in one of `SUFFIXES`.
+        path: The file; its name ends in one of `SUFFIXES`.
 
     Raises:
-        LeakauditError: The suffix is another one, or the file cannot be written.
+        LeakauditError: The suffix is not supported, or the file cannot be written.
     """
     expect_suffix(path)
     written = _written(figure, path.suffix.lower()[1:], "leakaudit")
@@ -316,52 +325,53 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def svg(figure: Figure, name: str) -> str:
-    """Return a chart as SVG without a background, to stand on a page.
+    """Return a chart as SVG without a background, for use on a page.
 
     Args:
-        figure: The chart.
-        name: Enters the ids of what the SVG refers to; another one on each chart of a page keeps
-            these apart.
+        figure: The chart, which loses its background.
+        name: Part of the ids that the SVG refers to; a different name for each chart of a page
+            keeps these ids distinct.
 
     Returns:
         The text of the file.
     """
-    return _written(figure, "svg", name, transparent=True).decode()
+    figure.patch.set_visible(False)
+    return _written(figure, "svg", name).decode()
 
 
 def logarithmic(values: Sequence[float]) -> bool:
     """Return whether only a logarithmic axis can show the range of some values.
 
     Args:
-        values: At least one.
+        values: The values, at least one.
 
     Returns:
-        True if none is negative and the positive ones span `DECADES`.
+        True if no value is negative and the positive values span `DECADES`.
     """
     positive = [v for v in values if v > 0]
     return bool(positive) and min(values) >= 0 and max(positive) >= 10**DECADES * min(positive)
 
 
 def is_drawn(value: float | None, log: bool) -> TypeGuard[float]:
-    """Return whether a value has a place on an axis; one without it leaves a gap.
+    """Return whether a value can be drawn on an axis; a value that cannot leaves a gap.
 
     Args:
-        value: Of a line.
+        value: A value of a line.
         log: Whether the axis is logarithmic.
 
     Returns:
-        True for a finite number, which is positive if the axis is logarithmic.
+        True for a finite number, which must be positive if the axis is logarithmic.
     """
     return value is not None and math.isfinite(value) and (value > 0 or not log)
 
 
 @contextmanager
 def _settings(name: str = "leakaudit") -> Iterator[None]:
-    """Draw with our settings inside the block; afterwards those of the process are restored."""
+    """Use our settings inside the block; afterwards, those of the process are restored."""
     import matplotlib
 
     with matplotlib.rc_context(), warnings.catch_warnings():
-        # A letter that the font lacks is drawn as a box; the text of an SVG keeps it.
+        # A character that the font lacks is drawn as a box; the text of an SVG keeps it.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(_SETTINGS)
@@ -370,19 +380,35 @@ def _settings(name: str = "leakaudit") -> Iterator[None]:
 
 
 def _figure(width: float, height: float) -> Figure:
-    """A figure of so many units, whose parts are laid out when it is drawn."""
+    """An empty figure with a size in units."""
     from matplotlib.figure import Figure
 
-    size = (width * PIXEL, height * PIXEL)
-    return Figure(figsize=size, layout="constrained", facecolor="white")
+    return Figure(figsize=(width * PIXEL, height * PIXEL), dpi=DPI, facecolor="white")
 
 
-def _written(figure: Figure, kind: str, name: str, transparent: bool = False) -> bytes:
+def _written(figure: Figure, kind: str, name: str) -> bytes:
     """The bytes of a file."""
-    metadata = _METADATA[kind]
     with _settings(name), io.BytesIO() as file:
-        figure.savefig(file, format=kind, dpi=DPI, metadata=metadata, transparent=transparent)
+        # `Figure.savefig` would draw the figure twice, the first time to measure it.
+        _draw(figure, kind, file)
         return file.getvalue()
+
+
+def _draw(figure: Figure, kind: str, file: BinaryIO) -> None:
+    """Write the figure into an open file."""
+    metadata = _METADATA[kind]
+    if kind == "svg":
+        from matplotlib.backends.backend_svg import FigureCanvasSVG
+
+        FigureCanvasSVG(figure).print_svg(file, metadata=metadata)
+    elif kind == "pdf":
+        from matplotlib.backends.backend_pdf import FigureCanvasPdf
+
+        FigureCanvasPdf(figure).print_pdf(file, metadata=metadata)
+    else:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+        FigureCanvasAgg(figure).print_png(file, metadata=metadata)
 
 
 def _said(text: str, most: int) -> str:
@@ -394,7 +420,7 @@ def _said(text: str, most: int) -> str:
 
 
 def _wrapped(text: str, letters: int) -> str:
-    """Two lines at most."""
+    """Text on at most two lines."""
     return "\n".join(textwrap.wrap(clean(text), max(8, letters), max_lines=2, placeholder=" …"))
 
 
@@ -418,7 +444,7 @@ def _entries(
     looks: Mapping[str, Look],
     note: str,
 ) -> list[tuple[Line2D, str]]:
-    """Samples and words of the legend: names, styles, and the note."""
+    """Samples and texts of the legend: names, styles, and the note."""
     used: dict[str, set[str]] = {}
     for _, panels in rows:
         for panel in panels:
@@ -427,7 +453,7 @@ def _entries(
     entries = []
     for name, words in legend.items():
         kinds = used.get(name, set())
-        # Of a name with several styles the one with markers stands for all.
+        # For a name with several styles, the style with markers represents all of them.
         style = "median"
         if len(kinds) == 1:
             (style,) = kinds
@@ -440,13 +466,13 @@ def _entries(
 
 
 def _artist(style: str, look: Look, heights: Sequence[float]) -> Line2D:
-    """A line over the places 0, 1, ...; markers stand where its style wants them."""
+    """A line over the positions 0, 1, ...; its style decides where markers are drawn."""
     from matplotlib.lines import Line2D
 
     chosen = STYLES[style]
     dash: tuple[float, tuple[float, float]] | None = None  # solid
     if chosen.dash:
-        # Where two dashed lines coincide, the dashes of one fill the gaps of the other.
+        # If two dashed lines coincide, the dashes of one fill the gaps of the other.
         dash = (chosen.dash[0] * (look.place % 2), chosen.dash)
     return Line2D(
         range(len(heights)),
@@ -462,10 +488,10 @@ def _artist(style: str, look: Look, heights: Sequence[float]) -> Line2D:
 
 
 def _columns(texts: Sequence[str], letters: int) -> int:
-    """Columns of the legend: as many as fit."""
+    """The number of columns of the legend: as many as fit."""
     if not texts:
         return 1
-    # A sample and the space around it are about as wide as nine letters.
+    # A sample and the space around it are about as wide as nine characters.
     widest = 9 + max(len(line) for text in texts for line in text.split("\n"))
     return max(1, min(len(texts), letters // widest))
 
@@ -475,8 +501,10 @@ def _columns(texts: Sequence[str], letters: int) -> int:
 # ---------------------------------------------------------------------------------------------
 
 
-def _panel(place: Axes, panel: Panel, looks: Mapping[str, Look], letters: int) -> None:
-    """Draw one panel."""
+def _panel(figure: Figure, panel: Panel, looks: Mapping[str, Look], letters: int) -> Axes:
+    """Draw one panel, whose place on the page is set when the space around it is known."""
+    place = figure.add_axes((0, 0, 1, 1))
+    place.patch.set_visible(False)
     place.set_title(_wrapped(panel.title, letters))
     values: list[float] = []
     for line in panel.lines:
@@ -488,9 +516,9 @@ def _panel(place: Axes, panel: Panel, looks: Mapping[str, Look], letters: int) -
     if not drawable:
         place.set_axis_off()
         place.text(0.5, 0.5, panel.empty, transform=place.transAxes, ha="center", color=QUIET)
-        return
+        return place
     if log and min(values) <= 0:
-        place.set_title("zeros are left out", loc="right", fontsize=9, color=QUIET)
+        place.set_title("zeros are not shown", loc="right", fontsize=9, color=QUIET)
     for k, line in enumerate(panel.lines):
         artist = _line(line, looks.get(line.name, Look(QUIET)), log)
         artist.set_gid(f"line{k}")
@@ -498,17 +526,53 @@ def _panel(place: Axes, panel: Panel, looks: Mapping[str, Look], letters: int) -
     _vertical(place, panel, drawable, log)
     place.autoscale_view()
     _horizontal(place, panel, letters)
+    return place
+
+
+def _arrange(
+    figure: Figure, rows: Sequence[Sequence[Axes]], heights: Sequence[float], wide: float
+) -> None:
+    """Put all panels into their places; matplotlib's own layout takes as long as the drawing."""
+    page, high = figure.get_size_inches() / PIXEL
+    left = MARGIN + max(_widest_number(place) for row in rows for place in row) + BETWEEN
+    width = wide - left - 2 * MARGIN
+    bottom = sum(heights)  # of a row, above the bottom of the page
+    for row, height in zip(rows, heights, strict=True):
+        bottom -= height
+        above = BETWEEN + TITLE_LINE * max(map(_title_lines, row))
+        tall = HIGH - above - BELOW
+        for column, place in enumerate(row):
+            start = column * wide + left
+            place.set_position((start / page, (bottom + BELOW) / high, width / page, tall / high))
+            # Without it, matplotlib measures the names of all places to put this one below them.
+            place.xaxis.set_label_coords(1, -AXIS_NAME / tall)
+
+
+def _widest_number(place: Axes) -> float:
+    """Width of the widest number beside the vertical axis, about."""
+    if not place.axison:
+        return 0.0
+    bottom, top = place.get_ylim()
+    ticks = [tick for tick in place.yaxis.get_majorticklocs() if bottom <= tick <= top]
+    shown = place.yaxis.get_major_formatter().format_ticks(ticks)
+    return DIGIT * max(map(len, shown), default=0)
+
+
+def _title_lines(place: Axes) -> int:
+    """Lines above a panel."""
+    titles = [text for text in (place.get_title("left"), place.get_title("right")) if text]
+    return max((text.count("\n") + 1 for text in titles), default=0)
 
 
 def _line(line: Line, look: Look, log: bool) -> Line2D:
-    """Draw one line; a point between two gaps is marked, since it has no line to be seen by."""
+    """Draw one line; a point between two gaps is marked, because no line makes it visible."""
     heights = [v if is_drawn(v, log) else math.nan for v in line.values]
     artist = _artist(line.style, look, heights)
     at = [k for k, v in enumerate(heights) if not math.isnan(v)]
     single = [k for k in at if k - 1 not in at and k + 1 not in at]
     chosen = STYLES[line.style]
     if chosen.marked and chosen.sparse:
-        # Runs are marked at different rounds, so that markers do not lie on each other.
+        # Runs are marked at different rounds, so that markers do not overlap.
         step = max(1, len(at) // SPARSE)
         start = look.place * step // len(COLOURS)
         artist.set_markevery(sorted({*single, *at[start::step]}))
@@ -541,10 +605,11 @@ def _vertical(place: Axes, panel: Panel, values: Sequence[float], log: bool) -> 
         place.yaxis.set_major_locator(ticker.MaxNLocator(TICKS, steps=ROUND))
         place.yaxis.set_major_formatter(lambda v, _: f"{v:.6g}")
     place.tick_params(axis="y", length=0)
+    place.yaxis.set_label_coords(0, 0)  # it has no label, and nothing is measured to place it
 
 
 def _horizontal(place: Axes, panel: Panel, letters: int) -> None:
-    """Name the places of the horizontal axis, as many as there is room for."""
+    """Label the positions of the horizontal axis, as many as there is room for."""
     from matplotlib import ticker
 
     place.set_xlabel(_said(panel.axis, letters), loc="right", fontsize=9)
@@ -560,7 +625,7 @@ def _horizontal(place: Axes, panel: Panel, letters: int) -> None:
 
 
 def _room(panel: Panel, wide: float) -> int:
-    """Letters that fit beside each other in a panel."""
+    """The number of characters that fit on one line of a panel."""
     return int((wide - 60) / LETTER)
 
 
@@ -574,7 +639,7 @@ def _heat_map(place: Axes, one: HeatMap, letters: int) -> None:
     import numpy as np
     from matplotlib.colors import LinearSegmentedColormap
 
-    # Each sign has a scale of its own, so that the smallest weight differs from none.
+    # Each sign has its own scale, so that the smallest weight is distinct from zero.
     scale = [(0.0, NEGATIVE[1]), (0.5, NEGATIVE[0]), (0.5, POSITIVE[0]), (1.0, POSITIVE[1])]
     colours = LinearSegmentedColormap.from_list("weights", scale).with_extremes(bad=NO_WEIGHT)
     values = np.asarray(one.values, dtype=float)

@@ -1,4 +1,4 @@
-"""What a report is made of: the record, and what the command line adds to it."""
+"""The input of a report: the record, and what the command line adds to it."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ class Picture:
     """One image of a gallery.
 
     Attributes:
-        place: ``best``, ``median``, ``worst`` or ``random``; "" if the gallery shows all or they
-            are alike.
-        at: Point of an audit's grid in words, "" elsewhere.
-        node: Whose record.
-        record: Which of them.
+        place: ``best``, ``median``, ``worst`` or ``random``; "" if the image is none of these or
+            all images are equally good.
+        at: Point of an audit's grid in words, "" for other records.
+        node: The node that owns the record.
+        record: Index of the record.
         of: Number of records of that node.
         psnr: In dB, None if it was not measured.
         ssim: Structural similarity.
         lpips: Perceptual distance.
-        certificate: Word of the certificate.
+        certificate: Name of the certificate in lower case.
         found: The reconstruction as a data URI, None if there is none.
-        original: The same of the true image.
-        candidates: How many other images explain the leak as well.
-        others: Data URIs of some of them.
+        original: The same for the true image.
+        candidates: Number of other images that explain the leak equally well.
+        others: Data URIs of some of these.
     """
 
     place: str
@@ -52,10 +52,10 @@ class Section:
     """The images of one attack by one adversary.
 
     Attributes:
-        attack: What attacked.
-        adversary: Who hears.
-        total: Number of images, of which some are shown.
-        images: Those that are shown.
+        attack: Name of the attack.
+        adversary: The adversary.
+        total: Number of all images.
+        images: The images that are shown.
     """
 
     attack: str
@@ -70,9 +70,9 @@ class Shown:
 
     Attributes:
         record: The record.
-        against: Comparison with an earlier one, None for none.
-        gallery: Pictures, none if they are left out.
-        location: File of the repository that SARIF points at, None if it is not named.
+        against: Comparison with an earlier record, None for none.
+        gallery: Images, empty if they are omitted.
+        location: File in the repository that SARIF points at, None if it is not specified.
     """
 
     record: RunRecord
@@ -82,7 +82,7 @@ class Shown:
 
     @classmethod
     def of(cls, results: Mapping[str, Json]) -> Shown:
-        """Read the JSON values that a report is given.
+        """Convert the JSON values that a report receives.
 
         Args:
             results: A record, to which ``against`` (`leakaudit.results.comparison.compare`),
@@ -90,7 +90,7 @@ class Shown:
                 been added.
 
         Returns:
-            The same as types.
+            The record and its additions as types.
         """
         location = results.get("location")
         if not isinstance(location, str) or not location:

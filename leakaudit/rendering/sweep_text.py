@@ -1,4 +1,4 @@
-"""A sweep as text and as a page of Markdown, made from its record only."""
+"""A sweep as text and as a page of Markdown, made only from its record."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from leakaudit.results.model import (
 )
 from leakaudit.results.wording import REFUSED, axis_value, clean, refusal
 
-WIDTH = 140  # columns of a terminal that show the table unfolded
-SHOWN = 200  # most rows in a terminal; report.md has all
+WIDTH = 140  # terminal columns that the table needs without line breaks
+SHOWN = 200  # most rows in a terminal; report.md has all rows
 
 
 def text(record: SweepRecord) -> list[RenderableType]:
-    """Return the summary, the table and what went wrong, for a terminal.
+    """Return the summary, the table and the failures, for a terminal.
 
     Args:
-        record: Of a sweep.
+        record: The record of a sweep.
 
     Returns:
-        Part under part.
+        The parts from top to bottom.
     """
     headings, rows = table(record.sweep)
     shown = Table(box=box.SIMPLE_HEAD, pad_edge=False)
@@ -47,10 +47,10 @@ def text(record: SweepRecord) -> list[RenderableType]:
 
 
 def markdown(record: SweepRecord) -> str:
-    """Return a page with the figure.
+    """Return a page that includes the figure.
 
     Args:
-        record: Of a sweep.
+        record: The record of a sweep.
 
     Returns:
         Markdown.
@@ -66,17 +66,17 @@ def markdown(record: SweepRecord) -> str:
     ]
     wrong = troubles(sweep)
     if wrong:
-        parts += ["## What gave no result", md.items(wrong)]
+        parts += ["## Failures and refusals", md.items(wrong)]
     made = ", ".join(f"{name} {version}" for name, version in sweep.versions.items())
     parts.append(md.escape(f"Made with {made}."))
     return "\n\n".join(parts) + "\n"
 
 
 def table(sweep: SweepPart) -> tuple[list[str], list[list[str]]]:
-    """Return one row for each point; images have PSNR and SSIM, other data relative errors.
+    """Return one row per point, with PSNR and SSIM for images and relative errors for other data.
 
     Args:
-        sweep: What only a sweep's record has.
+        sweep: The sweep part of the record.
 
     Returns:
         Headings, and rows of cells.
@@ -106,7 +106,7 @@ def table(sweep: SweepPart) -> tuple[list[str], list[list[str]]]:
 
 
 def _place(sweep: SweepPart, point: SweepPoint) -> list[str]:
-    """The value of every axis at a point, "" for an axis that does not concern it."""
+    """The value of every axis at a point, "" for an axis that does not apply to it."""
     cells = []
     for axis in sweep.axes:
         cell = ""
@@ -117,7 +117,7 @@ def _place(sweep: SweepPart, point: SweepPoint) -> list[str]:
 
 
 def _counts(point: SweepPoint) -> list[str]:
-    """How many cells and records a point has, and what became of them."""
+    """The numbers of cells and records of a point, by outcome."""
     labels = "-"
     if point.labels_found is not None:
         labels = f"{point.labels_found:.2f}"
@@ -141,17 +141,17 @@ def _statistics(values: SweepStatistics | UnsetType, form: str) -> tuple[str, st
 def troubles(sweep: SweepPart) -> list[str]:
     """Return one line for each reason, with the number of cells.
 
-    There are reasons for cells that failed, and for nodes of which nothing is known.
+    There are reasons for cells that failed, and for nodes for which no leak is determined.
 
     Args:
-        sweep: What only a sweep's record has.
+        sweep: The sweep part of the record.
 
     Returns:
         Lines, cleaned.
     """
     found: Counter[str] = Counter()
     for cell in sweep.cells:
-        where = f"{cell.attack}, heard by {cell.adversary}"
+        where = f"{cell.attack}, adversary {cell.adversary}"
         if cell.status != "done":
             found[f"failed: {where}: {cell.says}"] += 1
         for why in dict.fromkeys(cell.reasons.values()):

@@ -1,4 +1,4 @@
-"""Chart of training curves: one panel for each quantity, one line for each run."""
+"""Chart of training curves: one panel per quantity, one line per run."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ACROSS = 2  # panels in a row
-WIDE = 480  # width of a panel: there are more rounds than an audit has points
-LABEL = 58  # letters of a run's name at most; its end tells runs apart
+WIDE = 480  # width of a panel; a run has more rounds than an audit has points
+LABEL = 58  # most characters of a run's name; the end of the name distinguishes runs
 
 
 def chart(runs: Mapping[str, Run]) -> Figure:
-    """Draw runs over each other, in as many panels as there are quantities, two panels in a row.
+    """Draw several runs in one panel per quantity, with two panels side by side.
 
-    A panel whose values span powers of ten is logarithmic; zeros and values that are not finite
-    leave a gap there.
+    A panel is logarithmic if its values span several powers of ten; zeros and values that are not
+    finite leave a gap.
 
     Args:
-        runs: Curves by label, at most as many as there are colours.
+        runs: Curves by label; at most as many as there are colours.
 
     Returns:
         The figure.
@@ -34,8 +34,8 @@ def chart(runs: Mapping[str, Run]) -> Figure:
     """
     if len(runs) > len(plots.COLOURS):
         raise LeakauditError(
-            f"curves: expected at most {len(plots.COLOURS)} runs in one picture, "
-            f"got {len(runs)}; draw several"
+            f"curves: expected at most {len(plots.COLOURS)} runs in one figure, "
+            f"got {len(runs)}; draw several figures"
         )
     panels = [_panel(runs, name) for name in names(runs)]
     across = min(ACROSS, len(panels))
@@ -47,18 +47,16 @@ def chart(runs: Mapping[str, Run]) -> Figure:
 
 
 def title(name: str) -> str:
-    """Return the words for a quantity.
+    """Return the title for a quantity.
 
     Args:
-        name: As in `leakaudit.protocols.training_curves`.
+        name: Name of the quantity, as in `leakaudit.protocols.training_curves`.
 
     Returns:
         The title of its panel.
     """
-    if name.startswith("norm_"):
-        return f"norm of {name[5:]}"
-    known = {"consensus": "consensus error", "seconds": "seconds a round"}
-    return known.get(name, name.replace("_", " "))
+    known = {"consensus": "consensus error", "seconds": "seconds per round"}
+    return known.get(name, name.replace("norm_", "norm of ").replace("_", " "))
 
 
 def _panel(runs: Mapping[str, Run], name: str) -> plots.Panel:

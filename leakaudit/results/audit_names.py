@@ -1,6 +1,6 @@
-"""The names that tests and guessers have in the record of an audit.
+"""The names of tests and guessers in the record of an audit.
 
-They are written into results.json and read again by its reports, so they never change.
+They are written to results.json and read again by its reports, so they never change.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from enum import StrEnum
 
 
 class TestName(StrEnum):
-    """Tests whose names are the same in every audit."""
+    """Tests that have the same name in every audit."""
 
     __test__ = False  # pytest would collect it
 
@@ -21,7 +21,7 @@ class TestName(StrEnum):
 
 
 class Guesser(StrEnum):
-    """What guessed, in tests that no registered attack takes part in."""
+    """What guesses in tests that do not involve a registered attack."""
 
     NOBODY = "none"
     LIKELIHOOD = "likelihood"
@@ -29,18 +29,18 @@ class Guesser(StrEnum):
 
 
 def identified_among(total: int) -> str:
-    """Return the name of a test: an attack's image is nearest to the true record.
+    """Return the name of a test: the attack's image is closest to the true record.
 
     Args:
-        total: Number of records among which it is to be nearest.
+        total: Number of records among which the true one must be the closest.
     """
     return f"identified among {total}"
 
 
 def as_near_as(psnr: float) -> str:
-    """Return the name of a test: an attack's image is near to the true record.
+    """Return the name of a test: the attack's image is close to the true record.
 
     Args:
-        psnr: How near at least, in dB.
+        psnr: The required PSNR in dB.
     """
     return f"PSNR >= {psnr:g} dB"

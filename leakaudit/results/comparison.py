@@ -1,6 +1,6 @@
-"""Two results side by side: what gives away more than before, less, or the same.
+"""Comparison of two results: which checks leak more than before, less, or the same.
 
-A check that only one of them made is reported as new or gone.
+A check that only one of the results contains is reported as new or gone.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from leakaudit.results.model import RunRecord, TraceSource
 from leakaudit.trace import Json
 
 Change = Literal["worse", "new", "better", "gone", "same"]
-DECIBEL = 0.5  # a PSNR that moves by less has not changed; a choice, below what an eye can tell
-RELATIVE = 0.05  # the same of a relative error, as a share of the earlier one; a choice
-SHOWN = 50  # changes in text
+DECIBEL = 0.5  # smaller changes of a PSNR are ignored; a choice, below what the eye can perceive
+RELATIVE = 0.05  # the same for a relative error, as a share of the earlier one; a choice
+SHOWN = 50  # changes listed in text
 MEANS: dict[Change, str] = {
-    "worse": "gives away more than before",
-    "new": "not looked at before",
-    "better": "gives away less than before",
-    "gone": "not looked at any more",
-    "same": "as before",
+    "worse": "more leakage than before",
+    "new": "not examined before",
+    "better": "less leakage than before",
+    "gone": "no longer examined",
+    "same": "unchanged",
 }
 
 
@@ -32,12 +32,12 @@ class ComparedCheck(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """One check in two results.
 
     Attributes:
-        id: Its fingerprint, also in SARIF.
-        name: What was looked at.
-        node: Whose data.
-        change: From the earlier results to these.
-        before: The earlier message, None if it was not looked at.
-        now: The message, None if it is not looked at any more.
+        id: Its fingerprint, also used in SARIF.
+        name: What was examined.
+        node: The node that owns the data.
+        change: Change from the earlier results to these.
+        before: The earlier message, None if it was not examined before.
+        now: The message, None if it is no longer examined.
     """
 
     id: str
@@ -49,12 +49,12 @@ class ComparedCheck(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Against(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Results beside earlier ones.
+    """A comparison of results with earlier ones.
 
     Attributes:
-        summary: How many checks changed how.
-        differs: What was not the same on both sides, so that a change may come from there.
-        rows: The checks, those that are worse first.
+        summary: The numbers of checks by change.
+        differs: Conditions that differ between the two results and may explain a change.
+        rows: The checks, those that became worse first.
     """
 
     summary: str
@@ -63,7 +63,7 @@ class Against(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def changed(self) -> list[ComparedCheck]:
-        """The checks that are not the same."""
+        """The checks that changed."""
         return [row for row in self.rows if row.change != "same"]
 
 
@@ -75,7 +75,7 @@ def compare(now: Mapping[str, Json], before: Mapping[str, Json]) -> dict[str, Js
         before: An earlier one.
 
     Returns:
-        The record `now` with ``against``, the values of an `Against`.
+        The record `now` with an entry ``against``, the values of an `Against`.
     """
     new, old = model.of_run(now), model.of_run(before)
     return {**now, "against": model.plain(against(new, old, differences(new, old)))}
@@ -87,7 +87,7 @@ def against(now: RunRecord, before: RunRecord, differs: Sequence[str]) -> Agains
     Args:
         now: The record that is reported.
         before: An earlier one.
-        differs: As `differences`.
+        differs: As returned by `differences`.
 
     Returns:
         The comparison.
@@ -101,7 +101,7 @@ def against(now: RunRecord, before: RunRecord, differs: Sequence[str]) -> Agains
 
 
 def differences(now: RunRecord, before: RunRecord) -> list[str]:
-    """Name what was not the same on both sides.
+    """List the conditions that differ between two records.
 
     Args:
         now: The record that is reported.
@@ -126,10 +126,9 @@ def differences(now: RunRecord, before: RunRecord) -> list[str]:
 
 
 def _recordings(now: TraceSource, before: TraceSource) -> tuple[object, object]:
-    """What identifies both recordings.
+    """What identifies each of the two recordings.
 
-    The number that is drawn for each recording is left out if one of the records, of version 1, has
-    none.
+    The random number of each recording is omitted if one of the records lacks it (version 1).
     """
     ids = (now.id, now.sha256), (before.id, before.sha256)
     if UNSET in (now.recording, before.recording):
@@ -156,10 +155,10 @@ def lines(against: Against | Json) -> list[str]:
     """Return a comparison as text.
 
     Args:
-        against: The comparison, also as JSON values; None or empty for none.
+        against: The comparison, as a type or as JSON values; None or empty for none.
 
     Returns:
-        Its sentence, then a line for each change, at most `SHOWN`; cleaned, not escaped; nothing if
+        Its summary, then one line per change, at most `SHOWN`; cleaned, but not escaped. Empty if
         there is no comparison.
     """
     if not against:
@@ -169,8 +168,8 @@ def lines(against: Against | Json) -> list[str]:
         found = model.fitted(found, Against)
     said = []
     for row in found.changed[:SHOWN]:
-        before, now = row.before or "nothing", row.now or "nothing"
-        said.append(f"{row.change}: {row.name}: {before}; now {now}")
+        before, now = row.before or "not examined", row.now or "not examined"
+        said.append(f"{row.change}: {row.name}: before: {before}; now: {now}")
     left = len(found.changed) - SHOWN
     if left > 0:
         said.append(f"{left} more changes")
@@ -192,10 +191,10 @@ def _row(now: Check | None, before: Check | None) -> ComparedCheck:
 
 
 def _change(now: Check | None, before: Check | None) -> Change:
-    """How a check changed, by the first of these that differs.
+    """How a check changed, decided by the first of the following that differs.
 
-    Level, identical records, PSNR or error beyond the tolerance, certificate. Residuals do not
-    count.
+    Level, identical records, PSNR or error beyond the tolerance, certificate. Residuals are
+    ignored.
     """
     if before is None:
         return "new"
@@ -212,7 +211,7 @@ def _change(now: Check | None, before: Check | None) -> Change:
 
 
 def _close(a: float, b: float) -> bool:
-    """PSNR in dB if both are above 0, minus a relative error if both are below."""
+    """Whether two values agree: PSNR in dB if positive, minus a relative error if negative."""
     tolerance = 0.0
     if min(a, b) > 0:
         tolerance = DECIBEL
@@ -226,7 +225,7 @@ def _sentence(rows: Sequence[ComparedCheck], differs: Sequence[str]) -> str:
     for change, meaning in MEANS.items():
         count = sum(row.change == change for row in rows)
         if count:
-            parts.append(f"{count} {meaning}")
-    counted = ", ".join(parts) or "nothing was looked at"
-    source = f" Not the same on both sides: {', '.join(differs)}." if differs else ""
-    return f"Against the earlier results: {counted}.{source}"
+            parts.append(f"{count} {change} ({meaning})")
+    counted = ", ".join(parts) or "nothing was examined"
+    source = f" Also different: {', '.join(differs)}." if differs else ""
+    return f"Compared with the earlier results: {counted}.{source}"

@@ -1,4 +1,4 @@
-"""The record of an attack run as plain values: its findings, then the whole of results.json."""
+"""The record of an attack as plain values: its findings, then the entire results.json."""
 
 from __future__ import annotations
 
@@ -25,33 +25,10 @@ from leakaudit.results.wording import summary
 from leakaudit.scoring.scoring import Score, definitions
 from leakaudit.trace import Json, Trace
 
-DRAWN = 5000  # edges at most that are kept for the drawing; a choice, far above what a page draws
+DRAWN = 5000  # most edges that are stored for the drawing; a choice, far more than a page draws
 
 
 def finding(
-    leak: GradientLeak,
-    found: Reconstruction,
-    score: Score,
-    images: Mapping[str, Json] | None = None,
-) -> dict[str, Json]:
-    """Return one entry of ``findings`` as JSON values.
-
-    Args:
-        leak: What was attacked.
-        found: What came out.
-        score: How near it comes to the truth.
-        images: Where it was saved, from `record_file.save_reconstructions`; None if it was not.
-
-    Returns:
-        The values of a `leakaudit.results.model.Finding`.
-    """
-    stored = None
-    if images is not None:
-        stored = model.fitted(images, StoredImages)
-    return model.plain(entry(leak, found, score, stored))
-
-
-def entry(
     leak: GradientLeak,
     found: Reconstruction,
     score: Score,
@@ -60,10 +37,10 @@ def entry(
     """Return one finding of a record.
 
     Args:
-        leak: What was attacked.
-        found: What came out.
-        score: How near it comes to the truth.
-        images: Where it was saved; None if it was not.
+        leak: The leak that was attacked.
+        found: The reconstruction.
+        score: The quality of the reconstruction.
+        images: Where it was saved, from `record_file.save_reconstructions`; None if it was not.
 
     Returns:
         The finding.
@@ -86,10 +63,10 @@ def entry(
 
 
 def scores(score: Score) -> Scores | None:
-    """Return a score as the record holds it.
+    """Return a score in the form in which the record stores it.
 
     Args:
-        score: How near a reconstruction comes to the truth.
+        score: The quality of a reconstruction.
 
     Returns:
         The scores, None if there was no truth.
@@ -104,7 +81,7 @@ def certified(found: Reconstruction) -> int:
     """Count the inputs of a reconstruction that are certified exact.
 
     Args:
-        found: What came out.
+        found: The reconstruction.
 
     Returns:
         Their number.
@@ -116,20 +93,20 @@ def noted(found: Reconstruction, score: Score) -> str:
     """Join the remarks of an attack and of scoring.
 
     Args:
-        found: What came out.
-        score: How near it comes to the truth.
+        found: The reconstruction.
+        score: The quality of the reconstruction.
 
     Returns:
-        Both, with a semicolon between them; "" if there are none.
+        Both remarks, separated by a semicolon; "" if there are none.
     """
     return "; ".join(filter(None, (found.note, score.note)))
 
 
 def summarised(leak: GradientLeak) -> LeakSummary:
-    """Describe what was attacked.
+    """Describe a leak that was attacked.
 
     Args:
-        leak: What was attacked.
+        leak: The leak.
 
     Returns:
         Its description.
@@ -153,24 +130,24 @@ def _labels(found: Reconstruction) -> tuple[float | None, ...] | None:
     return tuple(finite(label) for label in found.y.tolist())
 
 
-def undetermined(node: int, adversary: str, reason: str) -> dict[str, Json]:
+def undetermined(node: int, adversary: str, reason: str) -> Undetermined:
     """Return one entry of ``undetermined``.
 
     Args:
-        node: A node of which this adversary learns no gradient.
-        adversary: Who hears.
-        reason: Why.
+        node: A node about which this adversary learns no gradient.
+        adversary: The adversary.
+        reason: Why no gradient is determined.
 
     Returns:
-        The values of a `leakaudit.results.model.Undetermined`.
+        The entry.
     """
-    return model.plain(Undetermined(node=node, adversary=adversary, reason=reason))
+    return Undetermined(node=node, adversary=adversary, reason=reason)
 
 
 def build(
     trace: Trace,
-    findings: Sequence[Mapping[str, Json]],
-    undetermined: Sequence[Mapping[str, Json]],
+    findings: Sequence[Finding],
+    undetermined: Sequence[Undetermined],
     not_tried: Iterable[str],
     provenance: Mapping[str, Json],
     *,
@@ -179,57 +156,43 @@ def build(
     originals: str | None = None,
     complete: bool = True,
 ) -> dict[str, Json]:
-    """Return everything that results.json holds.
+    """Return the content of results.json.
 
     Args:
-        trace: What was attacked.
+        trace: The trace that was attacked.
         findings: From `finding`.
         undetermined: From `undetermined`.
-        not_tried: What the run left out, in words.
+        not_tried: What the run omitted, in words.
         provenance: From `leakaudit.results.provenance.collect`.
         lpips: The sentence of `lpips_weights.find`.
-        picture: File of the drawing of all reconstructions, beside results.json.
-        originals: File of the true images.
-        complete: Whether the run came to its end.
+        picture: File with an image of all reconstructions, beside results.json.
+        originals: File with the true images.
+        complete: Whether the run was completed.
 
     Returns:
         The values of a `leakaudit.results.model.AttackRecord`.
     """
     left_out = list(not_tried)
-    found = [model.fitted(one, Finding) for one in findings]
-    closed = [model.fitted(one, Undetermined) for one in undetermined]
     return {
         "schema": SCHEMA,
         "version": VERSION,
         "kind": "attack",
         "complete": complete,
-        "summary": summary(found, closed, left_out, complete),
-        "trace": about(trace),
-        "findings": [dict(one) for one in findings],
-        "undetermined": [dict(one) for one in undetermined],
+        "summary": summary(findings, undetermined, left_out, complete),
+        "trace": model.plain(trained(trace)),
+        "findings": [model.plain(one) for one in findings],
+        "undetermined": [model.plain(one) for one in undetermined],
         "not_tried": left_out,
         "metrics": definitions(trace.task, lpips),
-        "attacks": {name: model.plain(attack) for name, attack in attacks_of(found).items()},
+        "attacks": {name: model.plain(attack) for name, attack in attacks_of(findings).items()},
         "picture": picture,
         "originals": originals,
         "provenance": dict(provenance),
     }
 
 
-def about(trace: Trace) -> dict[str, Json]:
-    """Describe what was trained, and the network to draw, as JSON values.
-
-    Args:
-        trace: A recording.
-
-    Returns:
-        The values of a `leakaudit.results.model.TraceSummary`.
-    """
-    return model.plain(trained(trace))
-
-
 def trained(trace: Trace) -> TraceSummary:
-    """Describe what was trained, and the network to draw.
+    """Describe the training and the network to be drawn.
 
     Args:
         trace: A recording.
@@ -252,38 +215,38 @@ def trained(trace: Trace) -> TraceSummary:
 
 
 def attacks_of(found: Iterable[Finding]) -> dict[str, AttackAbout]:
-    """Return what a reader should know of the attacks behind findings.
+    """Return what a reader should know about the attacks behind findings.
 
     Args:
         found: The findings.
 
     Returns:
-        What is said of each attack, by name.
+        The description of each attack by name.
     """
     names = dict.fromkeys(one.attack for one in found if one.attack != "none")
     return {name: described(name) for name in names}
 
 
 def described(attack: str) -> AttackAbout:
-    """Return what a reader should know of an attack.
+    """Return what a reader should know about an attack.
 
     Args:
         attack: Its name.
 
     Returns:
-        Its source, what it reads, and what it costs.
+        Its source, its inputs and its cost.
     """
     kind = registry.get("attacks", attack)
     return AttackAbout(paper=kind.paper, reads=kind.reads, cost=kind.cost, exact=kind.exact)
 
 
 def finite(value: float) -> float | None:
-    """Return a number that JSON can hold.
+    """Return a number that JSON can represent.
 
     Args:
         value: Any number.
 
     Returns:
-        The number, None if it is infinite or not a number.
+        The number, None if it is infinite or NaN.
     """
     return value if math.isfinite(value) else None

@@ -1,7 +1,7 @@
-"""A record as the checks that other programs count.
+"""A record as a list of checks that other programs can count.
 
-A check has a level, one line, and a name that stays the same from run to run. Every finding is a
-check, and so are the verdicts of an audit and the rules of a gate.
+A check has a level, a one-line message, and a name that stays the same from run to run. Every
+finding is a check, and so are the verdicts of an audit and the rules of a gate.
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ from leakaudit.results.wording import (
     is_identical,
     outcome,
     point_of,
+    test_words,
     values,
 )
 from leakaudit.verdict import Verdict
 
 Level = Literal["error", "warning", "note"]
 RANK: dict[Level, int] = {"error": 2, "warning": 1, "note": 0}
-VERDICTS: dict[str, Level] = {  # the worst first
+VERDICTS: dict[str, Level] = {  # the most severe first
     "REFUTED": "error",
     "UNSUPPORTED": "error",
     "INCONCLUSIVE": "warning",
@@ -58,22 +59,22 @@ CONTROLS = ("recording", "attacked", "positive", "negative")  # kinds of rules
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at; all texts are cleaned, not escaped.
+    """One item that was examined; all texts are cleaned, but not escaped.
 
     Attributes:
-        id: A digest of what was looked at, without what came out.
-        name: What was looked at, without any figure.
+        id: A digest of what was examined, independent of the outcome.
+        name: What was examined, without any figures.
         rule: Attack, test or pitfall.
-        node: Whose data.
-        adversary: Who hears, "" if no adversary is needed.
-        level: How bad it is.
-        message: What came out, with figures.
+        node: The node that owns the data.
+        adversary: The adversary, "" if the check does not involve one.
+        level: Severity.
+        message: The outcome, with figures.
         word: The outcome in one word.
-        detail: More about it.
+        detail: Further explanation.
         seconds: Time that it took.
-        open: Whether nothing was decided.
-        cell: Of a gate, "" elsewhere.
-        harm: Sorts checks of one level by what they give away.
+        open: Whether the outcome is undecided.
+        cell: Cell of a gate, "" for other records.
+        harm: Sort key for checks of the same level: how much they leak.
     """
 
     id: str
@@ -92,7 +93,7 @@ class Check:
 
     @property
     def rank(self) -> tuple[float, ...]:
-        """The larger, the worse."""
+        """Sort key; larger is worse."""
         return (RANK[self.level], *self.harm)
 
 
@@ -103,7 +104,7 @@ def checks(record: RunRecord | Mapping[str, object]) -> list[Check]:
         record: As a type or as JSON values.
 
     Returns:
-        The checks, the worst first; equal names are told apart by their order.
+        The checks, the most severe first; checks with equal names are distinguished by their order.
     """
     typed = record if isinstance(record, RunRecord) else model.of_run(record)
     return sorted(_unique(_listed(typed)), key=lambda check: check.rank, reverse=True)
@@ -127,24 +128,24 @@ def counts(found: Iterable[Check]) -> dict[Level, int]:
         found: Some checks.
 
     Returns:
-        How many have each level.
+        The number of checks at each level.
     """
     counted = Counter(check.level for check in found)
     return {level: counted[level] for level in RANK}
 
 
 def level(finding: Finding) -> Level:
-    """Say how bad a finding is.
+    """Return the severity of a finding.
 
-    A record is given away if it is identical to the truth, certified exact, or known to within
-    narrow intervals. In an audit the verdicts judge, and a finding is a warning at most.
+    A record counts as leaked if it is identical to the truth, certified exact, or known to within
+    narrow intervals. In an audit, the verdicts decide and a finding is at most a warning.
 
     Args:
         finding: One finding.
 
     Returns:
-        ``error`` for a record given away, ``warning`` for one that fits or is identified, else
-        ``note``.
+        ``error`` for a leaked record, ``warning`` for one that fits the leak or is identified,
+        otherwise ``note``.
     """
     scores, word = finding.scores, finding.certificate.name
     recovered = scores is None or scores.not_recovered < len(scores.matched)
@@ -168,12 +169,12 @@ def _finding(record: RunRecord, finding: Finding) -> Check:
         leak.kind,
         leak.rounds.first,
         leak.rounds.last,
-        # Fingerprints of earlier versions were taken of this text.
+        # Fingerprints of earlier versions were computed from this text.
         repr(None if cell is None else {"epsilon": cell.epsilon, "seed": cell.seed}),
     )
     return Check(
         id=mark,
-        name=clean(f"node {finding.node}: {source} heard by {finding.adversary}{point}"),
+        name=clean(f"node {finding.node}: {source} observed by {finding.adversary}{point}"),
         rule=clean(finding.attack),
         node=finding.node,
         adversary=clean(finding.adversary),
@@ -188,16 +189,19 @@ def _finding(record: RunRecord, finding: Finding) -> Check:
 
 def _verdict(record: RunRecord, one: VerdictEntry) -> Check:
     verdict = Verdict[one.verdict]
-    promise = one.promise.name if one.promise else "no promise"
-    where = f"{promise}, node {one.node} heard by {one.adversary}, {point_of(one.epsilon)}"
+    guarantee = one.promise.name if one.promise else "no guarantee"
+    # Fingerprints of earlier versions were computed from this text.
+    marked = one.promise.name if one.promise else "no promise"
+    test = test_words(one)
+    place = f"node {one.node}, adversary {one.adversary}, {point_of(one.epsilon)}"
     return Check(
-        id=_mark(record, one, one.test, promise, repr(one.epsilon)),
-        name=clean(f"{one.test} ({one.attack}) against {where}"),
+        id=_mark(record, one, one.test, marked, repr(one.epsilon)),
+        name=clean(f"{test} ({one.attack}): {guarantee}, {place}"),
         rule=clean(one.test),
         node=one.node,
         adversary=clean(one.adversary),
         level=VERDICTS[verdict.name],
-        message=clean(f"{verdict.words}: {one.says} ({one.test} against {where})"),
+        message=clean(f"{verdict.words}: {one.says} ({test}: {guarantee}, {place})"),
         word=verdict.words,
         detail=clean(one.power),
         open=verdict is Verdict.INCONCLUSIVE,
@@ -206,7 +210,7 @@ def _verdict(record: RunRecord, one: VerdictEntry) -> Check:
 
 
 def _gated(rule: RuleEntry, cell: CellEntry | None) -> Check:
-    """A rule as a check; the lint of a recording has no cell, because it needs no adversary."""
+    """A rule as a check; the lint of a recording has no cell because it involves no adversary."""
     what = f"{rule.kind} {rule.measure}".strip()
     control = " control" if rule.kind in CONTROLS else ""
     mark = repr((rule.cell, what)).encode("utf-8", "backslashreplace")

@@ -1,20 +1,18 @@
 """The record of a run as types: the content of results.json.
 
-There is one tagged kind each for attack, audit, check and sweep. The types are the schema:
-msgspec builds a record from JSON values by them and refuses what does not fit,
-`leakaudit._util.decoding` reports where it does not, and ``schema.json`` beside this file is
-generated from them.
+Attack, audit, check and sweep each have a tagged type. The types define the schema: msgspec
+converts JSON values to them and rejects what does not fit, `leakaudit._util.decoding` reports the
+place of an error, and ``schema.json`` beside this file is generated from them.
 
-Two conventions hold throughout. A field that older records lack, or that only some records have,
-is `UNSET` when it is absent, so that a record that is read and written again keeps exactly its
-keys; `given` reads such a field. Infinity is the text ``inf``, because JSON has no infinity; only
-`decoded` and `encoded` know this.
+Two conventions apply throughout. A field that older records lack, or that only some records have,
+is `UNSET` when it is absent, so that reading and writing a record preserves its keys exactly;
+`given` reads such a field. Infinity is stored as the text ``inf``, because JSON has no infinity;
+only `decoded` and `encoded` convert it.
 """
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Literal, TypeAlias, TypeVar
@@ -23,6 +21,10 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from leakaudit._util.decoding import Sha256
+from leakaudit._util.plain import Extended as Extended
+from leakaudit._util.plain import Number as Number
+from leakaudit._util.plain import decoded as decoded
+from leakaudit._util.plain import encoded as encoded
 from leakaudit.errors import LeakauditError
 from leakaudit.trace import Json
 from leakaudit.verdict import Verdict
@@ -34,22 +36,16 @@ S = TypeVar("S", bound=Struct)
 SCHEMA: Literal["leakaudit.results"] = "leakaudit.results"
 VERSION: Literal[2] = 2
 
-# To a reader of JSON, 1 and 1.0 are the same number, but their bytes differ; the union keeps each
-# number as it was written.
-Number: TypeAlias = int | float
-# A number, "inf" for infinity, or null; an epsilon of null stands for constants that were left as
-# configured.
-Extended: TypeAlias = int | float | Literal["inf"] | None
-# Any JSON value: settings and constants belong to the program that was run, not to this schema.
+# Any JSON value: settings and constants are defined by the program that was run, not by the schema.
 Free: TypeAlias = object
 
-# "(?!\n)$": in Python, "$" also matches before a final line break. In JSON schema the look-ahead
-# changes nothing.
+# "(?!\n)$": in Python, "$" also matches before a final line break. In a JSON schema, the look-ahead
+# has no effect.
 FileName: TypeAlias = Annotated[
     str,
     Meta(
         pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]*(?!\n)$",
-        description="a file name without folder",
+        description="a file name without a folder",
     ),
 ]
 Time: TypeAlias = Annotated[
@@ -59,7 +55,7 @@ Time: TypeAlias = Annotated[
             r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}"
             r"(\.[0-9]+)?\+00:00(?!\n)$"
         ),
-        description="a time in UTC like 2030-01-31T12:00:00+00:00",
+        description="a time in UTC, such as 2030-01-31T12:00:00+00:00",
     ),
 ]
 
@@ -92,7 +88,7 @@ class RuleKind(StrEnum):
 
 
 class RuleStatus(StrEnum):
-    """The outcome of a rule of a gate; `wording.STATUS_WORDS` has what each means."""
+    """The outcome of a rule of a gate; `wording.STATUS_WORDS` defines their meanings."""
 
     OK = "OK"
     OVER = "OVER"
@@ -107,11 +103,11 @@ class RuleStatus(StrEnum):
 
 
 class _Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A part of a record whose fields are all known."""
+    """A part of a record in which every field is defined."""
 
 
 class _Open(Struct, frozen=True, kw_only=True):
-    """A part of a record in which other entries may stand; they are not read."""
+    """A part of a record that may contain further entries, which are not read."""
 
 
 # ---------------------------------------------------------------------------------------------
@@ -124,8 +120,8 @@ class _Column(_Entry, frozen=True, kw_only=True):
 
     Attributes:
         per_image: One value for each true record, None for one that was not recovered.
-        missed: What the missed records count as in the statistics.
-        min: Smallest value, missed records included; None if nothing was recovered.
+        missed: The values with which missed records enter the statistics.
+        min: Smallest value, including missed records; None if nothing was recovered.
         median: Their median.
         mean: Their mean.
     """
@@ -138,11 +134,11 @@ class _Column(_Entry, frozen=True, kw_only=True):
 
 
 class NumberColumn(_Column, frozen=True, kw_only=True):
-    """One metric of a reconstruction that is a number."""
+    """One numeric metric of a reconstruction."""
 
 
 class FlagColumn(_Column, frozen=True, kw_only=True):
-    """One metric of a reconstruction that is yes or no.
+    """One yes-or-no metric of a reconstruction.
 
     Attributes:
         per_image: Yes or no for each true record, None for one that was not recovered.
@@ -152,10 +148,11 @@ class FlagColumn(_Column, frozen=True, kw_only=True):
 
 
 class RankColumn(_Column, frozen=True, kw_only=True):
-    """The rank of the own record among all records.
+    """The rank of the true record among all records.
 
     Attributes:
-        per_image: The rank of each true record from 1, None for one that was not recovered.
+        per_image: The rank of each true record, counted from 1; None for one that was not
+            recovered.
     """
 
     per_image: tuple[int | None, ...]
@@ -165,23 +162,23 @@ Column: TypeAlias = NumberColumn | FlagColumn | RankColumn
 
 
 class Scores(_Entry, frozen=True, kw_only=True):
-    """How near a reconstruction came to the truth: `leakaudit.scoring.scoring.Score` in the record.
+    """The quality of a reconstruction: `leakaudit.scoring.scoring.Score` as stored in the record.
 
     Attributes:
-        mse: Mean squared error; absent, like every other column, if it was not measured.
+        mse: Mean squared error; like every other column, absent if it was not measured.
         psnr: In dB.
         ssim: Structural similarity.
         lpips: Perceptual distance.
         relative_error: Euclidean, relative to the true record.
         exact: Whether the record is bit-identical.
-        label_correct: Whether its label is right.
-        identified: Whether it is nearer to its own record than to every other one.
-        rank: Place of its own record by distance, 1 is best.
-        chance: Greatest chance of a blind guess to identify a record.
+        label_correct: Whether its label is correct.
+        identified: Whether it is closer to its true record than to every other record.
+        rank: Rank of its true record by distance; 1 is best.
+        chance: Highest probability with which a blind guess identifies a record.
         labels_found: Share of the true labels that were found.
         not_recovered: Number of true records without a reconstruction.
-        surplus: Number of reconstructions beyond the true records.
-        matched: For each true record the row of the reconstruction, None if there is none.
+        surplus: Number of reconstructions in excess of the true records.
+        matched: For each true record, the row of the reconstruction; None if there is none.
     """
 
     mse: NumberColumn | UnsetType = UNSET
@@ -211,7 +208,7 @@ class RoundSpan(_Entry, frozen=True, kw_only=True):
     Attributes:
         first: First round.
         last: Last round.
-        count: Number of rounds that enter.
+        count: Number of rounds that contribute.
     """
 
     first: int
@@ -220,14 +217,14 @@ class RoundSpan(_Entry, frozen=True, kw_only=True):
 
 
 class LeakSummary(_Entry, frozen=True, kw_only=True):
-    """What was attacked: a combination of gradients that the adversary can compute.
+    """The leak that was attacked: a combination of gradients that the adversary can compute.
 
     Attributes:
         kind: For example ``gradient`` or ``difference``.
         rounds: The rounds that it spans.
         rows: Number of gradients.
-        formula: How it is computed, in the protocol's symbols; names nodes.
-        scope: On what part of what is heard it rests; may name nodes.
+        formula: How it is computed, in the protocol's symbols; contains node numbers.
+        scope: Which observed messages it is computed from; may contain node numbers.
         std: Largest standard deviation of its noise.
     """
 
@@ -240,11 +237,11 @@ class LeakSummary(_Entry, frozen=True, kw_only=True):
 
 
 class CertificateEntry(_Entry, frozen=True, kw_only=True):
-    """How sure an attack is without the truth.
+    """How certain an attack is without access to the truth.
 
     Attributes:
         name: Name of a `leakaudit.reconstruction.Certificate`.
-        sentence: Its value.
+        sentence: Its meaning.
     """
 
     name: CertificateName
@@ -259,7 +256,7 @@ class StoredImages(_Entry, frozen=True, kw_only=True):
         x: Its array of inputs.
         y: Its array of labels, None if there are none.
         interval: Its array of half-widths.
-        choices: Arrays of other candidates, by the place of the input.
+        choices: Arrays of other candidates by the index of the input.
     """
 
     file: FileName
@@ -273,8 +270,8 @@ class GridPoint(_Entry, frozen=True, kw_only=True):
     """The point of an audit's grid, and the run at it, that a finding belongs to.
 
     Attributes:
-        epsilon: None for constants as they were configured.
-        seed: Of the run.
+        epsilon: None if the constants were used as configured.
+        seed: Seed of the run.
     """
 
     epsilon: Extended
@@ -282,23 +279,23 @@ class GridPoint(_Entry, frozen=True, kw_only=True):
 
 
 class Finding(_Entry, frozen=True, kw_only=True):
-    """One reconstruction: what was attacked, what came out, and how near it comes to the truth.
+    """One reconstruction: what was attacked, the outcome, and its quality.
 
     Attributes:
-        node: Whose inputs these are.
-        adversary: Who hears, in the form that `leakaudit.adversary.Adversary.parse` reads.
+        node: The node that owns the inputs.
+        adversary: The adversary, in the form that `leakaudit.adversary.Adversary.parse` reads.
         attack: Name of the attack, ``none`` if no attack can use the leak.
-        leak: What was attacked.
-        certificate: How sure the attack is.
+        leak: The leak that was attacked.
+        certificate: How certain the attack is.
         certified: Number of inputs that are certified exact.
         batch: Number of inputs.
         labels: Labels that were found, None if there are none.
         scores: None if there was no truth.
-        residual: How well the reconstruction explains the leak; None if that is not finite.
+        residual: How well the reconstruction explains the leak; None if the residual is not finite.
         seconds: Time that the attack took.
         note: Remarks of the attack and of scoring, joined by semicolons.
         images: Where the reconstruction was saved.
-        cell: The point of an audit's grid; absent in an attack.
+        cell: The point of an audit's grid; absent in the record of an attack.
     """
 
     node: int
@@ -318,12 +315,12 @@ class Finding(_Entry, frozen=True, kw_only=True):
 
 
 class Undetermined(_Entry, frozen=True, kw_only=True):
-    """A node of which an adversary learns no gradient.
+    """A node about which an adversary learns no gradient.
 
     Attributes:
         node: The node.
-        adversary: Who hears.
-        reason: Why nothing is determined.
+        adversary: The adversary.
+        reason: Why no gradient is determined.
     """
 
     node: int
@@ -340,9 +337,9 @@ class TraceSource(_Entry, frozen=True, kw_only=True):
     """Which recording was attacked.
 
     Attributes:
-        id: Given to the recording.
-        sha256: Of the file, None if it was not hashed.
-        recording: Number that was drawn for the recording; records of version 1 lack it.
+        id: Identifier that was given to the recording.
+        sha256: SHA-256 of the file, None if it was not hashed.
+        recording: Random number of the recording; records of version 1 lack it.
     """
 
     id: str
@@ -351,11 +348,11 @@ class TraceSource(_Entry, frozen=True, kw_only=True):
 
 
 class TruthSource(_Entry, frozen=True, kw_only=True):
-    """With which truth a record was scored.
+    """The truth that a record was scored with.
 
     Attributes:
-        sha256: Of the file, None if there was none.
-        path: Where it stood.
+        sha256: SHA-256 of the file, None if there was none.
+        path: Path of the file.
         recording: As in `TraceSource`.
     """
 
@@ -365,13 +362,13 @@ class TruthSource(_Entry, frozen=True, kw_only=True):
 
 
 class Rescoring(_Entry, frozen=True, kw_only=True):
-    """One time that a record was scored again.
+    """One repetition of the scoring.
 
     Attributes:
-        metrics: What was computed anew.
-        truth: sha256 of the truth file.
+        metrics: The metrics that were recomputed.
+        truth: SHA-256 of the truth file.
         command: Command line.
-        started: When.
+        started: Time of the start.
     """
 
     metrics: tuple[str, ...]
@@ -381,23 +378,23 @@ class Rescoring(_Entry, frozen=True, kw_only=True):
 
 
 class Provenance(_Entry, frozen=True, kw_only=True):
-    """Everything that is needed to get a record again; see `leakaudit.results.provenance.collect`.
+    """Everything that is needed to reproduce a record; see `leakaudit.results.provenance.collect`.
 
     Attributes:
-        versions: Of Python and the packages, None for one that is absent.
-        shimmed: Whether torchvision's operators were declared and not compiled.
-        seeds: By purpose.
+        versions: Versions of Python and the packages, None for a package that is absent.
+        shimmed: Whether torchvision's operators were declared instead of compiled.
+        seeds: Seeds by purpose.
         device: For example ``cpu``.
-        threads: Of torch.
+        threads: Number of threads of torch.
         trace: The recording.
         truth: The truth file.
         settings: Effective configuration.
-        digest: sha256 of the settings.
+        digest: SHA-256 of the settings.
         command: Command line.
-        started: When.
-        seconds: Wall time.
+        started: Time of the start.
+        seconds: Wall-clock time.
         platform: Operating system.
-        rescored: Each time that it was scored again.
+        rescored: One entry for each time the record was scored again.
     """
 
     versions: dict[str, str | None]
@@ -417,7 +414,7 @@ class Provenance(_Entry, frozen=True, kw_only=True):
 
 
 class TraceSummary(_Entry, frozen=True, kw_only=True):
-    """What was trained, and the network.
+    """The training and the network.
 
     Attributes:
         protocol: Name of the victim.
@@ -427,7 +424,7 @@ class TraceSummary(_Entry, frozen=True, kw_only=True):
         edges: Number of edges.
         links: The edges, at most `leakaudit.results.findings.DRAWN`.
         rounds: Number of rounds.
-        shape: Of one input.
+        shape: Shape of one input.
         classes: Number of classes.
     """
 
@@ -443,12 +440,12 @@ class TraceSummary(_Entry, frozen=True, kw_only=True):
 
 
 class AttackAbout(_Entry, frozen=True, kw_only=True):
-    """What a reader should know of an attack.
+    """What a reader should know about an attack.
 
     Attributes:
         paper: Source.
-        reads: What it reads.
-        cost: What it costs.
+        reads: The leaks that it uses.
+        cost: Its cost.
         exact: Whether it can certify a result as exact.
     """
 
@@ -464,13 +461,13 @@ class AttackAbout(_Entry, frozen=True, kw_only=True):
 
 
 class PromiseEntry(_Entry, frozen=True, kw_only=True):
-    """The guarantee that a test was made against.
+    """The guarantee that was tested.
 
     Attributes:
-        name: For example ``the exact view``.
-        epsilon: Of the guarantee.
-        delta: Of the guarantee.
-        mu: Of a Gaussian guarantee, None for another.
+        name: For example ``the view bound of one record``.
+        epsilon: Epsilon of the guarantee.
+        delta: Delta of the guarantee.
+        mu: Parameter of a Gaussian guarantee, None for any other.
     """
 
     name: str
@@ -480,13 +477,13 @@ class PromiseEntry(_Entry, frozen=True, kw_only=True):
 
 
 class SuccessFigures(_Open, frozen=True, kw_only=True):
-    """What a test of reconstruction or identification counted.
+    """The counts of a test of reconstruction or identification.
 
     Attributes:
-        hits: Trials that succeeded.
-        trials: All trials.
-        kappa: Chance of a blind guess to succeed, an upper limit.
-        ceiling: Largest success rate that the promise allows, None for no promise.
+        hits: Number of trials that succeeded.
+        trials: Number of all trials.
+        kappa: Upper limit of the probability that a blind guess succeeds.
+        ceiling: Largest success rate that the guarantee allows, None if there is no guarantee.
     """
 
     hits: int
@@ -496,13 +493,13 @@ class SuccessFigures(_Open, frozen=True, kw_only=True):
 
 
 class CanaryFigures(_Open, frozen=True, kw_only=True):
-    """What replays with a record and with another one counted.
+    """The counts of replays with a record and with another one in its place.
 
     Attributes:
-        true_positives: Guesses that the record was there, among the replays with it.
-        positives: Replays with it.
-        false_positives: Guesses that the record was there, among the replays without it.
-        negatives: Replays without it.
+        true_positives: Guesses that the record was present, among the replays with it.
+        positives: Replays with the record.
+        false_positives: Guesses that the record was present, among the replays without it.
+        negatives: Replays without the record.
     """
 
     true_positives: int
@@ -512,12 +509,12 @@ class CanaryFigures(_Open, frozen=True, kw_only=True):
 
 
 class OneRunFigures(_Open, frozen=True, kw_only=True):
-    """What the canaries of one run counted.
+    """The counts of the canaries of one run.
 
     Attributes:
-        canaries: Records of which a coin decided whether they were there.
-        guesses: How many of them were guessed.
-        right: How many of the guesses were right.
+        canaries: Number of records that were each included or not by the flip of a coin.
+        guesses: Number of canaries that were guessed.
+        right: Number of correct guesses.
     """
 
     canaries: int
@@ -526,15 +523,15 @@ class OneRunFigures(_Open, frozen=True, kw_only=True):
 
 
 class ViewFigures(_Open, frozen=True, kw_only=True):
-    """What the exact view of an adversary gives, beside the claim.
+    """The view bound of an adversary, with the claim.
 
     Attributes:
-        mu: Of one record.
-        node_mu: Of a whole node.
-        rounds_priced: The rounds that these values are about; None in a record of version 1.
+        mu: mu of one record.
+        node_mu: mu of a whole node.
+        rounds_priced: The number of rounds that these values cover; None in a record of version 1.
         exact: Epsilon of one record.
-        claimed: Epsilon that is claimed.
-        ratio: Exact over claimed.
+        claimed: The claimed epsilon.
+        ratio: Exact epsilon divided by the claimed one.
     """
 
     mu: Extended
@@ -546,11 +543,11 @@ class ViewFigures(_Open, frozen=True, kw_only=True):
 
 
 class SensitivityFigures(_Open, frozen=True, kw_only=True):
-    """How far a record moved a gradient.
+    """How much exchanging a record changed a gradient.
 
     Attributes:
         moved: The largest change that was measured.
-        assumed: What every epsilon assumes.
+        assumed: The sensitivity that every epsilon assumes.
     """
 
     moved: Number
@@ -560,7 +557,7 @@ class SensitivityFigures(_Open, frozen=True, kw_only=True):
 Figures: TypeAlias = (
     SuccessFigures | CanaryFigures | OneRunFigures | ViewFigures | SensitivityFigures
 )
-# An entry that only figures of this kind have: records hold no tag for them.
+# For each kind, an entry that only its figures have, because records contain no tag for the kind.
 _OWN_ENTRY: dict[str, type[Figures]] = {
     "hits": SuccessFigures,
     "positives": CanaryFigures,
@@ -571,22 +568,22 @@ _OWN_ENTRY: dict[str, type[Figures]] = {
 
 
 class VerdictEntry(_Entry, frozen=True, kw_only=True):
-    """What one test of an audit says.
+    """The result of one test of an audit.
 
     Attributes:
         epsilon: Point of the grid.
-        adversary: Who hears.
-        node: Whose records were tested.
-        test: The test in words.
-        attack: What guessed.
-        promise: What was tested, None for no promise.
+        adversary: The adversary.
+        node: The node that owns the tested records.
+        test: Name of the test.
+        attack: The attack or method that guessed.
+        promise: The guarantee that was tested, None if there is none.
         verdict: Name of a `leakaudit.verdict.Verdict`.
-        says: Why.
-        power: What the test could have found.
+        says: The reason.
+        power: What the test would have detected.
         p: The p-value, None if nothing was counted.
-        level: Its threshold.
-        needs: Trials that would be enough.
-        figures: What was counted; `read_figures` returns it as a type.
+        level: Significance level of the test.
+        needs: Number of trials that would suffice.
+        figures: The counts; `read_figures` returns them as a type.
     """
 
     epsilon: Extended
@@ -607,10 +604,10 @@ class VerdictEntry(_Entry, frozen=True, kw_only=True):
         """Return the figures as a type.
 
         Returns:
-            What was counted, None if nothing was.
+            The counts, None if nothing was counted.
 
         Raises:
-            msgspec.ValidationError: A figure is of another type.
+            msgspec.ValidationError: A figure has the wrong type.
         """
         for entry, kind in _OWN_ENTRY.items():
             if entry in self.figures:
@@ -622,8 +619,8 @@ class ClaimEntry(_Open, frozen=True, kw_only=True):
     """A claimed guarantee.
 
     Attributes:
-        source: Where it is claimed.
-        epsilon: What is claimed.
+        source: Where the claim is made.
+        epsilon: The claimed epsilon.
     """
 
     source: str | None = None
@@ -631,19 +628,19 @@ class ClaimEntry(_Open, frozen=True, kw_only=True):
 
 
 class ViewEntry(_Open, frozen=True, kw_only=True):
-    """What theory says of one view.
+    """The bound of one view.
 
     `leakaudit.accounting.compare.Comparison.to_json` has more entries.
 
     Attributes:
-        node: Whose record.
-        adversary: Who hears.
-        mu: Of the Gaussian view.
-        epsilon: Of one record.
-        exact: Of one record, by the exact relation; preferred over epsilon.
+        node: The node that owns the record.
+        adversary: The adversary.
+        mu: mu of the Gaussian view.
+        epsilon: Epsilon of one record.
+        exact: Epsilon of one record by the exact relation; preferred over `epsilon`.
         verdict: Name of a `leakaudit.verdict.Verdict`.
         why: The reason.
-        claim: What is claimed.
+        claim: The claim.
     """
 
     node: int | None = None
@@ -660,9 +657,9 @@ class AuditPoint(_Entry, frozen=True, kw_only=True):
     """One point of an audit's grid.
 
     Attributes:
-        epsilon: None for constants as configured.
-        constants: Of the protocol at this point.
-        views: What theory says there.
+        epsilon: None if the constants were used as configured.
+        constants: Constants of the protocol at this point.
+        views: The view bounds at this point.
     """
 
     epsilon: Extended
@@ -673,10 +670,10 @@ class AuditPoint(_Entry, frozen=True, kw_only=True):
         """Return the views as types; the fields themselves keep every entry of the comparison.
 
         Returns:
-            One view an entry.
+            One view per entry.
 
         Raises:
-            msgspec.ValidationError: An entry of the comparison is of another type.
+            msgspec.ValidationError: An entry of the comparison has the wrong type.
         """
         return [msgspec.convert(view, ViewEntry) for view in self.views]
 
@@ -698,14 +695,14 @@ class CurveValues(_Open, frozen=True, kw_only=True):
 
 
 class CurvePoint(_Entry, frozen=True, kw_only=True):
-    """What one attack got at one point of an audit's grid.
+    """The results of one attack at one point of an audit's grid.
 
     Attributes:
         epsilon: The point.
-        adversary: Who hears.
-        attack: What attacked.
-        attacked: Nodes, once a run.
-        refused: Nodes, once a run, that gave nothing.
+        adversary: The adversary.
+        attack: Name of the attack.
+        attacked: Number of attacked nodes, counted once per run.
+        refused: Number of those for which the attack returned nothing.
         psnr: In dB.
         ssim: Structural similarity.
         relative_error: Relative error.
@@ -722,15 +719,15 @@ class CurvePoint(_Entry, frozen=True, kw_only=True):
 
 
 class AuditPart(_Entry, frozen=True, kw_only=True):
-    """What only an audit's record has.
+    """The part of a record that is specific to an audit.
 
     Attributes:
         alpha: Error probability of all tests together.
-        delta: Of every epsilon.
+        delta: Delta of every epsilon.
         grid: The points.
-        curves: What attacks got at them.
-        verdicts: What the tests say.
-        figure: File of the drawing.
+        curves: The results of the attacks at these points.
+        verdicts: The results of the tests.
+        figure: File of the figure.
     """
 
     alpha: Number
@@ -750,17 +747,17 @@ class RuleEntry(_Entry, frozen=True, kw_only=True):
     """The outcome of one rule of a gate.
 
     Attributes:
-        kind: What sort of rule it is.
+        kind: What the rule tests.
         cell: Name of the cell, or ``check/lint``.
-        measure: What is compared; of lint a pitfall's code.
+        measure: The measure that is compared; for the lint, the code of a pitfall.
         says: The outcome in words.
         accepted: Id of the acceptance that covers it, "" for none.
-        value: What was measured.
-        limit: What is allowed.
+        value: The measured value.
+        limit: The allowed value.
         p: Adjusted p-value of a test.
         status: The outcome.
-        nodes: Nodes that `says` names; text of the lint, of an attack or of an error in it may
-            name more. Earlier records lack it.
+        nodes: Nodes that `says` names; quoted text of the lint, of an attack or of an error may
+            name further nodes. Earlier records lack this field.
     """
 
     kind: RuleKind
@@ -779,13 +776,13 @@ class NodeBest(_Entry, frozen=True, kw_only=True):
     """The record of one node that an attack of a gate recovered best.
 
     Attributes:
-        seed: Of the run.
-        node: Whose record.
+        seed: Seed of the run.
+        node: The node that owns the record.
         psnr: In dB, None if it was not measured.
         relative_error: None if no input was recovered.
         exact: Whether it is bit-identical.
         labels: Share of the labels that were found.
-        kind: Of the leak.
+        kind: Kind of the leak.
         first: First round of the leak.
         last: Last round of the leak.
         formula: How the leak is computed.
@@ -807,7 +804,7 @@ class SampleColumn(_Entry, frozen=True, kw_only=True):
     """One measure of a cell over the seeds.
 
     Attributes:
-        samples: One value a seed.
+        samples: One value per seed.
         mean: Their mean.
         worst: The largest.
     """
@@ -823,17 +820,17 @@ class CellEntry(_Entry, frozen=True, kw_only=True):
     Attributes:
         name: ``check/adversary/attack``.
         check: Name of the check.
-        adversary: Who hears.
-        attack: What attacks.
-        digest: sha256 of how it was measured.
-        seeds: Of the runs.
-        measures: By name.
-        epsilon: Of one record in this view.
-        rounds_priced: Rounds that the epsilon is of.
-        worst: The record that came out best, None if none did.
-        nodes: The same of each node.
-        says: The worst record in words.
-        reasons: Why nothing is determined, by node.
+        adversary: The adversary.
+        attack: Name of the attack.
+        digest: SHA-256 of the measurement's configuration.
+        seeds: Seeds of the runs.
+        measures: Measures by name.
+        epsilon: Epsilon of one record in this view.
+        rounds_priced: Number of rounds that the epsilon covers.
+        worst: The record that was recovered best, None if none was recovered.
+        nodes: The same for each node.
+        says: Description of the worst record.
+        reasons: Why no leak is determined, by node.
         seconds: Time taken.
     """
 
@@ -854,7 +851,7 @@ class CellEntry(_Entry, frozen=True, kw_only=True):
 
     @property
     def worst_node(self) -> int | None:
-        """The node of the record that came out best, None if there is none."""
+        """The node that owns the record that was recovered best, None if there is none."""
         if self.worst is None:
             return None
         return self.worst.node
@@ -864,8 +861,8 @@ class PitfallText(_Entry, frozen=True, kw_only=True):
     """A pitfall of the lint in words.
 
     Attributes:
-        name: What it is.
-        fix: What to do about it.
+        name: Name of the pitfall.
+        fix: How to avoid it.
     """
 
     name: str
@@ -873,14 +870,14 @@ class PitfallText(_Entry, frozen=True, kw_only=True):
 
 
 class NotTried(_Entry, frozen=True, kw_only=True):
-    """Something that the configuration of a gate leaves out; exactly one of the last four is there.
+    """Something that the configuration of a gate omits; exactly one of the last four is present.
 
     Attributes:
-        check: Name of the check that leaves it out, "" for all checks together.
+        check: Name of the check that omits it, "" for all checks together.
         attack: An attack that is not used.
-        adversaries: Those that are tried; all others are not.
-        nodes: Those that are attacked; all others are not.
-        gradients: The most that an attack may use.
+        adversaries: The adversaries that are tried; all others are omitted.
+        nodes: The nodes that are attacked; all others are omitted.
+        gradients: The largest number of gradients that an attack may use.
     """
 
     check: str
@@ -891,19 +888,19 @@ class NotTried(_Entry, frozen=True, kw_only=True):
 
 
 class GatePart(_Entry, frozen=True, kw_only=True):
-    """What only a gate's record has.
+    """The part of a record that is specific to a gate.
 
     Attributes:
         code: The exit code.
         verdict: The same in words.
-        strict: Whether warnings count.
+        strict: Whether warnings count as failures.
         cells: What was measured.
-        rules: The outcomes, the worst first.
-        networks: By check.
-        pitfalls: Of the rules of kind lint and recording, by code.
-        acceptances: By id, whether each was used.
+        rules: The outcomes, the most severe first.
+        networks: Networks by check.
+        pitfalls: Pitfalls of the rules of kind lint and recording, by code.
+        acceptances: State of each acceptance by id.
         stale: Cells of the baseline that are no longer measured.
-        not_tried: What the configuration leaves out; `RunRecord.not_tried` has it in words.
+        not_tried: What the configuration omits; `RunRecord.not_tried` states it in words.
     """
 
     code: ExitCode
@@ -938,20 +935,20 @@ class SweepStatistics(_Entry, frozen=True, kw_only=True):
 
 
 class SweepPoint(_Entry, frozen=True, kw_only=True):
-    """What one attack got at one point of a sweep, over all seeds.
+    """The results of one attack at one point of a sweep, over all seeds.
 
     Attributes:
-        attack: What attacked.
-        adversary: Who hears.
+        attack: Name of the attack.
+        adversary: The adversary.
         at: Value of every axis.
         cells: Number of cells.
-        attacked: Nodes, once a run.
-        refused: Nodes, once a run, that gave nothing.
+        attacked: Number of attacked nodes, counted once per run.
+        refused: Number of those for which the attack returned nothing.
         records: Number of true records.
-        recovered: Number of them recovered.
-        exact: Number of them bit-identical.
-        certified: Number of them certified exact.
-        labels_found: Share of the labels.
+        recovered: Number of records recovered.
+        exact: Number of records recovered bit for bit.
+        certified: Number of records certified exact.
+        labels_found: Share of the labels found.
         psnr: In dB.
         ssim: Structural similarity.
         relative_error: Relative error.
@@ -974,20 +971,20 @@ class SweepPoint(_Entry, frozen=True, kw_only=True):
 
 
 class SweptColumns(_Entry, frozen=True, kw_only=True):
-    """What one cell of a sweep measured.
+    """The measurements of one cell of a sweep.
 
     Attributes:
-        attacked: Nodes that were attacked.
-        refused: Nodes that gave nothing.
-        returned: Reconstructions that were returned.
+        attacked: Number of nodes that were attacked.
+        refused: Number of those for which the attack returned nothing.
+        returned: Number of reconstructions that were returned.
         records: Number of true records.
-        recovered: Number of them recovered.
-        exact: Number of them bit-identical.
-        certified: Number of them certified exact.
-        psnr: One value a record, in dB.
-        ssim: One value a record.
-        relative_error: One value a record.
-        labels: Share of the labels, one value a node.
+        recovered: Number of records recovered.
+        exact: Number of records recovered bit for bit.
+        certified: Number of records certified exact.
+        psnr: One value per record, in dB.
+        ssim: One value per record.
+        relative_error: One value per record.
+        labels: Share of the labels found, one value per node.
     """
 
     attacked: int | UnsetType = UNSET
@@ -1007,17 +1004,17 @@ class SweptCell(_Entry, frozen=True, kw_only=True):
     """One cell of a sweep.
 
     Attributes:
-        key: Digest of what it is.
-        attack: What attacked.
-        adversary: Who hears.
+        key: Digest of its definition.
+        attack: Name of the attack.
+        adversary: The adversary.
         at: Value of every axis.
-        seed: Of the run.
+        seed: Seed of the run.
         status: Whether it has a result.
-        says: Why it has none.
-        constants: Of the protocol.
+        says: Why it has no result.
+        constants: Constants of the protocol.
         records: Number of true records.
-        reasons: Why nothing is determined, by node.
-        columns: What was measured.
+        reasons: Why no leak is determined, by node.
+        columns: The measurements.
     """
 
     key: Sha256
@@ -1034,19 +1031,19 @@ class SweptCell(_Entry, frozen=True, kw_only=True):
 
 
 class SweepPart(_Entry, frozen=True, kw_only=True):
-    """What only a sweep's record has.
+    """The part of a record that is specific to a sweep.
 
     Attributes:
-        digest: Of the plan and the versions.
+        digest: Digest of the plan and the versions.
         plan: The plan.
-        versions: Of the packages.
+        versions: Versions of the packages.
         axes: Values of every axis.
-        across: The axis that is drawn from left to right.
-        psnr: Decibels from which a record counts as recovered.
-        cells: What was run.
+        across: The axis that is drawn horizontally.
+        psnr: PSNR in dB from which a record counts as recovered.
+        cells: The cells that were run.
         missing: Number of cells without a result.
-        points: Cells put together over seeds.
-        figure: File of the drawing.
+        points: The cells aggregated over seeds.
+        figure: File of the figure.
     """
 
     digest: Sha256
@@ -1067,24 +1064,24 @@ class SweepPart(_Entry, frozen=True, kw_only=True):
 
 
 class RunRecord(_Entry, frozen=True, kw_only=True, tag_field="kind"):
-    """What the records of an attack, an audit and a gate share.
+    """The fields that the records of an attack, an audit and a gate share.
 
     Attributes:
         schema: Name of this schema.
-        version: Of this schema.
-        complete: Whether the run came to its end.
-        summary: One sentence, the worst case first; made from the other fields.
-        trace: What was trained.
-        findings: One a reconstruction.
-        undetermined: Nodes of which nothing is determined.
-        not_tried: What the run left out, in words.
-        metrics: What each metric means.
-        attacks: What each attack is.
-        picture: File of the drawing of all reconstructions.
-        originals: File of the true images.
-        provenance: Where the record comes from.
-        files: sha256 of every file of pictures that is named.
-        unverified: What is not verified about the record.
+        version: Version of this schema.
+        complete: Whether the run was completed.
+        summary: One sentence, the worst case first; composed from the other fields.
+        trace: The training.
+        findings: One entry per reconstruction.
+        undetermined: Nodes for which no leak is determined.
+        not_tried: What the run omitted, in words.
+        metrics: Definitions of the metrics.
+        attacks: Descriptions of the attacks.
+        picture: File with an image of all reconstructions.
+        originals: File with the true images.
+        provenance: Origin of the record.
+        files: SHA-256 of every image file that the record names.
+        unverified: Remarks about what is unverified.
     """
 
     schema: Literal["leakaudit.results"]
@@ -1112,7 +1109,7 @@ class AuditRecord(RunRecord, frozen=True, kw_only=True, tag="audit"):
     """The record of an audit.
 
     Attributes:
-        audit: What only an audit has.
+        audit: The part that is specific to an audit.
     """
 
     audit: AuditPart
@@ -1123,7 +1120,7 @@ class CheckRecord(RunRecord, frozen=True, kw_only=True, tag="check"):
 
     Attributes:
         location: File of the configuration.
-        gate: What only a gate has.
+        gate: The part that is specific to a gate.
     """
 
     location: str
@@ -1135,10 +1132,10 @@ class SweepRecord(_Entry, frozen=True, kw_only=True, tag_field="kind", tag="swee
 
     Attributes:
         schema: Name of this schema.
-        version: Of this schema.
+        version: Version of this schema.
         complete: Whether every cell has been run.
         summary: One sentence, the worst case first.
-        sweep: What was run.
+        sweep: The part that is specific to a sweep.
     """
 
     schema: Literal["leakaudit.results"]
@@ -1163,7 +1160,7 @@ def certificate(name: str, sentence: str) -> CertificateEntry:
 
     Args:
         name: Name of a `leakaudit.reconstruction.Certificate`.
-        sentence: Its value.
+        sentence: Its meaning.
 
     Returns:
         The entry.
@@ -1176,41 +1173,13 @@ def given(value: T | UnsetType, default: T) -> T:
 
     Args:
         value: The field.
-        default: What stands for an absent one.
+        default: Replaces an absent value.
 
     Returns:
         The value, or the default if the field is absent.
     """
     if isinstance(value, UnsetType):
         return default
-    return value
-
-
-def encoded(value: Number | None) -> Extended:
-    """Return a number as the record holds it.
-
-    Args:
-        value: A number, infinity or None.
-
-    Returns:
-        The same, but the text ``inf`` for infinity.
-    """
-    if value == math.inf:
-        return "inf"
-    return value
-
-
-def decoded(value: Extended) -> Number | None:
-    """Return a number of the record as a number.
-
-    Args:
-        value: A number, ``inf`` or None.
-
-    Returns:
-        The same, but infinity for the text.
-    """
-    if value == "inf":
-        return math.inf
     return value
 
 
@@ -1236,7 +1205,7 @@ def of(results: Mapping[str, object]) -> Record:
         The record.
 
     Raises:
-        msgspec.ValidationError: A value is not what the record holds there. Use
+        msgspec.ValidationError: A value has the wrong type. Use
             `leakaudit.results.record_file.validate` for a message that people can read.
         KeyError: The kind is not known.
     """
@@ -1247,15 +1216,15 @@ def of_run(results: Mapping[str, object]) -> RunRecord:
     """Return JSON values as the record of an attack, an audit or a gate.
 
     Args:
-        results: As in `of`. What only a report adds (``against``, ``gallery``, and ``location``
-            if the record is not a gate's) is left out.
+        results: As in `of`. Entries that only a report adds (``against``, ``gallery``, and
+            ``location`` unless the record is that of a gate) are omitted.
 
     Returns:
         The record.
 
     Raises:
         msgspec.ValidationError: As `of`.
-        LeakauditError: The record is a sweep's.
+        LeakauditError: The record is that of a sweep.
     """
     kind = KINDS[str(results["kind"])]
     if not issubclass(kind, RunRecord):
@@ -1279,7 +1248,7 @@ def of_sweep(results: Mapping[str, object]) -> SweepRecord:
 
 
 def _own(results: Mapping[str, object], kind: type[S]) -> S:
-    """Convert a record without what only a report adds to it."""
+    """Convert a record without the entries that only a report adds."""
     fields = {field.encode_name for field in msgspec.structs.fields(kind)}
     added = {"against", "gallery", "location"} - fields
     return fitted({key: value for key, value in results.items() if key not in added}, kind)
@@ -1289,21 +1258,21 @@ def fitted(values: object, kind: type[K]) -> K:
     """Convert JSON values to one type.
 
     Args:
-        values: JSON values. Numbers of another library that JSON writes as numbers are taken too.
+        values: JSON values. Numbers of another library that `json` writes as numbers are accepted.
         kind: A type of this module, or a list of one.
 
     Returns:
         The value of that type.
 
     Raises:
-        msgspec.ValidationError: It does not fit.
+        msgspec.ValidationError: The values do not fit the type.
     """
     if isinstance(values, Mapping):
         values = dict(values)
     try:
         return msgspec.convert(values, kind)
     except msgspec.ValidationError:
-        # json writes subclasses of the plain types, such as numpy's float64; msgspec refuses them.
+        # json writes subclasses of the plain types, such as numpy's float64; msgspec rejects them.
         return msgspec.convert(json.loads(json.dumps(values)), kind)
 
 
@@ -1311,23 +1280,23 @@ def plain(record: Struct) -> dict[str, Json]:
     """Return a record, or a part of one, as JSON values.
 
     Args:
-        record: Of any type of this module.
+        record: A value of any type of this module.
 
     Returns:
-        Its fields, in the order in which results.json is written; absent fields are left out.
+        Its fields, in the order in which results.json is written; absent fields are omitted.
     """
     built = msgspec.to_builtins(record, enc_hook=_builtin)
     values: dict[str, Json] = json.loads(json.dumps(built))
     # msgspec writes the tag first, results.json after the version.
     order = [key for key in ("schema", "version", "kind") if key in values and "schema" in values]
     if isinstance(record, CheckRecord):
-        # A gate's own part stands before its provenance, that of other kinds after it.
+        # The gate part precedes the provenance; the specific parts of other kinds follow it.
         values["provenance"] = values.pop("provenance")
     return {**{key: values[key] for key in order}, **values}
 
 
 def _builtin(value: object) -> object:
-    """A number of another library, such as numpy's float64, as a plain one."""
+    """Return a number of another library, such as numpy's float64, as a plain number."""
     if isinstance(value, float):
         return float(value)
-    raise TypeError(f"a record holds JSON values only, got {type(value).__name__}")
+    raise TypeError(f"expected JSON values in a record, got {type(value).__name__}")

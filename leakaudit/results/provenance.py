@@ -1,4 +1,4 @@
-"""Where a result comes from: everything that is needed to get it again."""
+"""The origin of a result: everything that is needed to reproduce it."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def collect(
     truth_path: Path | None = None,
     truth_recording: str | None = None,
 ) -> dict[str, Json]:
-    """``provenance`` of results.json.
+    """Return the ``provenance`` of results.json.
 
     Args:
         trace: The recording that was attacked.
-        settings: Effective configuration, defaults included.
-        seeds: Seeds of the run, by what they were used for.
-        device: Device that computed.
+        settings: Effective configuration, including defaults.
+        seeds: Seeds of the run by purpose.
+        device: Device on which the run was computed.
         command: As returned by `command`.
         started: Time of the start, with its time zone.
         seconds: Wall-clock time.
@@ -55,7 +55,7 @@ def collect(
         JSON values of a `leakaudit.results.model.Provenance`.
 
     Raises:
-        LeakauditError: The settings hold a value that JSON cannot hold.
+        LeakauditError: The settings contain a value that JSON cannot represent.
     """
     checked = digest(settings)
     plain = cast("dict[str, Json]", dict(settings))
@@ -77,10 +77,10 @@ def collect(
 
 
 def truth(sha256: str | None, path: Path | None, recording: str | None) -> dict[str, Json]:
-    """``truth`` of the provenance: the file that a result was scored with.
+    """Return ``truth`` of the provenance: the file that a result was scored with.
 
     Args:
-        sha256: Of the file; None if there was no file or it was not hashed.
+        sha256: SHA-256 of the file; None if there was no file or it was not hashed.
         path: The file, None if nothing was scored.
         recording: As `leakaudit.trace.Truth.recording`.
 
@@ -94,12 +94,12 @@ def truth(sha256: str | None, path: Path | None, recording: str | None) -> dict[
 
 
 def command() -> str:
-    """Command line of this process, quoted so that a shell reads it again."""
+    """Return the command line of this process, quoted for a shell."""
     return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
 
 
 def versions() -> dict[str, str | None]:
-    """Versions of Python and of the packages that a result depends on; None if not installed."""
+    """Return the versions of Python and of `PACKAGES`; None for a package that is not installed."""
     found: dict[str, str | None] = {"python": platform.python_version()}
     for name in PACKAGES:
         found[name] = _version(name)
@@ -107,7 +107,7 @@ def versions() -> dict[str, str | None]:
 
 
 def digest(settings: Mapping[str, object]) -> str:
-    """sha256 of the settings as canonical JSON (sorted keys, no spaces, UTF-8).
+    """Return the SHA-256 of settings as canonical JSON (sorted keys, no spaces, UTF-8).
 
     Args:
         settings: JSON values by name.
@@ -116,7 +116,7 @@ def digest(settings: Mapping[str, object]) -> str:
         The digest in hexadecimal; equal settings have equal digests.
 
     Raises:
-        LeakauditError: There is a value that JSON cannot hold.
+        LeakauditError: A value cannot be represented in JSON.
     """
     try:
         text = json.dumps(

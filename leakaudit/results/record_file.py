@@ -1,6 +1,6 @@
-"""Reading, checking, sealing and writing results.json, the record that every report renders.
+"""Reading, validating, sealing and writing results.json, the record that every report renders.
 
-`leakaudit.results.model` defines what it holds. NaN and infinity are never written.
+`leakaudit.results.model` defines its content. NaN and infinity are never written.
 """
 
 from __future__ import annotations
@@ -36,11 +36,10 @@ from leakaudit.trace import Json
 from leakaudit.traces._storage import sidecar
 
 SCHEMA, VERSION = model.SCHEMA, model.VERSION
-# Version 1 did not ask for `files`, so its pictures may be those of another run; it is still shown,
-# with this remark.
+# Version 1 did not require `files`, so its images may belong to another run; such a record is still
+# shown, with this remark.
 UNTIED = (
-    "the record holds no digests of the files beside it, "
-    "so its pictures may be those of another run"
+    "the record contains no digests of the files beside it, so its images may belong to another run"
 )
 ID_ONLY = "only its id ties the truth to the trace, and other runs may have the same id"
 
@@ -50,24 +49,24 @@ def validate(results: object, name: str = "results.json") -> Record:
 
     Args:
         results: Any value.
-        name: Begins a message: the file that the value comes from.
+        name: The file that the value comes from; error messages begin with it.
 
     Returns:
         The record.
 
     Raises:
-        LeakauditError: It is not a record (the message has the place of the first entry that does
-            not fit), or it names a file of pictures and holds no sha256 of it.
+        LeakauditError: It is not a record (the message names the first entry that does not fit), or
+            it names a file of images without its SHA-256.
     """
     if not isinstance(results, Mapping) or results.get("schema") != SCHEMA:
         raise LeakauditError(
-            f'{name}: expected a record of leakaudit ("schema": "{SCHEMA}"), got something else'
+            f'{name}: expected a leakaudit results file ("schema": "{SCHEMA}"), got something else'
         )
     version = results.get("version")
     if isinstance(version, int) and version > VERSION:
         raise LeakauditError(
-            f"{name}: written by a newer leakaudit "
-            f"(version {version}, this one reads up to {VERSION}); upgrade leakaudit"
+            f"{name}: written by a newer leakaudit (format version {version}; this leakaudit reads "
+            f"versions up to {VERSION}); upgrade leakaudit"
         )
     kind = results.get("kind")
     if not isinstance(kind, str) or kind not in KINDS:
@@ -77,31 +76,31 @@ def validate(results: object, name: str = "results.json") -> Record:
     record = _typed(results, KINDS[kind], name)
     untied = _untied(record)
     if record.version == VERSION and untied:
-        says = f"{min(untied)} stands in the record, but 'files' holds no sha256 of it"
+        says = f"it names {min(untied)}, but 'files' contains no SHA-256 of that file"
         raise LeakauditError(
-            f"{name}: {says}; the record was edited or copied in part, so run that again"
+            f"{name}: {says}; the results were edited or copied incompletely: repeat the run"
         )
     return record
 
 
 def _typed(results: Mapping[str, object], kind: type[Record], name: str) -> Record:
     try:
-        # What is free in the types must be JSON too; NaN and infinity are not.
+        # Values that the types leave open must be JSON too; NaN and infinity are not.
         json.dumps(results, allow_nan=False)
         return msgspec.convert(results, kind)
     except (msgspec.ValidationError, TypeError, ValueError, RecursionError) as error:
         wrong = departure(results, kind)
         if wrong is None and isinstance(error, msgspec.ValidationError):
-            return model.fitted(results, kind)  # numbers of another library
+            return model.fitted(results, kind)  # it contains numbers of another library
         raise LeakauditError(f"{name}: {wrong or error}") from None
 
 
 def write(path: Path, results: Mapping[str, Json]) -> None:
-    """Write results.json whole or not at all.
+    """Write results.json atomically: completely or not at all.
 
     Args:
-        path: Where.
-        results: The record as JSON values; they are written as they are.
+        path: The file.
+        results: The record as JSON values; they are written unchanged.
 
     Raises:
         LeakauditError: The record is not valid, or the file cannot be written.
@@ -113,17 +112,17 @@ def write(path: Path, results: Mapping[str, Json]) -> None:
 
 
 def sealed(results: Mapping[str, Json], folder: Path) -> dict[str, Json]:
-    """Tie a record to the files of pictures beside it.
+    """Bind a record to the image files beside it.
 
-    Files are replaced one by one, so a run that is killed may leave its pictures beside the record
-    of an earlier one. `whole` detects that.
+    Files are replaced one by one, so a run that is killed may leave its images beside the record
+    of an earlier run. `whole` detects this.
 
     Args:
         results: The record.
-        folder: Where the files are.
+        folder: Folder of the files.
 
     Returns:
-        The record with ``files``: the sha256 of every file that it names and that is in the folder.
+        The record with ``files``: the SHA-256 of every file that it names and that exists.
     """
     named = sorted(_named(model.of(results)))
     files = {name: sidecar.digest(folder / name) for name in named if (folder / name).is_file()}
@@ -131,7 +130,7 @@ def sealed(results: Mapping[str, Json], folder: Path) -> dict[str, Json]:
 
 
 def _named(record: Record) -> set[str]:
-    """Return the files of pictures that a record names; nothing is read from those of a sweep."""
+    """Return the image files that a record names; those of a sweep are never read."""
     if not isinstance(record, RunRecord):
         return set()
     named = [finding.images.file for finding in record.findings if finding.images is not None]
@@ -142,20 +141,20 @@ def _named(record: Record) -> set[str]:
 
 
 def _untied(record: Record) -> set[str]:
-    """Return the files that a record names and holds no digest of."""
+    """Return the files that a record names without a digest."""
     if not isinstance(record, RunRecord):
         return set()
     return _named(record) - given(record.files, {}).keys()
 
 
 def remarked(results: Mapping[str, Json], *remarks: str) -> dict[str, Json]:
-    """Add what is not verified about a record, as ``unverified`` and at the start of its summary.
+    """Add remarks about what is unverified, in ``unverified`` and at the start of the summary.
 
     Every report shows the summary.
 
     Args:
         results: The record.
-        remarks: Sentences; one that the record has already is not repeated.
+        remarks: Sentences; those that the record already has are not repeated.
 
     Returns:
         The record with the remarks.
@@ -169,7 +168,7 @@ def remarked(results: Mapping[str, Json], *remarks: str) -> dict[str, Json]:
 
 
 def warned(summary: str, remarks: Sequence[str]) -> str:
-    """Put remarks before a summary.
+    """Prepend remarks to a summary.
 
     Args:
         summary: One sentence.
@@ -182,14 +181,14 @@ def warned(summary: str, remarks: Sequence[str]) -> str:
 
 
 def whole(results: Mapping[str, Json], folder: Path) -> None:
-    """Check that the files beside a record are those that it was written with; one may be missing.
+    """Check that the existing files beside a record are those that it was written with.
 
     Args:
         results: The record.
-        folder: Where it is.
+        folder: Its folder.
 
     Raises:
-        LeakauditError: A file is another one.
+        LeakauditError: A file is a different one.
     """
     if results["kind"] == "sweep":  # it names no files
         return
@@ -197,8 +196,8 @@ def whole(results: Mapping[str, Json], folder: Path) -> None:
         if (folder / name).is_file() and sidecar.digest(folder / name) != expected:
             raise LeakauditError(
                 f"{folder / name} is not the file that {folder / 'results.json'} was written with: "
-                "it was changed, or a later run was cut short before it wrote its own "
-                "results.json; run that again"
+                "it was changed, or a later run was interrupted before it wrote its own "
+                "results.json; repeat the run"
             )
 
 
@@ -209,8 +208,8 @@ def read(path: Path) -> dict[str, Json]:
         path: The file.
 
     Returns:
-        Its values. A record of version 1 that names pictures has no digests of them; its summary
-        contains a remark about that.
+        Its values. If the record names images without digests (version 1), a remark about this is
+        added to its summary.
 
     Raises:
         LeakauditError: The file cannot be read, or is not a record.
@@ -219,27 +218,27 @@ def read(path: Path) -> dict[str, Json]:
     try:
         results = json.loads(path.read_bytes(), parse_constant=_refuse)
     except OSError as error:
-        raise LeakauditError(f"{expected}, cannot read it: {error.strerror}") from None
+        raise LeakauditError(f"{expected}, could not read it: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise LeakauditError(f"{expected}, got a file that is no text") from None
+        raise LeakauditError(f"{expected}, got a file that is not text") from None
     except (ValueError, RecursionError) as error:
-        raise LeakauditError(f"{expected}, got no JSON: {str(error)[:200]}") from None
+        raise LeakauditError(f"{expected}, got invalid JSON: {str(error)[:200]}") from None
     record = validate(results, str(path))
     if _untied(record):
         return remarked(results, UNTIED)
     return dict(results)
 
 
-def save_reconstructions(path: Path, found: Sequence[Reconstruction]) -> list[dict[str, Json]]:
-    """Write reconstructions to one npz, so that they can be scored again without an attack.
+def save_reconstructions(path: Path, found: Sequence[Reconstruction]) -> list[StoredImages]:
+    """Write reconstructions to one npz, so that they can be scored again without another attack.
 
     Args:
         path: The file.
-        found: What is kept.
+        found: The reconstructions.
 
     Returns:
         The ``images`` entry of each: the names of its arrays of inputs and, if there are any, of
-        labels, half-widths of intervals, and other candidates for an input by its place.
+        labels, half-widths of intervals, and other candidates for an input by its index.
     """
     arrays: dict[str, np.ndarray] = {}
     entries = []
@@ -257,7 +256,7 @@ def save_reconstructions(path: Path, found: Sequence[Reconstruction]) -> list[di
             entry = replace(entry, choices={str(place): name for place, name in names.items()})
             kept |= {name: one.choices[place] for place, name in names.items()}
         arrays |= {name: tensor.detach().cpu().numpy() for name, tensor in kept.items()}
-        entries.append(model.plain(entry))
+        entries.append(entry)
     with replacing(path) as file:
         np.savez_compressed(file, allow_pickle=False, **arrays)
     return entries
@@ -268,10 +267,10 @@ def load_reconstructions(results: Mapping[str, Json], folder: Path) -> list[Reco
 
     Args:
         results: The record.
-        folder: Where it is.
+        folder: Its folder.
 
     Returns:
-        One reconstruction a finding, in their order.
+        One reconstruction per finding, in the same order.
 
     Raises:
         LeakauditError: The npz is not the one that the record was written with, or cannot be read.
@@ -284,7 +283,7 @@ def _rebuild(finding: Finding, folder: Path) -> Reconstruction:
     images = finding.images
     if images is None:
         raise LeakauditError(
-            f"node {finding.node}: its reconstruction was not kept; run the attack again"
+            f"node {finding.node}: its reconstruction was not stored; run the attack again"
         )
     try:
         with np.load(folder / images.file, allow_pickle=False) as file:
@@ -297,8 +296,8 @@ def _rebuild(finding: Finding, folder: Path) -> Reconstruction:
             }
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise LeakauditError(
-            f"{folder / images.file}: expected the saved reconstruction {images.x!r}: "
-            f"{str(error)[:200]}"
+            f"{folder / images.file}: expected the saved reconstruction {images.x!r}, "
+            f"could not read it: {str(error)[:200]}"
         ) from None
     return Reconstruction(
         finding.node,
@@ -322,15 +321,15 @@ class _Tensors:
     file: Mapping[str, np.ndarray]
 
     def named(self, name: str) -> Tensor:
-        """Return an array that must be there."""
+        """Return an array that must exist."""
         return torch.from_numpy(self.file[name])
 
     def optional(self, name: str | None) -> Tensor | None:
-        """Return an array, None if it has no name."""
+        """Return an array, None if no name is given."""
         if name is None:
             return None
         return self.named(name)
 
 
 def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no JSON number")
+    raise ValueError(f"{constant} is not a JSON number")

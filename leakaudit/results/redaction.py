@@ -1,16 +1,17 @@
-"""A record that can be shown to more people: no pictures, labels or paths, and nodes renumbered.
+"""Redaction of a record for a wider audience: no images, labels or paths, and nodes renumbered.
 
-The record is read by its types, so it is known of every field what it holds, and each is treated by
-what it is:
+The record is read as typed fields, so the content of every field is known, and each field is
+treated accordingly:
 
-- a node, an edge or an adversary is renamed;
-- a sentence that could name a node is dropped, or made again from the redacted fields beside it;
-- a name is kept if it is one of leakaudit's own (an attack, a protocol, a data set, a model), else
-  hidden;
-- scores, certificates, the shape of the network, seeds, versions and sha256 stay: they are what a
-  report is about.
+- nodes, edges and adversaries are renamed;
+- a sentence that could name a node is removed, or composed again from the redacted fields beside
+  it;
+- a name is kept if it is one of leakaudit's own (an attack, a protocol, a data set, a model), and
+  otherwise hidden;
+- scores, certificates, the structure of the network, seeds, versions and SHA-256 digests stay,
+  because they are the substance of a report.
 
-No text is searched. A text that is not known to be harmless does not stay.
+No text is searched. Text that is not known to be harmless is removed.
 """
 
 from __future__ import annotations
@@ -61,29 +62,30 @@ from leakaudit.trace import Json, TaskSpec
 from leakaudit.verdict import Verdict
 
 HIDDEN = "redacted"
-LOCATION = "leakaudit.toml"  # of a gate whose configuration was named by an absolute path
+LOCATION = "leakaudit.toml"  # for a gate whose configuration was given as an absolute path
 LEAKS = ("gradient", "difference")  # kinds of a `leakaudit.leak.GradientLeak`
-GUESSERS = ("auto", *Guesser)  # what guesses, beside the attacks
-LEVELS = (0, 1, 15, 16, 255, 256, 65535)  # grids of data whose definitions are known
+GUESSERS = ("auto", *Guesser)  # what guesses, besides the attacks
+LEVELS = (0, 1, 15, 16, 255, 256, 65535)  # data grids for which the definitions are known
 LISTENERS = ("adversary", "adversaries", "undetermined")  # settings that name adversaries
 ATTACKS = ("attack", "attacks")  # settings that name attacks
-# Values of settings that are words of leakaudit's own; every other text in settings is hidden.
+# Values of settings that belong to leakaudit's own vocabulary; other text in settings is hidden.
 WORDS = frozenset(
     ("all", "auto", "none", "cpu", "cuda", "off", "warn", "error", "mean", "worst", "best", HIDDEN)
 )
-ADVERSARY_NOBODY = "nobody"  # what an `Adversary` that hears nothing is written as
+ADVERSARY_NOBODY = "nobody"  # the text form of an `Adversary` that observes nothing
 
 B = TypeVar("B", Undetermined, Finding, VerdictEntry, NodeBest)
 
 
 def redact(results: Mapping[str, Json], key: str | None = None) -> dict[str, Json]:
-    """Take out of a record what is personal.
+    """Remove personal data from a record.
 
     Args:
         results: The record of an attack, an audit or a gate. A comparison or a gallery in it is
-            left out.
-        key: Gives the same numbers in every record redacted with it, and gives them away to whoever
-            knows it. Without one they are drawn from the whole record.
+            omitted.
+        key: Records that are redacted with the same key have the same node numbers; anyone who
+            knows the key can recover the original numbers. Without a key, the numbers are derived
+            from the whole record.
 
     Returns:
         The record without pictures, labels, notes, formulas, paths and command arguments, its nodes
@@ -96,7 +98,7 @@ def redact(results: Mapping[str, Json], key: str | None = None) -> dict[str, Jso
 def redact_compared(
     now: Mapping[str, Json], before: Mapping[str, Json], key: str | None = None
 ) -> dict[str, Json]:
-    """Take out of two records what is personal, with the same numbers, and compare them.
+    """Remove personal data from two records, with the same node numbers, and compare them.
 
     Args:
         now: As in `redact`.
@@ -118,8 +120,8 @@ def redact_compared(
 def _placed(shown: RunRecord, results: Mapping[str, Json]) -> dict[str, Json]:
     """The values of a redacted record.
 
-    Only a gate's record has a field for its place; that of another kind is added here, if the
-    command line gave one.
+    Only the record of a gate has a field `location`; for other records it is added here if the
+    command line specified one.
     """
     values = model.plain(shown)
     location = results.get("location")
@@ -163,7 +165,7 @@ class _Redactor:
     # --- names --------------------------------------------------------------------------------
 
     def node(self, node: int) -> int:
-        """A node that is not in the network has no number of its own to hide."""
+        """The new number of a node; a number outside the network hides nothing and is kept."""
         return self.places.get(node, node)
 
     def nodes(self, nodes: Sequence[int] | UnsetType) -> tuple[int, ...] | UnsetType:
@@ -245,9 +247,9 @@ class _Redactor:
         )
 
     def not_tried(self, record: RunRecord) -> tuple[str, ...]:
-        """Make the sentences again if a gate's record has what they are made of.
+        """Compose the sentences again if the record of a gate has the fields they are made from.
 
-        Of another record, keep those that name an attack or a round, and nothing else.
+        For other records, keep only sentences that name an attack or a round.
         """
         if isinstance(record, CheckRecord) and not isinstance(record.gate.not_tried, UnsetType):
             return tuple(untried(self.untried(one)) for one in record.gate.not_tried)
@@ -263,7 +265,7 @@ class _Redactor:
     def described(
         self, attacks: Mapping[str, AttackAbout] | UnsetType
     ) -> dict[str, AttackAbout] | UnsetType:
-        """Describe attacks as the program does, not as the record did."""
+        """Describe attacks as the program does, not as the record does."""
         if isinstance(attacks, UnsetType):
             return UNSET
         known = {}
@@ -288,7 +290,7 @@ class _Redactor:
         )
 
     def setting(self, value: object, name: str) -> object:
-        """Numbers stay, but for nodes; texts are adversaries, attacks or known words."""
+        """Numbers stay, except for nodes; texts are adversaries, attacks or known words."""
         if isinstance(value, Mapping):
             return {key: self.setting(inner, str(key)) for key, inner in value.items()}
         if isinstance(value, list | tuple):
@@ -360,7 +362,7 @@ class _Redactor:
         cells = tuple(map(self.cell, gate.cells))
         known = dict(zip((cell.name for cell in gate.cells), cells, strict=True))
         networks = given(gate.networks, {})
-        # Rules on a recording as a whole are of no cell, and named after their check.
+        # Rules about a whole recording belong to no cell and are named after their check.
         whole = {}
         for check in {*networks, *(cell.check for cell in gate.cells)}:
             for what in ("lint", "recording"):
@@ -435,19 +437,19 @@ def _networks(record: RunRecord) -> list[TraceSummary]:
 
 
 def _by_node(entries: Iterable[B]) -> tuple[B, ...]:
-    """Entries by their new numbers: their old order would give the old ones away."""
+    """Entries in the order of their new numbers; their old order would reveal the old numbers."""
     return tuple(sorted(entries, key=lambda entry: entry.node))
 
 
 def _known(name: str, known: Iterable[str]) -> str:
-    """A name of leakaudit's own, or `HIDDEN`; no name at all gives nothing away."""
+    """A name of leakaudit's own, or `HIDDEN`; an empty name reveals nothing."""
     if not name or name in known:
         return name
     return HIDDEN
 
 
 def _data(name: str) -> str:
-    """A data set that everybody has keeps its name; a user's file does not."""
+    """A public data set keeps its name; a user's file does not."""
     if not name or is_public(name):
         return name
     return HIDDEN
@@ -470,7 +472,7 @@ def _rule(
 
 
 def _metrics(metrics: Mapping[str, str], trace: TraceSummary) -> dict[str, str]:
-    """Definitions that the program makes itself stay; another may name a file, such as weights."""
+    """Definitions composed by the program stay; any other might name a file, such as weights."""
     known: dict[str, set[str]] = {}
     for levels in LEVELS:
         task = TaskSpec("mlp", shape=trace.shape, levels=levels)
@@ -498,5 +500,5 @@ def _command(verb: str) -> str:
 
 
 def _location(location: str) -> str:
-    """A path below the repository is what SARIF points at; an absolute one is of the machine."""
+    """A relative path is what SARIF points at; an absolute path reveals the machine."""
     return LOCATION if location.startswith("/") else location

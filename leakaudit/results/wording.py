@@ -1,8 +1,8 @@
-"""Words that all reports share, made only from the typed record: headline, table cells, limits.
+"""Texts that all reports share, composed from the typed record: headline, table cells, limits.
 
-Names in a trace come from strangers: `clean` strips what could act on a terminal, and each report
-escapes for its own format. A sentence is made here from fields and never taken apart again; a
-caller that needs a part of one asks for that part.
+Names in a trace may come from an untrusted source: `clean` strips whatever could act on a terminal,
+and each report escapes names for its own format. Sentences are composed here from fields and never
+parsed again; a caller that needs a part of a sentence requests that part.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TypeAlias
 
 from msgspec import UnsetType
 
+from leakaudit.results.audit_names import TestName
 from leakaudit.results.model import (
     NO_SCORES,
     AuditRecord,
@@ -41,20 +42,20 @@ from leakaudit.results.model import (
 from leakaudit.verdict import Verdict
 
 LIMITS = (
-    "An attack that fails proves nothing: "
+    "A failed attack is not evidence of privacy: "
     "another attack, more rounds or a stronger adversary may succeed.",
-    "The certificate says how sure the attack is without knowing the truth; "
-    "the scores compare with the truth file.",
-    "This report and the files beside it hold personal data if the training data does.",
+    "The certificate states how certain the attack is without access to the truth; "
+    "the scores compare the reconstruction with the truth.",
+    "This report and the files beside it contain personal data if the training data does.",
 )
 REFUSED = (
-    "refused: nodes, once a run, that gave nothing to score; "
-    "their records count in every mean as the mean of all other records."
+    "refused: attacks on a node in one run that returned nothing to score; each record of such a "
+    "node counts in every mean with the score of a blind guess (the mean of all other records)."
 )
 HEADINGS = (
     "node",
     "attack",
-    "leak of rounds",
+    "leak (rounds)",
     "certificate",
     "PSNR dB",
     "SSIM",
@@ -65,13 +66,13 @@ HEADINGS = (
     "identified",
     "seconds",
 )
-_ALWAYS = ("node", "attack", "leak of rounds", "certificate", "label", "seconds")
+_ALWAYS = ("node", "attack", "leak (rounds)", "certificate", "label", "seconds")
 _RANK = {"EXACT": 3, "INTERVAL": 2, "APPROXIMATE": 1, "FAILED": 0}
-LABELS_SHOWN = 8  # a choice: what fits a cell of a table
+LABELS_SHOWN = 8  # a choice: as many as fit into a table cell
 
 MaybeColumn: TypeAlias = Column | UnsetType | None  # None or absent: not measured
 
-# Verdicts of an audit, the worst first.
+# Verdicts of an audit, the most severe first.
 VERDICT_ORDER = (
     Verdict.REFUTED,
     Verdict.UNSUPPORTED,
@@ -79,40 +80,42 @@ VERDICT_ORDER = (
     Verdict.NOT_REFUTED,
     Verdict.UNCLAIMED,
 )
-NO_PROOF = "NOT REFUTED is no proof of privacy."
-FAILURE_PROVES_NOTHING = "An attack that fails proves nothing."
+NO_PROOF = "NOT REFUTED is not a proof of privacy."
+FAILURE_PROVES_NOTHING = "A failed attack is not evidence of privacy."
+# Names of tests that are stored in results files, and what a reader sees instead.
+_TEST_WORDS = {TestName.VIEW.value: "view bound against the claim"}
 
-# What the status of a rule of a gate means for the gate.
+# What the status of a gate's rule means.
 STATUS_WORDS = {
     RuleStatus.OK: "within the limit",
     RuleStatus.OVER: "over the budget",
-    RuleStatus.REGRESSION: "grew over the baseline",
-    RuleStatus.CONTRADICTED: "the recording contradicts what it declares",
-    RuleStatus.ACCEPTED: "over the limit, and accepted until a date",
+    RuleStatus.REGRESSION: "increased over the baseline",
+    RuleStatus.CONTRADICTED: "the recording contradicts its own declarations",
+    RuleStatus.ACCEPTED: "over the limit, but accepted until a stated date",
     RuleStatus.WARNING: "over a budget of level warn, or a warning of the lint",
-    RuleStatus.INCONCLUSIVE: "too few samples to tell",
-    RuleStatus.NOT_COMPARABLE: "the baseline was measured in another way, or is not there",
-    RuleStatus.VOID: "a control failed: the gate cannot tell",
-    RuleStatus.UNTESTED: "nothing to test: it counts neither for nor against",
+    RuleStatus.INCONCLUSIVE: "too few samples to decide",
+    RuleStatus.NOT_COMPARABLE: "the baseline is missing or was measured differently",
+    RuleStatus.VOID: "a control failed, so the gate is inconclusive",
+    RuleStatus.UNTESTED: "nothing to test; does not affect the result",
 }
-# Outcomes for which a reader wants to know what leaked.
+# Outcomes for which a report also states what leaked.
 _LEAKED = (RuleStatus.OVER, RuleStatus.REGRESSION, RuleStatus.WARNING, RuleStatus.ACCEPTED)
 _UNDECIDED = (RuleStatus.VOID, RuleStatus.NOT_COMPARABLE, RuleStatus.INCONCLUSIVE)
 PASS = (
     "A pass means that these attacks stayed within these limits on these seeds; "
-    "it is no proof of privacy."
+    "it is not a proof of privacy."
 )
-CUT_SHORT = "the run was cut short"
+CUT_SHORT = "the run was interrupted"
 
 
 @dataclass(frozen=True)
 class Headline:
-    """The summary of a record, and its two parts.
+    """The summary of a record and its two parts.
 
     Attributes:
         text: The summary as it is stored.
-        worst: The worst case, a sentence.
-        rest: How much was counted, and what was not tried; "" if there is no more.
+        worst: The worst case as a sentence.
+        rest: How much was counted and what was not tried; "" if there is nothing to add.
     """
 
     text: str
@@ -121,13 +124,13 @@ class Headline:
 
 
 def clean(text: object) -> str:
-    """Make one line of printable text.
+    """Return a value as one line of printable text.
 
     Args:
-        text: Anything.
+        text: Any value.
 
     Returns:
-        Its text, where control, format and direction characters have become spaces.
+        Its text, with control, format and direction characters replaced by spaces.
     """
     printable = [" " if unicodedata.category(c)[0] in "CZ" else c for c in str(text)]
     return " ".join("".join(printable).split())
@@ -139,13 +142,13 @@ def clean(text: object) -> str:
 
 
 def headline(record: RunRecord) -> Headline:
-    """Say in one sentence what a record holds, the worst case first.
+    """Summarise a record in one sentence, the worst case first.
 
     Args:
-        record: Of an attack, an audit or a gate.
+        record: The record of an attack, an audit or a gate.
 
     Returns:
-        The sentence, without remarks on what is not verified.
+        The sentence, without remarks about what is unverified.
     """
     if isinstance(record, AuditRecord):
         return audit_headline(record.audit.verdicts, record.complete)
@@ -163,16 +166,16 @@ def summary(
     not_tried: Sequence[str],
     complete: bool = True,
 ) -> str:
-    """Say in one sentence what an attack found.
+    """Summarise in one sentence what an attack found.
 
     Args:
-        findings: What came out.
-        undetermined: Nodes of which nothing is determined.
-        not_tried: What was left out, in words.
-        complete: Whether the run came to its end.
+        findings: The findings.
+        undetermined: Nodes for which no leak is determined.
+        not_tried: What was omitted, in words.
+        complete: Whether the run was completed.
 
     Returns:
-        The worst case first, then how many nodes, then what was not tried.
+        The worst case, then the number of nodes, then what was not tried.
     """
     return attack_headline(findings, undetermined, not_tried, complete=complete).text
 
@@ -203,11 +206,11 @@ def attack_headline(
         rest += _counts(findings, nodes)
     else:
         worst = (
-            f"no gradient of {_count(nodes)} looked at is determined by what was tried, "
-            "which proves nothing about other attacks"
+            f"no gradient of the {_count(nodes)} examined is determined by what was tried, "
+            "which is not evidence of privacy"
         )
     if not complete:
-        rest.append("the run was interrupted and is not complete")
+        rest.append("the run was interrupted and is incomplete")
     rest.append(f"not tried: {', '.join(not_tried) or 'anything else'}")
     text = _capital(clean("; ".join([worst, *rest])))
     return Headline(
@@ -221,11 +224,11 @@ def audit_headline(verdicts: Sequence[VerdictEntry], complete: bool) -> Headline
     """Return the headline of an audit.
 
     Args:
-        verdicts: What the tests say.
-        complete: Whether the run came to its end.
+        verdicts: Results of the tests.
+        complete: Whether the run was completed.
 
     Returns:
-        The worst verdict, and how many there are of each.
+        The worst verdict, and the number of verdicts of each kind.
     """
     counts = []
     for verdict in VERDICT_ORDER:
@@ -234,19 +237,19 @@ def audit_headline(verdicts: Sequence[VerdictEntry], complete: bool) -> Headline
             counts.append(f"{number} {verdict.words}")
     rest = [", ".join(counts) or "nothing was tested"]
     if not complete:
-        rest.append("the run was interrupted and is not complete")
+        rest.append("the run was interrupted and is incomplete")
     worst = _worst_verdict(verdicts)
     if worst is None:
         text = f"{'; '.join(rest)}. {NO_PROOF}"
         return Headline(text=text, worst=text, rest="")
-    where = f"{worst.test} at epsilon {grid_epsilon(worst.epsilon)}, heard by {worst.adversary}"
+    where = f"{test_words(worst)}, adversary {worst.adversary}, {point_of(worst.epsilon)}"
     first = f"{Verdict[worst.verdict].words}: {where}: {worst.says}"
     counted = f"{'; '.join(rest)}. {NO_PROOF}"
     return Headline(text=f"{first}; {counted}", worst=_sentence(first), rest=_capital(counted))
 
 
 def _worst_verdict(verdicts: Sequence[VerdictEntry]) -> VerdictEntry | None:
-    """The first of the worst; verdicts that no number of trials would have changed come last."""
+    """The first of the most severe verdicts; those that no number of trials can change are last."""
     telling = []
     for one in verdicts:
         if one.verdict != "INCONCLUSIVE" or one.needs or one.p is None:
@@ -262,12 +265,12 @@ def gate_headline(gate: GatePart, complete: bool, seeds: int) -> Headline:
     """Return the headline of a gate.
 
     Args:
-        gate: Its part of the record, the rules with the worst first.
-        complete: Whether the run came to its end.
+        gate: The gate's part of the record, with the most severe rule first.
+        complete: Whether the run was completed.
         seeds: Number of seeds.
 
     Returns:
-        The worst rule, and how many there are.
+        The most severe rule, and the number of rules.
     """
     count = _counted(gate, seeds)
     if gate.code == 1 and gate.rules:
@@ -276,17 +279,17 @@ def gate_headline(gate: GatePart, complete: bool, seeds: int) -> Headline:
             return _two(f"Not as declared: {rule.cell}: {rule.says}", count)
         return _two(f"Leak: {rule.cell}: {STATUS_WORDS[rule.status]}: {rule.says}", count)
     if gate.code == 3:
-        return _two(f"The gate cannot tell: {_undecided(gate.rules, complete)}", count)
+        return _two(f"The gate is inconclusive: {_undecided(gate.rules, complete)}", count)
     accepted = sum(rule.status is RuleStatus.ACCEPTED for rule in gate.rules)
     covered = ""
     if accepted:
         covered = f", {accepted} accepted"
-    worst = clean(f"Nothing over the limits{covered}: {count}")
+    worst = clean(f"No limit is exceeded{covered}: {count}")
     return Headline(text=f"{worst}. {PASS}", worst=f"{worst}.", rest=PASS)
 
 
 def _counted(gate: GatePart, seeds: int) -> str:
-    """How many rules were judged, on how many cells and seeds."""
+    """The number of rules that were judged, and the numbers of cells and seeds."""
     idle = sum(rule.status is RuleStatus.UNTESTED for rule in gate.rules)
     count = f"{len(gate.rules) - idle} rules on {len(gate.cells)} cells, {seeds} seeds"
     if not idle:
@@ -308,32 +311,32 @@ def _two(worst: str, count: str) -> Headline:
 
 
 def sweep_headline(cells: Sequence[SweptCell], points: Sequence[SweepPoint], missing: int) -> str:
-    """Say in one sentence what a sweep found, the worst case first.
+    """Summarise in one sentence what a sweep found, the worst case first.
 
     Args:
-        cells: What was run.
-        points: The cells with a result, put together over seeds.
+        cells: The cells that were run.
+        points: The cells with a result, aggregated over seeds.
         missing: Number of cells that have not been run.
 
     Returns:
-        The point that gives most away, then how many cells there are.
+        The point with the largest share of recovered records, then the number of cells.
     """
     parts = []
     worst = max(points, key=_share_recovered, default=None)
     if worst is not None and worst.recovered:
         at = "".join(f", {axis}={axis_value(value)}" for axis, value in worst.at.items())
         parts.append(
-            f"{worst.attack}{at}, heard by {worst.adversary}, "
-            f"recovers {worst.recovered} of {worst.records} records"
+            f"{worst.attack}{at}, adversary {worst.adversary}: "
+            f"{worst.recovered} of {worst.records} records recovered"
         )
     elif points:
-        parts.append("no attack of this sweep recovers a record")
+        parts.append("No attack of this sweep recovers a record")
     failed = sum(cell.status != "done" for cell in cells)
     counts = [f"{len(cells) - failed} cells have a result"]
     if failed:
         counts.append(f"{failed} failed")
     if missing:
-        counts.append(f"{missing} are missing, the sweep is not complete")
+        counts.append(f"{missing} are missing (the sweep is incomplete)")
     return f"{'; '.join([*parts, ', '.join(counts)])}. {FAILURE_PROVES_NOTHING}"
 
 
@@ -354,27 +357,27 @@ def _sentence(text: str) -> str:
 
 
 def _how(finding: Finding) -> str:
-    leak = f"a {finding.leak.kind} heard by {finding.adversary}"
+    leak = f"a {finding.leak.kind} observed by {finding.adversary}"
     if finding.attack == "none":
-        return f"{leak} is determined, and no attack here can use it"
+        return f"{leak} is determined, but no available attack can use it"
     return f"by {finding.attack} from {leak}"
 
 
 def _counts(findings: Sequence[Finding], nodes: int) -> list[str]:
-    """How many nodes came out how."""
+    """The numbers of nodes by outcome."""
     attacked = {one.node for one in findings}
     identical = {one.node for one in findings if is_identical(one.scores)}
     said = []
     if identical:
-        said.append(f"{len(identical)} of {_count(nodes)} gave away a record bit for bit")
+        said.append(f"a record recovered bit for bit from {len(identical)} of {_count(nodes)}")
     certificates = []
     for word in _RANK:
         count = len({one.node for one in findings if one.certificate.name == word})
         if count:
             certificates.append(f"{count} {word.lower()}")
-    said.append(f"certificates of {_count(len(attacked))} attacked: {', '.join(certificates)}")
+    said.append(f"certificates of the {_count(len(attacked))} attacked: {', '.join(certificates)}")
     if nodes > len(attacked):
-        said.append(f"nothing determined for {_count(nodes - len(attacked))}")
+        said.append(f"no leak determined for {_count(nodes - len(attacked))}")
     return said
 
 
@@ -388,14 +391,14 @@ def _count(nodes: int) -> str:
 
 
 def harm(finding: Finding) -> tuple[float, ...]:
-    """Return what sorts findings by how much they give away.
+    """Return a sort key that orders findings by how much they leak.
 
     Args:
         finding: One finding.
 
     Returns:
-        Identical records, PSNR or negative error, certificate, negative residual; the larger, the
-        worse.
+        Whether a record is identical, PSNR or negative error, certificate, negative residual. The
+        larger, the worse.
     """
     scores = finding.scores or NO_SCORES
     identical = best(scores.exact, max) or 0.0
@@ -406,7 +409,7 @@ def harm(finding: Finding) -> tuple[float, ...]:
 
 
 def _nearness(scores: Scores) -> float:
-    """The PSNR, minus the relative error if there is none; minus infinity if there is neither."""
+    """The PSNR; without one, minus the relative error; without either, minus infinity."""
     psnr = best(scores.psnr, max)
     if psnr is not None:
         return psnr
@@ -417,7 +420,7 @@ def _nearness(scores: Scores) -> float:
 
 
 def outcome(finding: Finding) -> str:
-    """Say what was got of one node.
+    """Describe what was recovered from one node.
 
     Args:
         finding: One finding.
@@ -428,7 +431,8 @@ def outcome(finding: Finding) -> str:
     scores, certificate = finding.scores, finding.certificate
     if scores is None:
         name = certificate.name.lower()
-        return f"which {certificate.sentence} (certificate {name}, no truth file: not scored)"
+        reconstruction = f"a reconstruction that {certificate.sentence}"
+        return f"{reconstruction} (certificate {name}; no truth file: not scored)"
     psnr = best(scores.psnr, max)
     error = best(scores.relative_error, min)
     if psnr is not None:
@@ -441,18 +445,18 @@ def outcome(finding: Finding) -> str:
         return "nothing recovered"
     identical = sum(map(bool, values(scores.exact)))
     if identical:
-        return f"{identical} of {len(scores.matched)} records bit for bit ({near})"
-    return f"reconstructed at {near}"
+        return f"{identical} of {len(scores.matched)} records recovered bit for bit ({near})"
+    return f"reconstructed with {near}"
 
 
 def values(column: MaybeColumn) -> Sequence[float | None]:
-    """Return one value an image.
+    """Return one value per image.
 
     Args:
         column: A column of scores, None or absent if it was not measured.
 
     Returns:
-        The values, none if it was not measured.
+        The values; empty if the metric was not measured.
     """
     if column is None or isinstance(column, UnsetType):
         return ()
@@ -476,30 +480,30 @@ def best(column: MaybeColumn, pick: Callable[[list[float]], float]) -> float | N
 
 
 def is_identical(scores: Scores | None) -> bool:
-    """Tell whether a record was given away bit for bit.
+    """Return whether a record was recovered bit for bit.
 
     Args:
-        scores: Of a finding.
+        scores: Scores of a finding.
 
     Returns:
-        Whether one of the images is identical.
+        Whether at least one of the images is identical.
     """
     return scores is not None and any(values(scores.exact))
 
 
 def reconstructed(one: NodeBest | None, adversary: str, attack: str) -> str:
-    """Say what an attack of a gate recovered of one record.
+    """Describe what an attack of a gate recovered of one record.
 
     Args:
         one: The record that was recovered best, None if there is none.
-        adversary: Who hears.
-        attack: What attacked.
+        adversary: The adversary.
+        attack: Name of the attack.
 
     Returns:
-        What leaked, from whom and to whom.
+        What leaked, from which node and to which adversary.
     """
     if one is None:
-        return f"{adversary} reconstructs nothing by {attack}"
+        return f"{adversary} reconstructs nothing with {attack}"
     if one.relative_error is None:
         what = f"{one.labels or 0:.0%} of the labels"
         how = ""
@@ -515,37 +519,37 @@ def reconstructed(one: NodeBest | None, adversary: str, attack: str) -> str:
     if one.first == one.last:
         rounds = f"round {one.first}"
     said = f"{adversary} reconstructs {what} of node {one.node}{how}{near}"
-    return f"{said}, by {attack} from the {one.kind}s of {rounds} (seed {one.seed})"
+    return f"{said} with {attack} from the {one.kind}s of {rounds} (seed {one.seed})"
 
 
 def untried(one: NotTried) -> str:
-    """Say what the configuration of a gate leaves out.
+    """Describe something that the configuration of a gate omits.
 
     Args:
-        one: One thing that it leaves out.
+        one: What it omits.
 
     Returns:
-        For example ``check main: other nodes than 5, 6``.
+        For example ``check main: nodes other than 5, 6``.
     """
     if not isinstance(one.attack, UnsetType):
         return f"attack {one.attack}"
     if not isinstance(one.adversaries, UnsetType):
-        return f"other adversaries than {', '.join(one.adversaries)}"
+        return f"adversaries other than {', '.join(one.adversaries)}"
     if not isinstance(one.nodes, UnsetType):
-        return f"check {one.check}: other nodes than {', '.join(map(str, one.nodes))}"
+        return f"check {one.check}: nodes other than {', '.join(map(str, one.nodes))}"
     return f"check {one.check}: more than {given(one.gradients, 0)} gradients"
 
 
 def rule_outcome(rule: RuleEntry, cell: CellEntry | None, pitfall: str | None) -> str:
-    """Say what a rule of a gate found, from its figures; less than the gate itself says.
+    """Describe the outcome of a gate's rule from its figures, in less detail than the gate does.
 
     Args:
         rule: The rule.
         cell: Its cell, None if it has none.
-        pitfall: Name of the pitfall that it is about, None for none.
+        pitfall: Name of the pitfall that it concerns, None for none.
 
     Returns:
-        A part of a sentence that names no node but the cell's worst one.
+        A part of a sentence that names no node except the worst one of the cell.
     """
     if pitfall is not None:
         return pitfall
@@ -576,11 +580,11 @@ def table(findings: Sequence[Finding]) -> tuple[tuple[str, ...], list[tuple[str,
     """Return findings as a table.
 
     Args:
-        findings: One a row.
+        findings: One finding per row.
 
     Returns:
-        Headings, and one row of cells for each finding; a column that no finding fills is left
-        out. Cells are cleaned, not escaped.
+        Headings, and one row of cells per finding; columns without any value are omitted. Cells
+        are cleaned, but not escaped.
     """
     rows = [dict(zip(HEADINGS, _cells(one), strict=True)) for one in findings]
     used = []
@@ -591,13 +595,13 @@ def table(findings: Sequence[Finding]) -> tuple[tuple[str, ...], list[tuple[str,
 
 
 def by_reason(entries: Iterable[tuple[int, str]]) -> list[str]:
-    """Put nodes of which the same is said together.
+    """Group nodes that have the same reason.
 
     Args:
-        entries: Node and reason; an empty reason is left out.
+        entries: Node and reason; empty reasons are omitted.
 
     Returns:
-        ``nodes 0, 3: reason`` for every reason, each once; cleaned, not escaped.
+        ``nodes 0, 3: reason`` once for every reason; cleaned, but not escaped.
     """
     nodes: dict[str, list[int]] = {}
     for node, reason in entries:
@@ -611,7 +615,7 @@ def by_reason(entries: Iterable[tuple[int, str]]) -> list[str]:
 
 
 def notes(findings: Iterable[Finding]) -> list[str]:
-    """Return the notes of findings, nodes with the same note together.
+    """Return the notes of findings, grouped by note.
 
     Args:
         findings: Some findings.
@@ -623,7 +627,7 @@ def notes(findings: Iterable[Finding]) -> list[str]:
 
 
 def not_determined(entries: Iterable[Undetermined]) -> list[str]:
-    """Return why nothing is determined of nodes, those with the same reason together.
+    """Return why no leak is determined for nodes, grouped by reason.
 
     Args:
         entries: The nodes.
@@ -635,7 +639,7 @@ def not_determined(entries: Iterable[Undetermined]) -> list[str]:
 
 
 def scopes(findings: Iterable[Finding]) -> list[str]:
-    """Say, nodes together, on what part of what is heard their leaks rest.
+    """Return which part of the observed messages leaks are computed from, grouped by node.
 
     Args:
         findings: Some findings.
@@ -650,10 +654,10 @@ def provenance(record: RunRecord) -> list[tuple[str, str]]:
     """Return everything that is needed to repeat a run.
 
     Args:
-        record: Of the run.
+        record: The record of the run.
 
     Returns:
-        Name and value, cleaned, not escaped.
+        Names and values, cleaned, but not escaped.
     """
     source, trace = record.provenance, record.trace
     versions = []
@@ -663,7 +667,7 @@ def provenance(record: RunRecord) -> list[tuple[str, str]]:
         "protocol": (
             f"{trace.protocol}, {trace.nodes} nodes, {trace.edges} edges, {trace.rounds} rounds"
         ),
-        "data": f"{trace.data or 'not named'}, shape {trace.shape}, model {trace.model}",
+        "data": f"{trace.data or 'unnamed'}, shape {trace.shape}, model {trace.model}",
         "command": source.command,
         "started": source.started,
         "wall time": f"{source.seconds:.1f} s",
@@ -674,7 +678,9 @@ def provenance(record: RunRecord) -> list[tuple[str, str]]:
             f"{source.device}, {source.threads} thread{'s' * (source.threads != 1)}, "
             f"{source.platform}"
         ),
-        "trace": (f"id {source.trace.id or 'none'}, sha256 {source.trace.sha256 or 'not taken'}"),
+        "trace": (
+            f"id {source.trace.id or 'none'}, sha256 {source.trace.sha256 or 'not computed'}"
+        ),
         "truth": _truth(record),
         "configuration": f"sha256 {source.digest}",
     }
@@ -688,19 +694,20 @@ def _truth(record: RunRecord) -> str:
     if sha256:
         return f"sha256 {sha256}"
     if isinstance(record, AuditRecord | CheckRecord):
-        return "recorded with each run, and not kept"
+        return "recorded in each run and not kept"
     return "no truth file: not scored"
 
 
 def refusal(attacked: int | None, refused: int | None) -> str:
-    """Say of how many nodes an attack gave nothing.
+    """Return how often an attack returned nothing.
 
     Args:
-        attacked: Nodes, once a run.
-        refused: Those that gave nothing; None for a record of version 1, which did not count them.
+        attacked: Number of attacked nodes, counted once per run.
+        refused: Number of those for which the attack returned nothing; None for a record of
+            version 1, which did not count them.
 
     Returns:
-        A cell of a table.
+        A table cell.
     """
     if refused is None:
         return "-"
@@ -708,10 +715,10 @@ def refusal(attacked: int | None, refused: int | None) -> str:
 
 
 def point_of(epsilon: Extended) -> str:
-    """Say which point of an audit's grid an entry belongs to.
+    """Name the point of an audit's grid that an entry belongs to.
 
     Args:
-        epsilon: Of the point.
+        epsilon: Epsilon of the point.
 
     Returns:
         For example ``epsilon 10``.
@@ -724,13 +731,13 @@ def point_of(epsilon: Extended) -> str:
 
 
 def cell_of(finding: Finding) -> str:
-    """Say which point of an audit's grid, and which run at it, a finding belongs to.
+    """Name the point of an audit's grid, and the run at that point, that a finding belongs to.
 
     Args:
         finding: One finding.
 
     Returns:
-        For example ``epsilon 10, seed 0``; "" for a finding that is not an audit's.
+        For example ``epsilon 10, seed 0``; "" for a finding that does not come from an audit.
     """
     cell = given(finding.cell, None)
     if cell is None:
@@ -739,10 +746,10 @@ def cell_of(finding: Finding) -> str:
 
 
 def grid_epsilon(epsilon: Extended) -> str:
-    """Write a point of an audit's grid as a cell of a table.
+    """Return a point of an audit's grid as a table cell.
 
     Args:
-        epsilon: Of the point, None if the scenario's own constants were kept.
+        epsilon: Epsilon of the point, None if the scenario's own constants were kept.
 
     Returns:
         For example ``10``.
@@ -754,8 +761,20 @@ def grid_epsilon(epsilon: Extended) -> str:
     return short(epsilon)
 
 
+def test_words(one: VerdictEntry) -> str:
+    """Return the name of a test as reports show it.
+
+    Args:
+        one: A verdict.
+
+    Returns:
+        The stored name, or the words that replace it.
+    """
+    return _TEST_WORDS.get(one.test, one.test)
+
+
 def axis_value(value: object) -> str:
-    """Write a value of an axis of a sweep in few letters, but two values never alike.
+    """Return a value of a sweep's axis in few characters, distinct for distinct values.
 
     Args:
         value: A number, a word, true or false.
@@ -774,19 +793,19 @@ def axis_value(value: object) -> str:
 
 
 def short(value: float) -> str:
-    """Write a number in few letters.
+    """Return a number in few characters.
 
     Args:
-        value: Finite.
+        value: A finite number.
 
     Returns:
-        Four digits at most, for example ``8``, ``0.5`` or ``1e5``.
+        At most four digits, for example ``8``, ``0.5`` or ``1e5``.
     """
     return f"{value:.4g}".replace("e+0", "e").replace("e+", "e")
 
 
 def _cells(finding: Finding) -> tuple[str, ...]:
-    """One cell a heading, "-" where it does not apply."""
+    """One cell per heading, "-" if it does not apply."""
     scores = finding.scores or NO_SCORES
     rounds = finding.leak.rounds
     span = f"{rounds.first}-{rounds.last}"
@@ -812,15 +831,15 @@ def _cells(finding: Finding) -> tuple[str, ...]:
 
 
 def spread(column: MaybeColumn, form: str) -> str:
-    """Return a metric as a cell of a table.
+    """Return a metric as a table cell.
 
     Args:
         column: A `NumberColumn`; anything else was not measured.
-        form: How a number is written.
+        form: Format of a number.
 
     Returns:
-        The one value, or the median and the range of several that differ as they are printed;
-        missed records count as blind guesses.
+        The value, or the median and the range if several values differ as printed; missed records
+        count as blind guesses.
     """
     if not isinstance(column, NumberColumn):
         return "-"

@@ -1,1 +1,1 @@
-"""Reconstructions beside the truth: the only room that opens a truth file."""
+"""Scoring of reconstructions against the truth: the only package that opens a truth file."""

@@ -1,6 +1,6 @@
 """Weights of LPIPS, from a file or from torch's cache.
 
-Every key is checked, nothing is downloaded, and nothing is loaded in part.
+Every key is validated, nothing is downloaded, and nothing is loaded partially.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Weights:
     Attributes:
         net: ``alex``, ``squeeze`` or ``vgg``.
         source: Name of the file.
-        sha256: Of that file.
-        module: Takes two batches (b, 3, h, w) in [-1, 1].
+        sha256: SHA-256 of that file.
+        module: Network for two batches (b, 3, h, w) in [-1, 1].
     """
 
     net: str
@@ -64,8 +64,8 @@ def find(option: str, shape: tuple[int, ...] | None = None) -> tuple[Weights | N
         shape: (c, h, w) of one image; None for large colour images.
 
     Returns:
-        The weights, None if LPIPS is not measured, and a sentence that tells which they are or why
-        it is not measured.
+        The weights, None if LPIPS is not measured, and a sentence that states which weights are
+        used or why LPIPS is not measured.
 
     Raises:
         LeakauditError: As `read`, or a cached file is damaged.
@@ -84,7 +84,7 @@ def find(option: str, shape: tuple[int, ...] | None = None) -> tuple[Weights | N
 
 
 def _from_cache(side: int) -> tuple[Weights | None, str]:
-    """Take the first cached network, in the order of `_CACHED`, that accepts a side in pixels."""
+    """Return the first cached network, in the order of `_CACHED`, that accepts a side in pixels."""
     folder = Path(torch.hub.get_dir(), "checkpoints")
     cached = [net for net, name in _CACHED.items() if (folder / name).is_file()]
     if not cached:
@@ -104,7 +104,7 @@ def _from_cache(side: int) -> tuple[Weights | None, str]:
 
 
 def _too_small(nets: Iterable[str]) -> str:
-    """Why no network measures images that are too small for all of these."""
+    """Return why these networks cannot measure the images: they are too small."""
     needs = [f"{net} needs sides of at least {SIDES[net]} px" for net in nets]
     return f"not measured ({', '.join(needs)})"
 
@@ -162,7 +162,7 @@ def blank(net: str) -> nn.Module:
 
 
 def _canonical(key: str) -> str:
-    """The npz files' name of a key of an LPIPS module or of torchvision's classifier."""
+    """The name in npz files of a key of an LPIPS module or of torchvision's classifier."""
     key = re.sub(r"^(net\.slice\d+|features)\.", "net.", key)
     return re.sub(r"^lins?\.?(\d+)\.model\.1\.weight$", r"lin.\1", key)
 
@@ -194,14 +194,14 @@ def _is_state(state: object) -> bool:
 
 
 def _heads(net: str) -> dict[str, Tensor]:
-    """Linear heads v0.1 that the lpips package carries."""
+    """Linear heads v0.1 that come with the lpips package."""
     file = Path(_torchvision.lpips().__path__[0]) / "weights" / "v0.1" / f"{net}.pth"
     heads = torch.load(file, map_location="cpu", weights_only=True)
     return {_canonical(key): value for key, value in heads.items()}
 
 
 def _fill(module: nn.Module, tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Put values into a blank module, strictly; the constants of its scaling layer stay."""
+    """Load values into a blank module, strictly; the constants of its scaling layer stay."""
     state = dict(module.state_dict())
     for key, slot in state.items():
         name = _canonical(key)

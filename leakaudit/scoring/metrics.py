@@ -1,4 +1,4 @@
-"""How near a reconstruction comes to the truth.
+"""Reconstruction quality metrics.
 
 Pure functions over pairs of batches (b, *shape), computed in float64. Throughout, x is the
 reconstruction, y is the truth, and `data_range` is the width of the data's scale (1 for images in
@@ -17,11 +17,11 @@ from leakaudit.errors import LeakauditError
 if TYPE_CHECKING:
     from leakaudit.scoring.lpips_weights import Weights
 
-PSNR_CAP = 200.0  # dB; equal images have infinite PSNR, which JSON cannot hold
+PSNR_CAP = 200.0  # dB; equal images have infinite PSNR, which JSON cannot represent
 SSIM_WINDOW = 7  # pixels; the default of scikit-image
-_SMALLEST_WINDOW = 3  # pixels; scikit-image refuses a smaller one
-_CHUNK = 4096  # records compared at a time; a choice, it bounds the memory
-_LPIPS_BATCH = 16  # pairs given to the network at a time; a choice, it bounds the memory
+_SMALLEST_WINDOW = 3  # pixels; scikit-image rejects smaller windows
+_CHUNK = 4096  # records compared at a time; a choice that limits memory
+_LPIPS_BATCH = 16  # pairs passed to the network at a time; a choice that limits memory
 
 
 def mse(x: Tensor, y: Tensor) -> Tensor:
@@ -66,7 +66,7 @@ def ssim_window(shape: tuple[int, ...]) -> int | None:
         shape: (c, h, w) of one image.
 
     Returns:
-        `SSIM_WINDOW`, or the largest odd number from 3 that fits. None if none does.
+        `SSIM_WINDOW`, or the largest odd number >= 3 that fits. None if none fits.
     """
     side = min(shape[-2:])
     if side < _SMALLEST_WINDOW:
@@ -123,12 +123,12 @@ def lpips_distance(x: Tensor, y: Tensor, weights: Weights, *, data_range: float)
         (b,)
 
     Raises:
-        LeakauditError: The shapes differ, or the network cannot take such channels or sides.
+        LeakauditError: The shapes differ, or the network does not support these channels or sides.
     """
     _difference(x, y)
     if x.ndim != 4 or x.shape[1] not in (1, 3) or min(x.shape[2:]) < weights.side:
         raise LeakauditError(
-            f"lpips with {weights.net}: expected 1 or 3 channels and sides from "
+            f"lpips with {weights.net}: expected 1 or 3 channels and sides of at least "
             f"{weights.side} px, got {tuple(x.shape[1:])}"
         )
     if not len(x):
@@ -145,7 +145,7 @@ def lpips_distance(x: Tensor, y: Tensor, weights: Weights, *, data_range: float)
 
 
 def _lpips_input(images: Tensor, data_range: float) -> Tensor:
-    """Scale images to [-1, 1] and give them three channels, as the network wants them."""
+    """Scale images to [-1, 1] and expand them to three channels, as the network requires."""
     values = images.detach().to("cpu", torch.float32)
     scaled = 2 * values / data_range - 1
     return scaled.expand(-1, 3, -1, -1)
@@ -157,7 +157,7 @@ def exact(x: Tensor, y: Tensor, *, levels: int) -> Tensor | None:
     Args:
         x: (b, *shape) reconstructions.
         y: (b, *shape) true records.
-        levels: Steps of the data's grid from 0 to 1; 0 if the data has none.
+        levels: Steps of the data's grid from 0 to 1; 0 if the data has no grid.
 
     Returns:
         (b,) bool, True if the rounded records are identical. None if the data has no grid.
@@ -174,12 +174,12 @@ def exact(x: Tensor, y: Tensor, *, levels: int) -> Tensor | None:
 
 
 def _on_grid(values: Tensor, levels: int) -> Tensor:
-    """Number of the nearest grid point for each value, one row a record."""
+    """Index of the nearest grid point for each value, one row per record."""
     return (values.double() * levels).round().flatten(1)
 
 
 def relative_error(x: Tensor, y: Tensor) -> Tensor:
-    """Euclidean error of each pair over the length of the true record, ``|x - y| / |y|``.
+    """Euclidean error of each pair divided by the norm of the true record, ``|x - y| / |y|``.
 
     Args:
         x: (b, *shape) reconstructions.
@@ -208,7 +208,7 @@ def labels_correct(found: Tensor, true: Tensor) -> Tensor:
         true: The true labels, of the same shape.
 
     Returns:
-        Bool of the same shape, True if the label is right.
+        Bool of the same shape, True if the label is correct.
 
     Raises:
         LeakauditError: The shapes differ.
@@ -227,13 +227,13 @@ def labels_correct(found: Tensor, true: Tensor) -> Tensor:
 def identification(x: Tensor, y: Tensor, records: Tensor) -> tuple[Tensor, Tensor]:
     """Rank the true record among all records by distance to the reconstruction.
 
-    Rank 1 means nearer than every other record (a tie counts against). A guess has rank 1 with
-    chance 1 / candidates. Computed in the records' dtype.
+    Rank 1 means closer than every other record (a tie counts as farther). A guess has rank 1 with
+    probability 1 / candidates. Computed in the records' dtype.
 
     Args:
         x: (b, *shape) reconstructions.
         y: (b, *shape) true records.
-        records: (s, *shape) data set; those of its records that are equal to y stand for y.
+        records: (s, *shape) data set; records that are equal to y are identified with y.
 
     Returns:
         The ranks and the numbers of candidates, both (b,) int64.
@@ -261,10 +261,10 @@ def _distances(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _difference(x: Tensor, y: Tensor) -> Tensor:
-    """Difference of two batches in float64, one row a record; their shapes must agree."""
+    """Difference of two batches in float64, one row per record; their shapes must agree."""
     if x.shape != y.shape or x.ndim < 2:
         raise LeakauditError(
-            "metrics: expected two batches (b, *shape) of one shape, "
+            "metrics: expected two batches (b, *shape) of the same shape, "
             f"got {tuple(x.shape)} and {tuple(y.shape)}"
         )
     return x.double().flatten(1) - y.double().flatten(1)

@@ -1,4 +1,4 @@
-"""Reconstructions against the truth: the only room that opens a `Truth`."""
+"""Scoring of reconstructions against the truth: the only package that opens a `Truth`."""
 
 from __future__ import annotations
 
@@ -35,32 +35,32 @@ Column = tuple[float | int | bool | None, ...]
 
 @dataclass(frozen=True)
 class Score:
-    """How near one reconstruction comes to the truth.
+    """The quality of one reconstruction.
 
-    Every column runs over the node's true records. It is None if the metric was not measured. Its
-    entry is None (False for yes or no) if no reconstruction was left for that record.
+    Every column has one entry for each of the node's true records. It is None if the metric was not
+    measured. An entry is None (False for yes or no) if no reconstruction was left for that record.
 
     Attributes:
-        node: Whose records these are.
-        attack: What reconstructed them.
-        matched: Rows of the reconstruction. Of a node with b records only the first b rows can be
+        node: The node that owns the records.
+        attack: Name of the attack.
+        matched: Rows of the reconstruction. For a node with b records, only the first b rows can be
             matched.
         mse: Mean squared error; see `metrics` for this and the next four.
         psnr: Peak signal-to-noise ratio in dB.
         ssim: Structural similarity.
         lpips: Perceptual distance.
-        relative_error: Euclidean error over the length of the record.
+        relative_error: Euclidean error divided by the norm of the record.
         exact: Whether it is bit-identical on the data's grid.
-        label_correct: Whether the label is right.
-        identified: Whether it is nearer to its own record than to every other one, by `rank`.
-        rank: Of its own record among all records by distance, 1 is best.
-        chance: Greatest probability that a blind guess has of identifying a record after the same
+        label_correct: Whether the label is correct.
+        identified: Whether it is closer to its true record than to every other one, by `rank`.
+        rank: Rank of its true record among all records by distance; 1 is best.
+        chance: Highest probability with which a blind guess identifies a record after the same
             matching, see `blind_chance`.
-        labels_found: Share of the true labels that are among the first b found, whatever image they
-            were paired with.
+        labels_found: Share of the true labels that are among the first b found, regardless of the
+            images that they were paired with.
         surplus: Reconstructions (or labels, if there are none) beyond the b that can be matched.
-        missed: For each metric what the missed records score, in their order: as much as
-            `blind_guess` does.
+        missed: For each metric, the scores of the missed records in their order: those of
+            `blind_guess`.
         note: Why something is missing.
     """
 
@@ -84,7 +84,7 @@ class Score:
 
     @property
     def not_recovered(self) -> int:
-        """Number of true records that no reconstruction was left for."""
+        """Number of true records for which no reconstruction was left."""
         return self.matched.count(None)
 
     def counted(self, metric: str) -> list[float]:
@@ -94,8 +94,8 @@ class Score:
             metric: One of `METRICS`.
 
         Returns:
-            The measured values, then what `blind_guess` scores on each missed record. Empty if the
-            metric was not measured.
+            The measured values, then the scores of `blind_guess` on the missed records. Empty if
+            the metric was not measured.
         """
         column = getattr(self, metric) or ()
         measured = [float(value) for value in column if value is not None]
@@ -119,7 +119,7 @@ class Score:
         """Return ``scores`` of results.json.
 
         Returns:
-            ``per_image``, min, median and mean under each metric, and what concerns all of them.
+            ``per_image``, min, median and mean under each metric, and the entries common to all.
             None if there was no truth.
         """
         if not self.matched:
@@ -147,12 +147,12 @@ def score(
     truth: Truth | None,
     weights: Weights | None = None,
 ) -> list[Score]:
-    """Score reconstructions against the truth, each batch matched to the node's records first.
+    """Score reconstructions against the truth, after matching each batch to the node's records.
 
     Args:
-        found: One reconstruction or several.
-        truth: What to compare with. None leaves every column None, and the note tells so.
-        weights: An LPIPS network, None to leave LPIPS out.
+        found: One or several reconstructions.
+        truth: The truth. If None, every column is None, and the note states this.
+        weights: An LPIPS network, None to omit LPIPS.
 
     Returns:
         One score for each reconstruction, in their order.
@@ -172,15 +172,15 @@ def score(
 
 
 def nothing(node: int, attack: str, truth: Truth) -> Score:
-    """Score an attack on a node that gave nothing.
+    """Score an attack on a node that returned nothing.
 
     Args:
-        node: Whose records were attacked.
-        attack: What was tried.
-        truth: What to compare with.
+        node: The node that was attacked.
+        attack: Name of the attack.
+        truth: The truth.
 
     Returns:
-        A score in which every record is missed, and counts as `blind_guess`.
+        A score in which every record is missed and counts as `blind_guess`.
     """
     no_rows = truth.x.new_empty(0, *truth.task.shape)
     empty = Reconstruction(node, attack, no_rows, None, Certificate.FAILED, 1.0)
@@ -189,21 +189,21 @@ def nothing(node: int, attack: str, truth: Truth) -> Score:
 
 
 _IDENTIFIED = (
-    "nearer (Euclidean) to its own record than to every other record of the data set; "
-    "chance: at most, of blind guesses"
+    "closer (Euclidean) to its true record than to every other record of the data set; "
+    "chance: highest probability for a blind guess"
 )
 _MATCHING = (
-    "at the smallest sum of squared errors, of a node with b records only the first b "
-    "reconstructions; a record without one counts in min, median and mean as the mean of all other "
-    "records would"
+    "such that the sum of squared errors is smallest; for a node with b records, only the first b "
+    "reconstructions; a record without one counts in min, median and mean with the score of a "
+    "blind guess (the mean of all other records)"
 )
 
 
 def definitions(task: TaskSpec, lpips: str = NO_WEIGHTS) -> dict[str, str]:
-    """Describe what each metric means for this data, for the record.
+    """Return the definition of each metric for this data, for the record.
 
     Args:
-        task: Of the trace.
+        task: Task of the trace.
         lpips: The sentence of `lpips_weights.find`.
 
     Returns:
@@ -219,7 +219,7 @@ def definitions(task: TaskSpec, lpips: str = NO_WEIGHTS) -> dict[str, str]:
         "label_correct": "label equal, after matching",
         "identified": _IDENTIFIED,
         "matching": _MATCHING,
-        "rank": "of its own record among all records by distance, 1 is best",
+        "rank": "rank of its true record among all records by distance; 1 is best",
     }
     if task.is_image:
         window = metrics.ssim_window(task.shape)
@@ -233,14 +233,14 @@ def definitions(task: TaskSpec, lpips: str = NO_WEIGHTS) -> dict[str, str]:
 
 
 def blind_guess(truth: Truth, node: int) -> Tensor:
-    """Return what anybody could guess of a node's records without a leak.
+    """Return the best guess of a node's records without a leak.
 
     Args:
         truth: The records of all nodes, and the pool.
-        node: Whose records are guessed.
+        node: The node whose records are guessed.
 
     Returns:
-        (*shape): the mean of all other records, grey if there is none.
+        (*shape): the mean of all other records, grey if there are none.
     """
     others = torch.cat([truth.pool.to(truth.x), truth.x[truth.node != node]])
     if not len(others):
@@ -249,20 +249,20 @@ def blind_guess(truth: Truth, node: int) -> Tensor:
 
 
 def blind_chance(guesses: int, candidates: Tensor, total: int) -> float:
-    """Bound the chance of a blind guess to identify a record, averaged over the records of a node.
+    """Bound the probability that a blind guess identifies a record, averaged over a node's records.
 
-    The records of a node are b of the data set's N, any b of them equally likely to a guesser who
-    saw no leak. A guess identifies a record only if that record is the nearest of all N to it, so k
-    guesses have k such records at most, and each of these is the node's with chance b / N.
-    Whichever guesses are made and however they are matched, k b / N records are identified on
-    average at most, which is k / N of the node's b. Distinct records of the data set as guesses
-    reach that, but for matches that leave a record that was guessed right to another guess. Records
-    that are equal to m - 1 others count m times, since each stands for all of them.
+    The records of a node are b of the data set's N records; without a leak, any b of them are
+    equally likely. A guess identifies a record only if that record is the closest of all N to it,
+    so k guesses have at most k such records, and each of these belongs to the node with probability
+    b / N. For any guesses and any matching, at most k b / N records are identified on average,
+    which is k / N of the node's b. Guessing distinct records of the data set attains this, except
+    for matches that assign a correctly guessed record to another guess. Records that are equal to
+    m - 1 others count m times, because each represents all of them.
 
     Args:
-        guesses: k, reconstructions that can be matched.
-        candidates: (b,) For each record the number of different ones among the N, itself counted
-            once: N - m + 1.
+        guesses: k, the number of reconstructions that can be matched.
+        candidates: (b,) For each record, the number of distinct records among the N, counting
+            itself once: N - m + 1.
         total: N.
 
     Returns:
@@ -280,7 +280,9 @@ def _score(found: Reconstruction, truth: Truth, records: Tensor, weights: Weight
     size = len(x)
     if not size:
         nodes = sorted(set(truth.node.tolist()))
-        raise LeakauditError(f"the truth has no records of node {found.node}; it has nodes {nodes}")
+        raise LeakauditError(
+            f"the truth contains no records of node {found.node} (it contains nodes {nodes})"
+        )
     guess = found.x.detach().cpu()
     pairs = match(guess, x)
     guessed = guess[pairs.found]
@@ -320,7 +322,7 @@ def _score(found: Reconstruction, truth: Truth, records: Tensor, weights: Weight
 def _identify(columns: dict[str, Tensor], x: Tensor, y: Tensor, records: Tensor) -> None:
     """Add the rank of every pair, and whether it is identified.
 
-    Nothing is added if there is no other record to tell it from.
+    Nothing is added if there is no other record to distinguish it from.
     """
     rank, candidates = metrics.identification(x, y, records)
     if len(candidates) and int(candidates.min()) > 1:
@@ -331,7 +333,7 @@ def _identify(columns: dict[str, Tensor], x: Tensor, y: Tensor, records: Tensor)
 def _missed(
     node: int, pairs: Match, truth: Truth, records: Tensor, weights: Weights | None
 ) -> dict[str, tuple[float, ...]]:
-    """What the blind guess scores on the missed records, for the metrics that are numbers."""
+    """The scores of the blind guess on the missed records, for the numeric metrics."""
     x, _ = truth.of(node)
     lost = torch.ones(len(x), dtype=torch.bool)
     lost[pairs.true] = False
@@ -347,7 +349,7 @@ def _missed(
 
 
 def remark(missing: int, surplus: int, size: int) -> str:
-    """Tell that a reconstruction does not have as many records as the node.
+    """Return a note if a reconstruction does not have as many records as the node.
 
     Args:
         missing: Number of true records without a reconstruction.
@@ -362,13 +364,13 @@ def remark(missing: int, surplus: int, size: int) -> str:
         said.append(f"{missing} of {size} records not recovered")
     if surplus:
         said.append(
-            f"{surplus} more than the {size} records were handed in, only the first {size} count"
+            f"{surplus} reconstructions more than the {size} records; only the first {size} count"
         )
     return "; ".join(said)
 
 
 def _measure(x: Tensor, y: Tensor, task: TaskSpec, weights: Weights | None) -> dict[str, Tensor]:
-    """Every metric that fits the data, one value a pair."""
+    """Every metric that applies to the data, one value per pair."""
     out: dict[str, Tensor | None] = {
         "mse": metrics.mse(x, y),
         "relative_error": metrics.relative_error(x, y),
@@ -383,14 +385,14 @@ def _measure(x: Tensor, y: Tensor, task: TaskSpec, weights: Weights | None) -> d
 
 
 def _share(found: Tensor, true: Tensor) -> float:
-    """Share of the true labels that are among those found."""
+    """The share of the true labels that were found."""
     pairs = match_labels(found, true)
     correct = metrics.labels_correct(found[pairs.found], true[pairs.true])
     return float(correct.sum()) / len(true)
 
 
 def _spread(values: Tensor, pairs: Match, size: int) -> tuple[Any, ...]:
-    """Spread one value a pair over the true records, None (False for yes or no) for the others."""
+    """Assign one value per pair to the true records, None (False for yes or no) to the others."""
     absent = False if values.dtype is torch.bool else None
     out: list[Any] = [absent] * size
     for row, value in zip(pairs.true.tolist(), values.tolist(), strict=True):

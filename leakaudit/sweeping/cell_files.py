@@ -1,6 +1,6 @@
-"""What a sweep's folder holds of its plan and of each cell, as types.
+"""The files of a sweep's folder as types: its plan and the result of each cell.
 
-`leakaudit.sweeping.store` reads and writes these; the record of the whole sweep is made from them.
+`leakaudit.sweeping.store` reads and writes these; the record of the whole sweep is built from them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ DIED: Literal["died"] = "died"  # its process ended
 
 
 class _Stored(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A part of a file whose fields are all known."""
+    """A part of a file in which every field is defined."""
 
 
 class PlanFile(_Stored, frozen=True, kw_only=True):
@@ -38,9 +38,9 @@ class PlanFile(_Stored, frozen=True, kw_only=True):
 
     Attributes:
         format: Name of this format.
-        version: Of this format.
+        version: Version of this format.
         plan: The plan, as `leakaudit.sweeping.tables` reads and writes it.
-        versions: Of the packages that results depend on.
+        versions: Versions of the packages that results depend on.
     """
 
     format: Literal["leakaudit.sweep"]
@@ -54,13 +54,13 @@ class NoiseConfig(_Stored, frozen=True, kw_only=True):
 
     Attributes:
         epsilon: Privacy parameter.
-        noise: What has this epsilon, the exact view or the claim.
-        constant: Of the victim, by which it is set.
-        delta: Of the epsilon.
-        sensitivity: How far a record moves a gradient.
-        smoothness: Of a node's loss. Left out if it is not set, so that cells of earlier sweeps
-            are found again.
-        adversaries: For the worst of whom the noise is set.
+        noise: What this epsilon refers to, the view bound or the claim.
+        constant: The constant of the victim that sets it.
+        delta: Delta of the epsilon.
+        sensitivity: Largest change of a gradient if one record is exchanged.
+        smoothness: Smoothness of a node's loss. Omitted if it is not set, so that cells of earlier
+            sweeps are found again.
+        adversaries: The noise is set for the worst of these.
     """
 
     epsilon: Extended
@@ -76,14 +76,14 @@ class CellConfig(_Stored, frozen=True, kw_only=True):
     """Everything that the result of a cell depends on, besides the versions of packages.
 
     Attributes:
-        scenario: What is recorded.
-        adversary: Who attacks.
-        attack: What attacks.
+        scenario: The scenario that is recorded.
+        adversary: The adversary.
+        attack: Name of the attack.
         settings: Hyper-parameters of the attack.
         epsilon: How the noise is set, None for the scenario's own constants.
         nodes: Nodes to attack, empty for all.
-        gradients: Most gradients of a leak.
-        device: Where the cell is computed.
+        gradients: Largest number of gradients of a leak.
+        device: Device on which the cell is computed.
     """
 
     scenario: Mapping[str, Free]
@@ -97,18 +97,18 @@ class CellConfig(_Stored, frozen=True, kw_only=True):
 
 
 class CellFinding(_Stored, frozen=True, kw_only=True):
-    """One reconstruction of a cell: a finding without what differs from run to run or is private.
+    """One reconstruction of a cell: a finding without private fields and run-dependent ones.
 
     Attributes:
-        node: Whose inputs these are.
-        adversary: Who hears.
+        node: The node that owns the inputs.
+        adversary: The adversary.
         attack: Name of the attack.
-        leak: What was attacked.
-        certificate: How sure the attack is.
+        leak: The leak that was attacked.
+        certificate: How certain the attack is.
         certified: Number of inputs that are certified exact.
         batch: Number of inputs.
-        scores: How near it comes to the truth.
-        residual: How well the reconstruction explains the leak; None if that is not finite.
+        scores: Quality of the reconstruction.
+        residual: How well the reconstruction explains the leak; None if the residual is not finite.
         note: Remarks.
     """
 
@@ -128,15 +128,15 @@ class CellResult(_Stored, frozen=True, kw_only=True):
     """The result of one cell, or why it has none.
 
     Attributes:
-        config: What it depends on.
+        config: Everything that it depends on.
         status: How the cell ended.
         says: Why it has no result, empty if it has one.
-        constants: Of the victim, by which the epsilon was set.
-        records: Number of records of all nodes that were attacked.
-        findings: One for each node from which something came back.
-        refused: Scores of the nodes from which nothing came back; all their records are missed. A
-            file without this entry was counted by an earlier rule, and its cell is run again.
-        reasons: Why nothing came back, by node.
+        constants: Constants of the victim that set the epsilon.
+        records: Number of records of all attacked nodes.
+        findings: One for each node with a reconstruction.
+        refused: Scores of the nodes without a reconstruction; all their records are missed. Files
+            without this entry were written by an earlier version, and their cells are run again.
+        reasons: Why there is no reconstruction, by node.
     """
 
     config: CellConfig
@@ -150,7 +150,7 @@ class CellResult(_Stored, frozen=True, kw_only=True):
 
 
 class Timing(_Stored, frozen=True, kw_only=True):
-    """How long one cell took.
+    """The duration of one cell.
 
     Attributes:
         cell: Its key.

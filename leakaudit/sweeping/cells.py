@@ -1,4 +1,4 @@
-"""The cells of a sweep: a scenario, an adversary and an attack each, and the name of the result."""
+"""The cells of a sweep: a scenario, an adversary and an attack, and the name of the result."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from leakaudit.tasks import models
 from leakaudit.tasks.build_task import SETTINGS
 from leakaudit.trace import Setting
 
-DEPEND = ("leakaudit", "torch", "numpy", "scipy")  # packages whose version a result depends on
+DEPEND = ("leakaudit", "torch", "numpy", "scipy")  # results depend on the versions of these
 FIELDS = tuple(f.name for f in fields(Scenario) if f.name != "set")
 
 
@@ -30,13 +30,13 @@ class PlannedCell:
 
     Attributes:
         plan: The sweep that it belongs to.
-        scenario: What is recorded.
-        adversary: Who attacks.
+        scenario: The scenario that is recorded.
+        adversary: The adversary.
         attack: Name of the attack, or ``auto``.
         settings: Hyper-parameters of the attack.
         epsilon: Privacy parameter for which the noise is set, None for the scenario's own
             constants.
-        at: Its place on every axis that concerns it.
+        at: Its value on every axis that applies to it.
     """
 
     plan: SweepPlan = field(repr=False)
@@ -85,7 +85,7 @@ class PlannedCell:
             versions: As from `versions`.
 
         Raises:
-            LeakauditError: A setting is not a value that JSON can hold.
+            LeakauditError: A setting cannot be represented in JSON.
         """
         try:
             config = plain(self.config())
@@ -95,7 +95,7 @@ class PlannedCell:
 
     @property
     def words(self) -> str:
-        """What a reader calls it."""
+        """Its name for readers."""
         places = [f"{axis}={value}" for axis, value in self.at.items()]
         return ", ".join([*places, self.attack, f"seed {self.scenario.seed}", self.adversary])
 
@@ -107,13 +107,13 @@ def versions() -> dict[str, str | None]:
 
 
 def expand(plan: SweepPlan) -> list[PlannedCell]:
-    """Return all cells, seed by seed, so that a sweep that is cut short has seen the whole grid.
+    """Return all cells, seed by seed, so that an interrupted sweep has covered the whole grid.
 
     Args:
         plan: The sweep.
 
     Raises:
-        LeakauditError: A constant or a hyper-parameter does not exist, or a value is of another
+        LeakauditError: A constant or a hyper-parameter does not exist, or a value has the wrong
             type.
     """
     made = []
@@ -129,7 +129,7 @@ def expand(plan: SweepPlan) -> list[PlannedCell]:
 
 
 def _points(plan: SweepPlan, attack: str) -> Iterator[dict[str, Setting]]:
-    """Yield every place on the axes that concern an attack and its victim."""
+    """Yield every combination of values on the axes that apply to an attack and its victim."""
     for point in _product(plan.shared_axes):
         victim = str(point.get("victim", plan.scenario.victim))
         mine = {a.name: a.values for a in plan.own_axes if a.of in (attack, victim)}
@@ -142,7 +142,7 @@ def _product(axes: Mapping[str, Sequence[Setting]]) -> Iterator[dict[str, Settin
 
 
 def _cell(plan: SweepPlan, who: str, attack: str, point: Mapping[str, Setting]) -> PlannedCell:
-    """Return the cell at one place on the axes, with the scenario's own seed."""
+    """Return the cell at one point of the grid, with the scenario's own seed."""
     owned = {axis.name for axis in plan.own_axes}
     named = {}
     loose = {}
@@ -162,8 +162,8 @@ def _cell(plan: SweepPlan, who: str, attack: str, point: Mapping[str, Setting]) 
     settings = _settings_of(attack, plan, point)
     if attack == "auto" and settings:
         raise LeakauditError(
-            f"sweep: auto: takes no hyper-parameters, got {', '.join(settings)}; "
-            "name the attack that they are for"
+            f"sweep: auto: expected no hyper-parameters, got {', '.join(settings)}; "
+            "put them under the name of an attack"
         )
     if attack != "auto":
         settings = registry.values(registry.configure(registry.get("attacks", attack), settings))
@@ -172,7 +172,7 @@ def _cell(plan: SweepPlan, who: str, attack: str, point: Mapping[str, Setting]) 
 
 
 def _settings_of(name: str, plan: SweepPlan, point: Mapping[str, Setting]) -> dict[str, object]:
-    """Return what is set for an attack or a victim, in all cells and at this place on its axes."""
+    """Return the settings of an attack or a victim, common ones and those at this point."""
     settings = dict(plan.set.get(name, {}))
     for axis in plan.own_axes:
         if axis.of == name and axis.name in point:
@@ -181,7 +181,7 @@ def _settings_of(name: str, plan: SweepPlan, point: Mapping[str, Setting]) -> di
 
 
 def _attackable(plan: SweepPlan, scenario: Scenario, who: str) -> None:
-    """Refuse nodes that a scenario lacks, and adversaries that leave nobody to attack."""
+    """Reject nodes that a scenario lacks, and adversaries that leave no node to attack."""
     adversary = Adversary.parse(who)
     nodes = plan.nodes or range(scenario.nodes)
     _refuse_beyond("nodes", nodes, scenario.nodes, scenario)
@@ -195,13 +195,13 @@ def _refuse_beyond(name: str, chosen: Iterable[int], limit: int, scenario: Scena
     for node in chosen:
         if node >= limit:
             raise LeakauditError(
-                f"sweep: {name}: there is no node {node}; "
-                f"a scenario of the sweep has nodes 0 to {scenario.nodes - 1}"
+                f"sweep: {name}: node {node} does not exist "
+                f"(a scenario of the sweep has nodes 0 to {scenario.nodes - 1})"
             )
 
 
 def _refuse(scenario: Scenario, args: Mapping[str, Setting]) -> None:
-    """Refuse a constant that neither the victim nor a model of ours has."""
+    """Reject a constant that neither the victim nor a built-in model has."""
     if scenario.model not in models.MODELS:
         return
     known = [*registry.parameters(models.MODELS[scenario.model]), *SETTINGS]
@@ -210,6 +210,6 @@ def _refuse(scenario: Scenario, args: Mapping[str, Setting]) -> None:
         if key not in known:
             raise LeakauditError(
                 f"sweep: neither {scenario.victim} nor {scenario.model} has a parameter "
-                f"{key!r}{suggest(key, both)}; a constant of one victim alone belongs to "
+                f"{key!r}{suggest(key, both)}; put a constant of a single victim into "
                 "[sweep.set.VICTIM] or [sweep.over.VICTIM]"
             )

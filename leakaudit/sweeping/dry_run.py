@@ -1,4 +1,4 @@
-"""What a sweep would do, and what the rest of it would cost."""
+"""What a sweep would do, and the cost of its remaining cells."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class DryCells(Struct, frozen=True, kw_only=True):
     """The cells of one victim and attack.
 
     Attributes:
-        victim: What is attacked.
-        attack: What attacks.
+        victim: Name of the victim.
+        attack: Name of the attack.
         cells: Number of cells.
-        left: Number of those that have no result yet.
-        cost: Of the attack, in words.
-        seconds_a_cell: Processor time by what was timed, None if no cell was.
+        left: Number of cells without a result.
+        cost: Cost of the attack, in words.
+        seconds_a_cell: Processor time per cell according to earlier timings, None without any.
     """
 
     victim: str
@@ -45,16 +45,16 @@ class DrySweep(Struct, frozen=True, kw_only=True):
 
     Attributes:
         cells: Number of cells.
-        done: Number of those that have a result.
+        done: Number of cells with a result.
         axes: Values of every axis.
-        attacks: What attacks.
-        adversaries: Who hears.
-        seeds: Of the runs.
+        attacks: Names of the attacks.
+        adversaries: The adversaries.
+        seeds: Seeds of the runs.
         grid: The cells by victim and attack.
         parameters: Size of the model.
         recording: Size of a recording, in words.
         workers: Number of processes.
-        hours_left: By what was timed, None if cells of some kind never were.
+        hours_left: Estimate from earlier timings, None if cells of some kind were never timed.
     """
 
     cells: int
@@ -71,14 +71,14 @@ class DrySweep(Struct, frozen=True, kw_only=True):
 
 
 def dry(plan: SweepPlan, folder: Path, options: SweepOptions) -> DrySweep:
-    """Return how many cells there are and how many have a result, and what the rest would cost.
+    """Return the number of cells, how many have a result, and the cost of the others.
 
     The cost is estimated from the timings of this folder's cells.
 
     Args:
         plan: The sweep.
-        folder: Where results are, if there are any.
-        options: How it would be worked on.
+        folder: Folder of the results, if there are any.
+        options: How the sweep would be run.
 
     Returns:
         What the sweep would do.
@@ -110,7 +110,7 @@ def dry(plan: SweepPlan, folder: Path, options: SweepOptions) -> DrySweep:
 
 
 def _kind(cell: PlannedCell) -> tuple[str, str]:
-    """Return what cells of similar cost have in common."""
+    """Return the key by which cells of similar cost are grouped."""
     return cell.scenario.victim, cell.attack
 
 
@@ -130,7 +130,7 @@ def _costs(
     left: Iterable[PlannedCell],
     times: Mapping[tuple[str, str], float],
 ) -> tuple[list[DryCells], float | None]:
-    """Return one row per victim and attack, and all seconds that are left, None if unknown."""
+    """Return one row per victim and attack, and the total remaining seconds, None if unknown."""
     waiting = Counter(map(_kind, left))
     rows = []
     total: float | None = 0.0

@@ -1,6 +1,6 @@
-"""The record of a sweep, from the results of its cells, wherever these were made.
+"""The record of a sweep, from the results of its cells, wherever these were computed.
 
-The same cells give the same bytes.
+The same cells always give the same bytes.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ REPORT = "report.md"
 
 
 def write(folders: Sequence[Path], path: Path) -> SweepRecord:
-    """Put the parts of a sweep together.
+    """Merge the parts of a sweep.
 
     Args:
         folders: The parts.
-        path: Where results.json goes; sweep.png and report.md go beside it.
+        path: The results.json to write; sweep.png and report.md are written beside it.
 
     Returns:
-        The record that results.json holds.
+        The content of results.json.
 
     Raises:
         LeakauditError: The folders belong to different sweeps, or a file is damaged.
@@ -56,7 +56,7 @@ def collect(folders: Sequence[Path]) -> tuple[Planned, dict[str, CellResult]]:
         folders: The parts.
 
     Returns:
-        The plan of all folders, and the results that are there, by key in the order of the plan.
+        The plan of all folders, and the existing results by key, in the order of the plan.
 
     Raises:
         LeakauditError: The folders belong to different sweeps, or a file is damaged.
@@ -65,8 +65,8 @@ def collect(folders: Sequence[Path]) -> tuple[Planned, dict[str, CellResult]]:
     for folder in folders[1:]:
         if Store(folder).planned().digest != planned.digest:
             raise LeakauditError(
-                f"{folder} holds another sweep than {folders[0]}, or one of other versions; "
-                "merge parts of one sweep"
+                f"expected parts of one sweep, but {folder} and {folders[0]} differ in their plan "
+                "or in the versions of packages"
             )
     found: dict[str, CellResult] = {}
     for key in planned.keyed:
@@ -77,7 +77,7 @@ def collect(folders: Sequence[Path]) -> tuple[Planned, dict[str, CellResult]]:
 
 
 def _best(folders: Sequence[Path], key: str) -> CellResult | None:
-    """Return the first result of a cell that is done, else the first; None if no folder has one."""
+    """Return the first completed result of a cell, otherwise the first; None if there is none."""
     tried = []
     for folder in folders:
         result = Store(folder).load(key)
@@ -124,7 +124,7 @@ def build(planned: Planned, found: Mapping[str, CellResult]) -> SweepRecord:
 
 
 def _cell(cell: PlannedCell, key: str, result: CellResult, psnr: float) -> SweptCell:
-    """Return what results.json holds of one cell."""
+    """Return the entry of one cell in results.json."""
     return SweptCell(
         key=key,
         attack=cell.attack,

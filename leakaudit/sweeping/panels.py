@@ -22,9 +22,9 @@ from leakaudit.sweeping.plan import OwnAxis
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SHOWN = 50.0  # dB; more looks the same to an eye
-ROWS = 12  # most rows of the figure; results.json has all
-STYLES = {  # and their words in the legend
+SHOWN = 50.0  # dB; the eye cannot distinguish larger values
+ROWS = 12  # most rows of the figure; results.json has all rows
+STYLES = {  # styles and their legend texts
     "median": "median of all records and seeds",
     "best": "best",
     "mean": "mean",
@@ -36,9 +36,10 @@ TITLES = {"psnr": f"PSNR, dB, up to {SHOWN:g}", "ssim": "SSIM", "relative_error"
 class _Drawing:
     """How points are drawn.
 
-    axis: the setting that is drawn across, None for none. values: of the axis, in their order. own:
-        by
-    attack, the names of its own axes among all axes, and of their hyper-parameters.
+    Attributes:
+        axis: The setting that is drawn horizontally, None for none.
+        values: Values of that axis, in their order.
+        own: By attack, the names of its own axes and of their hyper-parameters.
     """
 
     axis: str | None
@@ -55,20 +56,20 @@ class _Drawing:
         return " ".join([point.attack, *settings])
 
     def row(self, point: SweepPoint) -> str:
-        """Return the name of a point's row: its place on the other axes, and the adversary."""
+        """Return the name of a point's row: its values on the other axes, and the adversary."""
         own = self.own.get(point.attack, {})
         rest = []
         for name, value in point.at.items():
             if name not in own and name != self.axis:
                 rest.append(f"{name}={axis_value(value)}")
-        return ", ".join([*rest, f"heard by {point.adversary}"])
+        return ", ".join([*rest, f"adversary {point.adversary}"])
 
 
 def figure(sweep: SweepPart) -> Figure:
-    """Draw one row of panels per adversary and place on the axes that are not drawn across.
+    """Draw one row of panels per adversary and point on the axes that are not drawn horizontally.
 
     Args:
-        sweep: What only a sweep's record has.
+        sweep: The sweep part of the record.
 
     Returns:
         The figure, with the first `ROWS` rows.
@@ -98,7 +99,7 @@ def figure(sweep: SweepPart) -> Figure:
 
 
 def _own_names(own: Iterable[OwnAxis]) -> dict[str, dict[str, str]]:
-    """Return, by attack or victim, the names of its own axes and of what varies on them."""
+    """Return, by attack or victim, the names of its own axes and of the settings on them."""
     found: dict[str, dict[str, str]] = {}
     for axis in own:
         found.setdefault(axis.of, {})[axis.name] = axis.key
@@ -108,7 +109,7 @@ def _own_names(own: Iterable[OwnAxis]) -> dict[str, dict[str, str]]:
 def _panels(
     group: Sequence[SweepPoint], view: _Drawing, lines: Sequence[str], psnr: float
 ) -> list[Panel]:
-    """Return the panels of one row: every metric, and the share that is recovered."""
+    """Return the panels of one row: every metric, and the share of recovered records."""
     images = any(not isinstance(point.psnr, UnsetType) for point in group)
     panels = []
     for metric in ("psnr", "ssim") if images else ("relative_error",):
@@ -127,9 +128,9 @@ def _panels(
 def _column(
     group: Sequence[SweepPoint], view: _Drawing, name: str, metric: str, style: str
 ) -> list[float | None]:
-    """Return one line's values; a line without this axis is the same at every point."""
+    """Return one line's values; a line without this axis has the same value at every point."""
     mine = [p for p in group if view.line(p) == name]
-    # Two values with the same words are one point of the figure.
+    # Two values with the same text are one point of the figure.
     at: dict[str, float | None] = {}
     for wanted in map(axis_value, view.values):
         at[wanted] = None
@@ -145,7 +146,7 @@ def _column(
 
 
 def _value(point: SweepPoint, metric: str, style: str) -> float | None:
-    """Return what is drawn of a point, None for a gap."""
+    """Return the value that is drawn for a point, None for a gap."""
     if metric == "recovered":
         return point.recovered / point.records if point.records else None
     values: SweepStatistics | UnsetType = getattr(point, metric)
@@ -156,7 +157,7 @@ def _value(point: SweepPoint, metric: str, style: str) -> float | None:
 
 
 def _sorted(values: Iterable[Free]) -> list[Free]:
-    """Return numbers from small to large, words as they were named."""
+    """Return numbers in ascending order, or words in their given order."""
     kept = list(values)
     numbers = []
     for value in kept:

@@ -1,4 +1,4 @@
-"""What a sweep does, as a value: a scenario, and its table ``[sweep]`` with what varies."""
+"""The plan of a sweep as a value: a scenario, and a table ``[sweep]`` that defines what varies."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from leakaudit import registry
 from leakaudit._util import config
 from leakaudit._util.forms import Nodes, Number, Numbers, Settings, Words
+from leakaudit._util.plain import encoded
 from leakaudit.adversary import Adversary
 from leakaudit.auditing.plan import AuditPlan
 from leakaudit.errors import suggest
@@ -25,7 +26,7 @@ class OwnAxis:
     Attributes:
         of: Name of the attack or the victim.
         key: Name of the hyper-parameter or constant.
-        values: What it takes.
+        values: Its values.
     """
 
     of: str
@@ -44,9 +45,9 @@ class SweepPlan:
 
     Attributes:
         scenario: What all cells have in common.
-        attacks: Names, or ``auto``.
+        attacks: Names of attacks, or ``auto``.
         adversaries: As for ``attack --as``.
-        seeds: Of the scenario and the attack.
+        seeds: Seeds of the scenario and the attack.
         over: Values of fields of the scenario, and of constants that every victim or the model has.
         own: Attack or victim -> its hyper-parameter or constant -> values, for its cells only.
         set: Hyper-parameters and constants by attack or victim.
@@ -58,10 +59,10 @@ class SweepPlan:
         sensitivity: As in an audit.
         smoothness: As in an audit.
         nodes: Nodes to attack, empty for all.
-        gradients: Most gradients of a leak.
+        gradients: Largest number of gradients of a leak.
         psnr: PSNR in dB from which a record counts as recovered.
-        figure: Name of the axis of the figure, None for the most telling one.
-        device: Where the cells are computed.
+        figure: Name of the axis of the figure, None to choose one automatically.
+        device: Device on which the cells are computed.
     """
 
     scenario: Scenario
@@ -84,7 +85,7 @@ class SweepPlan:
     device: str = "cpu"
 
     def __post_init__(self) -> None:
-        """Check what needs no data."""
+        """Validate everything that does not need data."""
         if not self.attacks or not self.adversaries or not self.seeds:
             raise config.Wrong("sweep", "expected at least one attack, one adversary and one seed")
         for name in self.attacks:
@@ -97,12 +98,12 @@ class SweepPlan:
             raise config.Wrong("sweep", expected, "psnr")
         for name, values in (("seeds", self.seeds), ("nodes", self.nodes)):
             if not all(map(_is_index, values)) or len({*values}) < len(values):
-                expected = f"expected different whole numbers from 0, got {list(values)}"
+                expected = f"expected distinct integers >= 0, got {list(values)}"
                 raise config.Wrong("sweep", expected, name)
         known = (*self.victims, *self.attacks)
         for name in (*self.own, *self.set):
             if name not in known:
-                says = "there is neither such an attack nor such a victim in the sweep"
+                says = "expected the name of an attack or a victim of the sweep"
                 raise config.Wrong("sweep", f"{says}{suggest(name, known)}", name)
         self.noises(self.scenario, None)
         if self.figure is not None and self.figure not in self.axes:
@@ -116,10 +117,10 @@ class SweepPlan:
 
     @property
     def shared_axes(self) -> dict[str, tuple[Setting, ...]]:
-        """What varies in all cells beside attack, adversary and seed: name -> values."""
+        """What varies in all cells besides attack, adversary and seed: name -> values."""
         shared = dict(self.over)
         if self.epsilon:
-            shared["epsilon"] = tuple(_axis_value(epsilon) for epsilon in self.epsilon)
+            shared["epsilon"] = tuple(encoded(epsilon) for epsilon in self.epsilon)
         return shared
 
     @property
@@ -133,18 +134,18 @@ class SweepPlan:
 
     @property
     def axes(self) -> dict[str, tuple[Setting, ...]]:
-        """All of both: name -> values; ``dlg.steps`` belongs to one attack or victim."""
+        """All axes: name -> values; ``dlg.steps`` belongs to one attack or victim."""
         found = self.shared_axes
         for axis in self.own_axes:
             found[axis.name] = axis.values
         return found
 
     def noises(self, scenario: Scenario, epsilon: float | None) -> AuditPlan:
-        """Return the audit plan by which the epsilon of a cell is set; building it checks it.
+        """Return the audit plan that sets the epsilon of a cell; building it validates it.
 
         Args:
-            scenario: Of the cell.
-            epsilon: Of the cell, None for all of the sweep.
+            scenario: Scenario of the cell.
+            epsilon: Epsilon of the cell, None for all epsilons of the sweep.
         """
         epsilons = self.epsilon if epsilon is None else (epsilon,)
         return AuditPlan(
@@ -162,18 +163,11 @@ class SweepPlan:
         )
 
 
-def _axis_value(epsilon: float) -> Setting:
-    """Return an epsilon as an axis has it: infinity is the text ``inf``."""
-    if epsilon == math.inf:
-        return "inf"
-    return epsilon
-
-
 def _is_index(value: object) -> bool:
-    """Return whether a value is a whole number from 0, and not true or false."""
+    """Return whether a value is an integer >= 0, and not a Boolean."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def _is_number(value: object) -> bool:
-    """Return whether a value is a finite number, and not true or false."""
+    """Return whether a value is a finite number, and not a Boolean."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,4 +1,4 @@
-"""From cells to points: what all seeds of one place on the axes gave together."""
+"""From cells to points: the combined results of all seeds at one point of the grid."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ def columns(
     psnr: float,
     refused: Sequence[Scores] = (),
 ) -> SweptColumns:
-    """Return what a cell's reconstructions reach in each metric, and how many are good enough.
+    """Return the metrics of a cell's reconstructions, and the number of recovered records.
 
-    A record is recovered at `psnr` dB or more; if data are not images, at that ratio of signal to
-    noise, -20 log10 of the relative error. A record that was missed is not recovered, and its value
-    of a metric is that of the mean of all other records.
+    A record is recovered at `psnr` dB or more; if the data are not images, at that signal-to-noise
+    ratio, -20 log10 of the relative error. A missed record is not recovered, and its value of a
+    metric is that of the mean of all other records.
 
     Args:
-        findings: One per node from which something came back.
-        records: Number of records of all nodes that were attacked.
+        findings: One per node with a reconstruction.
+        records: Number of records of all attacked nodes.
         psnr: PSNR in dB from which a record counts as recovered.
-        refused: The scores (`scoring.nothing`) of the nodes of which nothing came back; all their
+        refused: The scores (`scoring.nothing`) of the nodes without a reconstruction; all their
             records are missed.
 
     Returns:
@@ -71,7 +71,7 @@ def columns(
 
 
 def _returned(scores: Scores) -> int:
-    """Return for how many records something came back."""
+    """Return the number of records with a reconstruction."""
     return sum(row is not None for row in scores.matched)
 
 
@@ -94,28 +94,27 @@ def _missed(measured: Iterable[Column | UnsetType]) -> list[Number]:
 
 
 def points(cells: Sequence[SweptCell]) -> list[SweepPoint]:
-    """Return one entry per place on the axes, attack and adversary, over its seeds.
+    """Return one entry per point of the grid, attack and adversary, over its seeds.
 
-    Nodes that were refused count, in every mean, as nodes of which nothing came back: their records
-    as the mean of all other records, their labels as not found. There is no mean if nothing came
-    back of any node.
+    In every mean, nodes without a reconstruction count with a blind guess (the mean of all other
+    records), and their labels as not found. There is no mean if no node has a reconstruction.
 
     Args:
-        cells: What results.json holds of each cell with a result.
+        cells: The entries of results.json for each cell with a result.
 
     Returns:
         Entries in the order of the cells.
     """
     groups: dict[str, list[SweptCell]] = {}
     for cell in cells:
-        # As text, 1, 1.0 and true are three places.
+        # As text, 1, 1.0 and true are distinct.
         place = json.dumps([cell.adversary, cell.attack, cell.at])
         groups.setdefault(place, []).append(cell)
     return list(map(_point, groups.values()))
 
 
 def _point(group: Sequence[SweptCell]) -> SweepPoint:
-    """Return the entry of the cells at one place."""
+    """Return the entry of the cells at one point."""
     first = group[0]
     held = [cell.columns for cell in group]
     refused = sum(given(one.refused, 0) for one in held)
@@ -152,7 +151,7 @@ def _point(group: Sequence[SweptCell]) -> SweepPoint:
 def _statistics(
     columns: Sequence[Sequence[Number]], best: Callable[[list[Number]], Number]
 ) -> SweepStatistics | UnsetType:
-    """Return what the values of all cells come to, absent if there are none."""
+    """Return the statistics over the values of all cells, absent if there are none."""
     values: list[Number] = []
     for column in columns:
         values += column
@@ -164,8 +163,8 @@ def _statistics(
 def across(plan: SweepPlan) -> str | None:
     """Return the axis of the figure.
 
-    It is the plan's choice, else epsilon, else the first axis with several numbers, else the first
-    with several values; None if nothing varies.
+    It is the plan's choice, otherwise epsilon, otherwise the first axis with several numbers,
+    otherwise the first with several values; None if nothing varies.
 
     Args:
         plan: The sweep.

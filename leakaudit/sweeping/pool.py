@@ -1,7 +1,7 @@
-"""Processes that work on cells one after the other, and stay until all is done.
+"""Worker processes that compute cells one after another until all are done.
 
-torch is imported once for all of them. A process holds one cell at a time, so that it is known
-which cell ended it. It ends with the process that started it, however that ended.
+torch is imported once for all of them. A process works on one cell at a time, so that it is known
+which cell was lost if it dies. It ends when the process that started it ends, for whatever reason.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from leakaudit.sweeping.cell_files import DIED
 from leakaudit.sweeping.cells import PlannedCell
 from leakaudit.sweeping.work import Ended, Job, one_thread
 
-READY = "ready"  # what a process sends first
+READY = "ready"  # the first message of a process
 Items = Sequence[tuple[str, PlannedCell]]
 Stop = Callable[[], bool]
 
 
 def here(job: Job, items: Items, stop: Stop) -> Iterator[Ended]:
-    """Work in this process, without another one.
+    """Compute cells in this process.
 
     Args:
-        job: What is done with a cell.
+        job: Computes a cell.
         items: Cells with their keys.
-        stop: Asked before a cell begins; true ends the work.
+        stop: Called before each cell; true ends the work.
     """
     for key, cell in items:
         if stop():
@@ -41,18 +41,18 @@ def here(job: Job, items: Items, stop: Stop) -> Iterator[Ended]:
 
 
 def processes(job: Job, items: Items, workers: int, stop: Stop) -> Iterator[Ended]:
-    """Yield how each cell ended, as soon as it has.
+    """Compute cells in several processes, and yield how each one ended as soon as it has.
 
-    A process that dies takes the cell that it held with it, and another one is started.
+    If a process dies, its current cell is lost and another process is started.
 
     Args:
-        job: What is done with a cell.
+        job: Computes a cell.
         items: Cells with their keys.
-        workers: Most processes at a time.
-        stop: Asked before a cell begins; true ends the work.
+        workers: Largest number of processes at a time.
+        stop: Called before each cell; true ends the work.
 
     Raises:
-        LeakauditError: No process can start.
+        LeakauditError: A process cannot start.
     """
     waiting = list(items)[::-1]
     pool = [_Worker(k, job) for k in range(min(workers, len(items)))]
@@ -67,7 +67,7 @@ def processes(job: Job, items: Items, workers: int, stop: Stop) -> Iterator[Ende
                     if waiting and not stop():
                         pool[worker.number] = _Worker(worker.number, job)
                     continue
-                # The next cell goes out before this result is passed on, so that nobody waits.
+                # Send the next cell before passing on this result, so that no worker waits.
                 worker.give(waiting.pop() if waiting and not stop() else None)
                 if received != READY:
                     yield received
@@ -77,14 +77,14 @@ def processes(job: Job, items: Items, workers: int, stop: Stop) -> Iterator[Ende
 
 
 def parallel(job: Job, items: Items, workers: int, stop: Stop, name: str | None) -> Iterator[Ended]:
-    """Work through joblib.
+    """Compute cells with joblib.
 
     Args:
-        job: What is done with a cell.
+        job: Computes a cell.
         items: Cells with their keys.
         workers: Number of joblib's workers.
-        stop: Asked before a cell is handed over; true passes it over.
-        name: Of joblib's backend, None for that of a `joblib.parallel_config` around this call.
+        stop: Called before a cell is submitted; true skips it.
+        name: Name of joblib's backend, None for that of a surrounding `joblib.parallel_config`.
 
     Raises:
         LeakauditError: joblib is not installed, or the backend cannot be used.
@@ -93,7 +93,7 @@ def parallel(job: Job, items: Items, workers: int, stop: Stop, name: str | None)
         import joblib
     except ImportError:
         raise LeakauditError(
-            "backend joblib: it is not installed; pip install 'leakaudit[sweep]'"
+            "backend joblib: joblib is not installed; run pip install 'leakaudit[sweep]'"
         ) from None
     chosen = {"backend": name} if name else {}
     try:
@@ -107,7 +107,7 @@ def parallel(job: Job, items: Items, workers: int, stop: Stop, name: str | None)
 
 
 class _Worker:
-    """One process and its channel. held: the cell that it works on."""
+    """One process and its connection; `held` is the cell that it works on."""
 
     def __init__(self, number: int, job: Job) -> None:
         context = forks.context()
@@ -123,18 +123,18 @@ class _Worker:
         theirs.close()
 
     def give(self, item: tuple[str, PlannedCell] | None) -> None:
-        """Hand over a cell, or nothing more, which ends the process."""
+        """Send a cell, or None, which ends the process."""
         self.started = True
         self.held = item
         try:
             self.channel.send(item)
         except (BrokenPipeError, ConnectionError):
-            return  # it died; the next wait on its channel tells so
+            return  # it died; the next wait on its connection detects this
         if item is None:
             self.alive = False
 
     def died(self) -> Iterator[Ended]:
-        """Yield the cell that was lost; raise LeakauditError if the process never began."""
+        """Yield the cell that was lost; raise LeakauditError if the process never started."""
         self.alive = False
         self.process.join()
         code = self.process.exitcode or 0
@@ -142,17 +142,17 @@ class _Worker:
         if code < 0:
             how = f"signal {-code} ({signal.Signals(-code).name})"
         if not self.started:
-            guard = "a script that starts a sweep does so below if __name__ == '__main__'"
-            raise LeakauditError(f"sweep: a worker could not start, it ended with {how}; {guard}")
+            guard = "a script must start a sweep below if __name__ == '__main__'"
+            raise LeakauditError(f"sweep: a worker could not start (it ended with {how}); {guard}")
         if self.held is not None:
             says = (
-                f"its process ended with {how}, out of memory perhaps; "
-                "run the sweep again to try it again"
+                f"its process ended with {how}, possibly out of memory; "
+                "run the sweep again to retry it"
             )
             yield Ended(self.held[0], DIED, says, 0.0, 0.0, self.number)
 
     def end(self) -> None:
-        """Leave no process behind."""
+        """End the process."""
         if self.held is not None and self.process.is_alive():
             self.process.kill()
         self.channel.close()
@@ -165,9 +165,9 @@ def _serve(
     number: int,
     environment: Mapping[str, str],
 ) -> None:
-    """Work until told to end, or until the process that planned has ended.
+    """Compute cells until the end is requested, or until the planning process has ended.
 
-    `environment` is that of the planning process, perhaps newer than the fork's.
+    `environment` is that of the planning process, which may be newer than that of the fork.
     """
     os.environ.update({**environment, **forks.ONE_THREAD})
     threading.Thread(target=_end_with, args=(parent_process(),), daemon=True).start()
@@ -181,7 +181,7 @@ def _serve(
 
 
 def _end_with(parent: BaseProcess) -> None:
-    """Wait for the end of the parent, then end at once: a file half-way is not in its place yet."""
+    """Wait for the end of the parent, then exit immediately; partial files are not yet in place."""
     parent.join()
     os._exit(1)
 

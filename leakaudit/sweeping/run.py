@@ -1,4 +1,4 @@
-"""One sweep, from its plan to a folder with a result per cell, a record, a figure and a report."""
+"""A sweep, from its plan to a folder with a result per cell, a record, a figure and a report."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ Items = Sequence[tuple[str, PlannedCell]]
 
 @dataclass(frozen=True)
 class SweepOptions:
-    """How a sweep is worked on; nothing here changes a result.
+    """How a sweep is run; none of these options changes a result.
 
     Attributes:
-        workers: Number of processes; 0 works in this one, None starts one per processor.
+        workers: Number of processes; 0 uses this process, None starts one per processor.
         backend: ``process``, ``joblib`` or ``joblib:NAME``.
-        shard: (i, n) for the i-th of n parts, from 1.
-        again: Whether to try failed cells once more.
-        data_root: Where torchvision's data sets lie.
-        download: Whether data sets may be fetched.
+        shard: (i, n) for the i-th of n parts, counted from 1.
+        again: Whether to retry failed cells.
+        data_root: Folder of torchvision's data sets.
+        download: Whether data sets may be downloaded.
         trusted: Whether a model may be code outside leakaudit.
     """
 
@@ -50,7 +50,7 @@ class SweepOptions:
         if not 1 <= i <= n:
             raise LeakauditError(f"--shard: expected I/N with 1 <= I <= N, got {i}/{n}")
         if self.workers is not None and self.workers < 0:
-            raise LeakauditError(f"--workers: expected a whole number from 0, got {self.workers}")
+            raise LeakauditError(f"--workers: expected an integer >= 0, got {self.workers}")
         if self.backend != "process" and self.backend.partition(":")[0] != "joblib":
             raise LeakauditError(
                 f"--backend: expected process, joblib or joblib:NAME, got {self.backend!r}"
@@ -58,23 +58,23 @@ class SweepOptions:
 
     @property
     def kept(self) -> frozenset[str]:
-        """How a cell ended that is not worked on again."""
+        """The outcomes of cells that are not run again."""
         return frozenset({DONE} if self.again else {DONE, FAILED})
 
     @property
     def processes(self) -> int:
-        """How many to start, 0 to work in this one."""
+        """The number of processes to start, 0 to use this process."""
         return len(os.sched_getaffinity(0)) if self.workers is None else self.workers
 
 
 @dataclass
 class Swept:
-    """How a sweep went.
+    """The outcome of a sweep.
 
     Attributes:
         cells: Number of cells of this part.
-        skipped: Number of those that had a result before.
-        troubles: What each cell without a result is called, and why it has none.
+        skipped: Number of cells that already had a result.
+        troubles: Name of each cell without a result, and the reason.
         left: Number of cells of this part that were not tried.
         interrupted: Whether Ctrl-C ended the work.
         record: That of results.json, if all parts are in one folder.
@@ -91,16 +91,16 @@ class Swept:
 def sweep(plan: SweepPlan, folder: Path, options: SweepOptions) -> Swept:
     """Run the cells that have no result yet, then write results.json, sweep.png and report.md.
 
-    A part of several only writes its cells; `merge` puts the parts together. Ctrl-C and the
-    deadline of `progress.watching` end the work, and the same call goes on from there.
+    One of several parts only writes its cells; `merge` combines the parts. Ctrl-C and the time
+    limit of `progress.watching` end the work, and the same call resumes it.
 
     Args:
         plan: The sweep.
-        folder: Where results are, and go.
-        options: How to work on it.
+        folder: Folder of the results, old and new.
+        options: How to run it.
 
     Raises:
-        LeakauditError: The plan or the folder cannot be used; nothing has run then.
+        LeakauditError: The plan or the folder cannot be used; nothing is run in that case.
     """
     planned = Planned(plan, cells.versions())
     store = Store(folder)
@@ -132,12 +132,12 @@ def sweep(plan: SweepPlan, folder: Path, options: SweepOptions) -> Swept:
 def remaining(
     mine: dict[str, PlannedCell], known: Mapping[str, Status], options: SweepOptions
 ) -> list[tuple[str, PlannedCell]]:
-    """Return the cells that are still worked on.
+    """Return the cells that remain to be run.
 
     Args:
         mine: All cells of this part, by key.
         known: How cells ended.
-        options: Which of them are worked on again.
+        options: Decides which of them are run again.
 
     Returns:
         Keys and cells.
@@ -146,11 +146,11 @@ def remaining(
 
 
 def plan_of_first(mine: dict[str, PlannedCell], options: SweepOptions) -> recording.Plan:
-    """Plan the recording of the first cell, which fails early if data or model cannot be had.
+    """Plan the recording of the first cell, to fail early if data or model are not available.
 
     Args:
         mine: All cells of this part, by key.
-        options: Where data come from.
+        options: Specifies the source of the data.
 
     Returns:
         The plan of the recording.
@@ -165,7 +165,7 @@ def plan_of_first(mine: dict[str, PlannedCell], options: SweepOptions) -> record
 
 
 def _run(store: Store, mine: dict[str, PlannedCell], todo: Items, options: SweepOptions) -> None:
-    """Work on cells, and keep their timings and what only this process knows of those that died."""
+    """Run cells, and store their timings and the failures of cells whose process died."""
     job = Job(store.folder.absolute(), options.data_root, options.download, options.trusted)
     shard = f"{options.shard[0]}-of-{options.shard[1]}"
     done = len(mine) - len(todo)
@@ -186,7 +186,7 @@ def _run(store: Store, mine: dict[str, PlannedCell], todo: Items, options: Sweep
 
 
 def _work(job: Job, todo: Items, options: SweepOptions) -> Iterator[Ended]:
-    """Choose who works on the cells."""
+    """Run the cells with the chosen backend."""
     if not todo:
         return iter(())
     workers = options.processes
@@ -201,7 +201,7 @@ def _work(job: Job, todo: Items, options: SweepOptions) -> Iterator[Ended]:
 def part(keyed: dict[str, PlannedCell], shard: tuple[int, int]) -> dict[str, PlannedCell]:
     """Return the i-th of n parts.
 
-    It has every n-th cell in the order of the hashes, so that no part has only one attack.
+    It consists of every n-th cell in the order of the keys, so that attacks are spread over parts.
 
     Args:
         keyed: All cells by key.
@@ -213,5 +213,5 @@ def part(keyed: dict[str, PlannedCell], shard: tuple[int, int]) -> dict[str, Pla
     i, n = shard
     chosen = {*sorted(keyed)[i - 1 :: n]}
     if not chosen:
-        raise LeakauditError(f"--shard {i}/{n}: there are only {len(keyed)} cells")
+        raise LeakauditError(f"--shard: expected at most {len(keyed)} parts, got {i}/{n}")
     return {key: cell for key, cell in keyed.items() if key in chosen}

@@ -1,8 +1,8 @@
 """A sweep's folder: plan.json, one file per cell, and timings.
 
-Timings are kept apart from results, so that results are the same whenever they were made. Every
-file but the timings appears whole or not at all; the timings are one line per cell, and a line that
-was cut short is passed over.
+Timings are stored separately from results, so that results do not depend on when they were
+computed. Every file except the timings is written atomically; the timings have one line per cell,
+and incomplete lines are ignored.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Planned:
 
     @property
     def digest(self) -> str:
-        """Digest of both: folders with the same one can be merged."""
+        """Digest of both: folders with the same digest can be merged."""
         return digest({"plan": tables.to_json(self.plan), "versions": dict(self.versions)})
 
     @cached_property
@@ -61,13 +61,13 @@ class Store:
     """One folder of a sweep.
 
     Attributes:
-        folder: Where it is.
+        folder: Its path.
     """
 
     folder: Path
 
     def begin(self, planned: Planned) -> None:
-        """Write the plan; results of cells that an earlier plan had too are kept and found again.
+        """Write the plan; results of cells that an earlier plan shares are kept and reused.
 
         Args:
             planned: The plan.
@@ -84,14 +84,14 @@ class Store:
         """Return what `begin` wrote.
 
         Raises:
-            LeakauditError: The folder holds no sweep.
+            LeakauditError: The folder does not contain a sweep.
         """
         path = self.folder / PLAN
         found = _read(path, PlanFile, "expected the folder of a sweep, with its plan.json")
         return Planned(tables.of_json(found.plan), found.versions)
 
     def save(self, key: str, result: CellResult) -> None:
-        """Keep the result of one cell.
+        """Store the result of one cell.
 
         Args:
             key: Its name.
@@ -100,7 +100,7 @@ class Store:
         _write(self._file(key), result)
 
     def load(self, key: str) -> CellResult | None:
-        """Return the result of a cell, None if it is not there.
+        """Return the result of a cell, None if it does not exist.
 
         Args:
             key: Its name.
@@ -114,9 +114,9 @@ class Store:
         return _read(path, CellResult, "expected the result of a cell")
 
     def statuses(self, keys: Iterable[str]) -> dict[str, Status]:
-        """Return how the cells ended that are there.
+        """Return how the stored cells ended.
 
-        A damaged file counts as none, and is written anew.
+        A damaged file is ignored and will be written again.
 
         Args:
             keys: Names of cells.
@@ -132,7 +132,7 @@ class Store:
         return found
 
     def clean(self, keys: Iterable[str]) -> None:
-        """Remove what a process that was killed left of these cells' files.
+        """Remove partial files of these cells that a killed process left behind.
 
         Args:
             keys: Names of cells.
@@ -143,7 +143,7 @@ class Store:
                 path.unlink(missing_ok=True)
 
     def explain(self, key: str, text: str | None) -> None:
-        """Keep the traceback of a cell that failed, or remove that of an earlier try.
+        """Store the traceback of a failed cell, or remove that of an earlier attempt.
 
         Args:
             key: The cell's name.
@@ -160,8 +160,8 @@ class Store:
         """Append the timing of one cell in one write.
 
         Args:
-            shard: The part of the sweep, which has a file of its own.
-            timing: Of the cell.
+            shard: The part of the sweep, which has its own file.
+            timing: Timing of the cell.
         """
         path = self.folder / f"times-{shard}.jsonl"
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -196,7 +196,7 @@ def _read(path: Path, kind: type[S], expected: str) -> S:
     except OSError as error:
         raise LeakauditError(f"{path}: {expected}: {error.strerror}") from None
     except (ValueError, RecursionError):
-        raise LeakauditError(f"{path}: {expected}, got no JSON") from None
+        raise LeakauditError(f"{path}: {expected}, got invalid JSON") from None
     try:
         return decoded(found, kind)
     except Misfit as error:

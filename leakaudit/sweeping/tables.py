@@ -22,8 +22,8 @@ from leakaudit.results.model import encoded
 from leakaudit.sweeping.plan import SweepPlan
 from leakaudit.trace import Json, Setting
 
-TABLES = ("scenario", "sweep", "audit")  # that one file may have
-ELSEWHERE = ("set", "seed", "states", "curves", "epsilon")  # no axis of `over`
+TABLES = ("scenario", "sweep", "audit")  # tables that a file may have
+ELSEWHERE = ("set", "seed", "states", "curves", "epsilon")  # not allowed as an axis of `over`
 VARY = tuple(f.name for f in fields(Scenario) if f.name not in ELSEWHERE)
 
 # The table [sweep].
@@ -34,7 +34,7 @@ WRITTEN = form(
     "device",
     seeds=Annotated[
         Annotated[int, Meta(ge=1)] | tuple[int, ...],
-        Meta(description="a whole number from 1, or a list of seeds"),
+        Meta(description="an integer >= 1, or a list of seeds"),
     ],
     over=Annotated[Mapping[str, Any], Meta(description="a table of lists")],
     set=Annotated[
@@ -42,7 +42,7 @@ WRITTEN = form(
         Meta(description="tables [sweep.set.NAME], NAME an attack or a victim"),
     ],
 )
-# The plan in JSON, where infinity is a text.
+# The plan in JSON, in which infinity is text.
 STORED = form(
     SweepPlan,
     scenario=dict[str, Any],
@@ -57,13 +57,14 @@ def load(path: Path) -> SweepPlan:
         path: The file, TOML.
 
     Raises:
-        LeakauditError: A key is unknown, in which case the nearest is named, or a value cannot be.
+        LeakauditError: A key is unknown (the message suggests the nearest one), or a value is
+            invalid.
     """
     file = config.read(path, f"sweep {path}")
     if "scenario" in file.values:
         file.known(TABLES)
     if not isinstance(file.values.get("sweep"), dict):
-        raise file.error("expected a table [sweep], which says what varies", "sweep")
+        raise file.error("expected a table [sweep] that defines what varies", "sweep")
     scenario = Scenario.of(
         replace(file.without("sweep"), file=f"scenario {path}", name=f"scenario {path}")
     )
@@ -86,7 +87,7 @@ def _planned(
 def _axes(
     over: Mapping[str, Any],
 ) -> tuple[dict[str, tuple[Setting, ...]], dict[str, dict[str, tuple[Setting, ...]]]]:
-    """Return the axes of all cells, and those in a table of their own, of one attack or victim."""
+    """Return the axes of all cells, and the axes of single attacks or victims."""
     shared = {}
     own = {}
     for key, given in over.items():
@@ -95,13 +96,13 @@ def _axes(
             continue
         shared[key] = _values(given, key)
         if key in ELSEWHERE:
-            says = "does not vary here; seeds, epsilon and set stand in [sweep] itself"
+            says = "cannot vary here; put seeds, epsilon and set into [sweep] itself"
             raise config.Wrong("", says, "over", key)
     return shared, own
 
 
 def with_seed(plan: SweepPlan, seed: int) -> SweepPlan:
-    """Return the same sweep with as many seeds, from another first one.
+    """Return the same sweep with the same number of seeds, but another first seed.
 
     Args:
         plan: The sweep.
@@ -125,7 +126,7 @@ def with_device(plan: SweepPlan, device: str) -> SweepPlan:
 
 
 def to_json(plan: SweepPlan) -> dict[str, Json]:
-    """Return everything that decides the sweep; `of_json` reads it.
+    """Return everything that defines the sweep; `of_json` reads it.
 
     Args:
         plan: The sweep.
@@ -142,7 +143,7 @@ def of_json(values: Any) -> SweepPlan:
         values: Its JSON.
 
     Raises:
-        LeakauditError: It is something else.
+        LeakauditError: It is not the plan of a sweep.
     """
     try:
         plan = decoded(values, STORED)
@@ -155,9 +156,9 @@ def of_json(values: Any) -> SweepPlan:
 
 
 def _values(given: Any, *at: str) -> tuple[Setting, ...]:
-    """Return the values of an axis: words, numbers, true or false, all different."""
+    """Return the values of an axis: distinct words, numbers or Booleans."""
     if not _are_values(given):
-        expected = "expected a list of different words or finite numbers"
+        expected = "expected a list of distinct words or finite numbers"
         raise config.Wrong("", f"{expected}, got {given!r:.60}", "over", *at)
     return tuple(given)
 

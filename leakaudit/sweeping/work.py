@@ -1,4 +1,4 @@
-"""One cell, from its configuration to what its result file holds."""
+"""The computation of one cell, from its configuration to the content of its result file."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Ended:
 
     Attributes:
         key: The cell's name.
-        status: How.
+        status: Its outcome.
         says: Why it has no result, empty if it has one.
         seconds: Wall-clock time.
         cpu: Processor time in seconds.
@@ -54,10 +54,10 @@ class Ended:
 
 @dataclass(frozen=True)
 class Job:
-    """What every worker does with a cell: run it, and write its result.
+    """The task of every worker: run a cell, and write its result.
 
     Attributes:
-        folder: Where results go.
+        folder: Folder of the results.
         data_root: Where torchvision's data sets lie.
         download: Whether data sets may be fetched.
         trusted: Whether a model may be code outside leakaudit.
@@ -69,7 +69,7 @@ class Job:
     trusted: bool = False
 
     def __call__(self, key: str, cell: PlannedCell) -> Ended:
-        """Run one cell; whatever it raises is its result.
+        """Run one cell; if it raises an error, the error is stored as its result.
 
         Args:
             key: Its name.
@@ -104,7 +104,7 @@ class Job:
             cell: The cell.
 
         Returns:
-            Constants, findings, and why nothing is known of other nodes, with what these score.
+            Constants, findings, and the reasons and scores of nodes without a reconstruction.
         """
         ready, constants = self._ready(cell)
         recorder = recording.record(ready, None)
@@ -134,7 +134,7 @@ class Job:
         )
 
     def _ready(self, cell: PlannedCell) -> tuple[recording.Plan, Mapping[str, Setting]]:
-        """Return the recording's plan, and the constants by which its epsilon was set."""
+        """Return the recording's plan, and the constants that set its epsilon."""
         plan = cell.plan
         if cell.epsilon is None:
             made = recording.plan(
@@ -151,8 +151,8 @@ class Job:
 
 
 def _finding(leak: GradientLeak, found: Reconstruction, scored: Score) -> CellFinding:
-    """Return one reconstruction as the file of a cell holds it."""
-    whole = findings.entry(leak, found, scored)
+    """Return one reconstruction in the form in which the file of a cell stores it."""
+    whole = findings.finding(leak, found, scored)
     return CellFinding(
         node=whole.node,
         adversary=whole.adversary,
@@ -168,7 +168,7 @@ def _finding(leak: GradientLeak, found: Reconstruction, scored: Score) -> CellFi
 
 
 def _missed(node: int, cell: PlannedCell, truth: Truth) -> Scores:
-    """Return the scores of a node from which nothing came back."""
+    """Return the scores of a node without a reconstruction."""
     scored = findings.scores(nothing(node, cell.attack, truth))
     if scored is None:
         raise LeakauditError(f"node {node} has no records in the truth")
@@ -176,7 +176,7 @@ def _missed(node: int, cell: PlannedCell, truth: Truth) -> Scores:
 
 
 def failure(cell: PlannedCell, status: Status, says: str) -> CellResult:
-    """Return the result of a cell that has none.
+    """Return the entry of a cell that failed.
 
     Args:
         cell: The cell.
@@ -198,7 +198,7 @@ def failure(cell: PlannedCell, status: Status, says: str) -> CellResult:
 def _attacked(
     cell: PlannedCell, fit: Sequence[GradientLeak], task: Task
 ) -> list[attacking.Settled]:
-    """Return what the attack made of the leaks, in their order."""
+    """Return the reconstructions from the leaks, in their order."""
     random = [seeds.generator(cell.scenario.seed, leak.node) for leak in fit]
     settings = {} if cell.attack == "auto" else dict(cell.settings)
     made = attacking.attack_together(fit, task, cell.attack, random, **settings)
@@ -227,5 +227,5 @@ def _usable(
 
 
 def one_thread() -> None:
-    """Let this process compute on one thread."""
+    """Limit this process to one thread."""
     torch.set_num_threads(1)

@@ -1,1 +1,1 @@
-"""What is trained: models, losses, data, and their gradients in closed form."""
+"""Training tasks: models, losses, data, and gradients in closed form."""

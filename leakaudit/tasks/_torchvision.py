@@ -1,4 +1,4 @@
-"""The two optional imports that need care, both lazy: torchvision beside a CPU torch, and lpips."""
+"""Lazy imports of two optional packages: torchvision, also with a CPU build of torch, and lpips."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from leakaudit.errors import LeakauditError
 
 _BROKEN = "operator torchvision::nms does not exist"
 _SCHEMAS = ("nms", "qnms")
-_kept: list[torch.library.Library] = []  # a schema lives as long as its library object
+_kept: list[torch.library.Library] = []  # a schema exists as long as its library object
 
 
 def torchvision() -> ModuleType:
-    """Return torchvision; if it was built for another torch, with two operator schemas declared.
+    """Return torchvision; declare two operator schemas if it was built for another torch.
 
     A torchvision whose compiled operators do not load raises ``operator torchvision::nms does not
     exist`` on import. Once the schemas exist, models, data sets and transforms work; `ops.nms` and
@@ -29,13 +29,13 @@ def torchvision() -> ModuleType:
 
 
 def lpips() -> ModuleType:
-    """Return lpips, which imports torchvision and therefore needs the same care."""
+    """Return lpips, which imports torchvision and therefore may need the same schemas."""
     _load("torchvision")
     return _load("lpips")
 
 
 def shimmed() -> bool:
-    """Tell whether torchvision runs with declared schemas, for the provenance of a result."""
+    """Return whether torchvision runs with declared schemas, for the provenance of a result."""
     return bool(_kept) and "torchvision" in sys.modules
 
 
@@ -44,15 +44,15 @@ def _load(name: str) -> ModuleType:
         return importlib.import_module(name)
     except ImportError as error:
         raise LeakauditError(
-            f"{name} is needed here and cannot be imported ({error}); "
+            f"{name} is required and cannot be imported ({error}); "
             f"install it with 'pip install {name}'"
         ) from error
     except RuntimeError as error:
         if _kept or str(error) != _BROKEN:
             raise LeakauditError(
-                f"{name} does not fit torch {torch.__version__}: {error}"
+                f"{name} is not compatible with torch {torch.__version__}: {error}"
             ) from error
-    # What the failed import left behind would hide the second attempt.
+    # Remove what the failed import left behind, so that a second attempt imports again.
     for key in list(sys.modules):
         if key.partition(".")[0] == "torchvision":
             del sys.modules[key]

@@ -1,9 +1,9 @@
-"""What is known in closed form about each activation: its derivatives and its inverse.
+"""Closed formulas of each activation: its derivatives and its inverse.
 
-One table for three readers. Gradients of fully connected stacks need the slope from the output,
-which they keep anyway; gradients that are differentiated again need both derivatives from the
-input; taking a network apart layer by layer needs the inverse. An activation may lack some of the
-three.
+The table has three uses. Gradients of fully connected stacks need the slope as a function of the
+output, which they store anyway; gradients that are differentiated again need both derivatives as
+functions of the input; inverting a network layer by layer needs the inverse. An activation may lack
+some of the three.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from torch import Tensor, nn
 
 from leakaudit.tasks.smoothed_relu import Rounded
 
-# Outputs of ReLU below this share of the largest one count as zero. The inverse is applied to
+# Outputs of ReLU below this fraction of the largest one count as zero. The inverse is applied to
 # values solved in float64: this is nine orders of magnitude above their rounding. A choice.
 ZERO = 1e-7
-# The same share in multiples of the values' own relative error, if that is larger. A choice.
+# The same fraction in multiples of the values' own relative error, if that is larger. A choice.
 ZERO_ERRORS = 20
-# Least distance of an output of sigmoid or tanh from its limits, so that the inverse stays finite:
+# Minimum distance of an output of sigmoid or tanh from its limits, so the inverse stays finite:
 # at most 28 for sigmoid and 14 for tanh. A choice.
 INSIDE = 1e-12
 
@@ -31,11 +31,11 @@ Bends = tuple[Tensor, Tensor | None, Tensor | None]
 
 @dataclass(frozen=True, eq=False)
 class Inverse:
-    """What an activation's output reveals about its input z.
+    """The information in an activation's output about its input z.
 
     Attributes:
         value: Estimate of z.
-        known: Whether z has this value, bool; if not, z is at most 0.
+        known: Whether z has this value, bool; otherwise z is at most 0.
         trust: Weight of an error of the output in z, at most 1.
         slope: s'(z).
     """
@@ -48,13 +48,13 @@ class Inverse:
 
 @dataclass(frozen=True)
 class Activation:
-    """Formulas of one activation a = s(z), applied entry by entry; None for one that is not known.
+    """Elementwise formulas of one activation a = s(z); None for an unknown one.
 
     Attributes:
-        slope: From a to s'(z).
-        bends: From the module and z to s(z), s'(z) and s''(z); None in place of a second derivative
+        slope: Maps a to s'(z).
+        bends: Maps the module and z to s(z), s'(z) and s''(z); None in place of a second derivative
             of zero.
-        undo: From the module, a and the relative error of a to its `Inverse`.
+        undo: Maps the module, a and the relative error of a to its `Inverse`.
     """
 
     slope: Callable[[Tensor], Tensor] | None = None

@@ -1,4 +1,4 @@
-"""From a `TaskSpec` to a torch module: reject what does not fit, build it, inspect the result."""
+"""From a `TaskSpec` to a torch module: reject invalid specs, build the module and inspect it."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from leakaudit.tasks.losses import LOSSES
 from leakaudit.tasks.models import MODELS
 from leakaudit.trace import Json, TaskSpec
 
-SETTINGS = ("l2", "bn")  # keys of spec.args that are the task's, not the model's
-# A trace is a stranger's file and may ask for more memory than there is. Both limits are choices: a
-# GiB of float32 parameters, and inputs of 64 MiB.
+SETTINGS = ("l2", "bn")  # keys of spec.args that belong to the task, not to the model
+# A trace may come from a stranger and request more memory than available. Both limits are choices:
+# a GiB of float32 parameters, and inputs of 64 MiB.
 LARGEST_MODEL = 2**28
 LARGEST_INPUT = 2**24
 LinearNames = tuple[str, str | None]
@@ -29,13 +29,13 @@ BatchNorm = nn.modules.batchnorm._BatchNorm
 
 
 def check(spec: TaskSpec) -> None:
-    """Reject a spec that no model could serve; it may come from a stranger's trace.
+    """Reject a spec that no model can implement; it may come from a stranger's trace.
 
     Args:
-        spec: Description of what is trained.
+        spec: Description of the task.
 
     Raises:
-        LeakauditError: The shape, loss, classes, mean or std cannot be.
+        LeakauditError: The shape, loss, classes, mean or std is invalid.
     """
     positive = bool(spec.shape) and all(type(s) is int and s > 0 for s in spec.shape)
     if not positive or math.prod(spec.shape) > LARGEST_INPUT:
@@ -44,15 +44,13 @@ def check(spec: TaskSpec) -> None:
             f"{LARGEST_INPUT} values, got {spec.shape}"
         )
     if spec.loss not in LOSSES:
-        raise LeakauditError(
-            f"task: there is no loss {spec.loss!r}{suggest(str(spec.loss), LOSSES)}"
-        )
+        raise LeakauditError(f"task: unknown loss {spec.loss!r}{suggest(str(spec.loss), LOSSES)}")
     _check_classes(spec)
     for name, values in (("mean", spec.mean), ("std", spec.std)):
         numbers = all(isinstance(v, float | int) and math.isfinite(v) for v in values)
         if len(values) not in {1, spec.shape[0]} or not numbers:
             raise LeakauditError(
-                f"task: expected {name} with one finite entry or one a channel "
+                f"task: expected {name} to have one finite entry, or one per channel "
                 f"of {spec.shape}, got {values}"
             )
     if min(spec.std) <= 0:
@@ -75,10 +73,10 @@ def l2(spec: TaskSpec) -> float:
     """Return the weight of the quadratic regulariser, 0 if the spec has none.
 
     Args:
-        spec: Description of what is trained.
+        spec: Description of the task.
 
     Raises:
-        LeakauditError: The weight is not a number from 0.
+        LeakauditError: The weight is not a number, or negative.
     """
     given = spec.args.get("l2", 0.0)
     try:
@@ -94,33 +92,33 @@ def outputs(spec: TaskSpec) -> int:
     """Return the number of outputs that the loss needs: 1 for ``binary``, one per class otherwise.
 
     Args:
-        spec: Description of what is trained.
+        spec: Description of the task.
     """
     return 1 if spec.loss == "binary" else spec.classes
 
 
 def convex(spec: TaskSpec) -> bool:
-    """Tell whether the loss is convex in the parameters.
+    """Return whether the loss is convex in the parameters.
 
     Args:
-        spec: Description of what is trained.
+        spec: Description of the task.
     """
     return spec.model in MODELS and MODELS[spec.model].convex
 
 
 def module(spec: TaskSpec, generator: Generator, trusted: bool) -> nn.Module:
-    """Build the module in evaluation mode, with batch normalisation as the spec's ``bn`` tells.
+    """Build the module in evaluation mode, with batch normalisation according to the spec's ``bn``.
 
     Args:
-        spec: Description of what is trained.
+        spec: Description of the task.
         generator: Source of the initial parameters.
-        trusted: Whether a ``package.module:factory`` may be imported and called. A spec that was
-            read from a trace is a stranger's text, and calling what it names would execute
+        trusted: Whether a ``package.module:factory`` may be imported and called. A spec read from a
+            trace may come from a stranger, and calling the factory that it names would execute
             arbitrary code.
 
     Raises:
-        LeakauditError: A name or argument is unknown, a factory is not trusted, or a size is beyond
-            reason.
+        LeakauditError: A name or argument is unknown, a factory is not trusted, or a size exceeds
+            the limits.
     """
     args = {k: v for k, v in spec.args.items() if k not in SETTINGS}
     with _global_state_of(generator):
@@ -138,7 +136,7 @@ def module(spec: TaskSpec, generator: Generator, trusted: bool) -> nn.Module:
 
 @contextmanager
 def _global_state_of(generator: Generator) -> Iterator[None]:
-    """Let module constructors draw from `generator`; torch's own state is put back afterwards."""
+    """Let module constructors draw from `generator`; restore torch's own state afterwards."""
     source = generator
     if generator.device.type != "cpu":
         seed = torch.randint(2**62, (), generator=generator, device=generator.device)
@@ -150,13 +148,15 @@ def _global_state_of(generator: Generator) -> Iterator[None]:
 
 
 def _set_batch_norm(spec: TaskSpec, net: nn.Module) -> None:
-    """Let batch normalisation use the batch's statistics unless the spec tells otherwise."""
+    """Make batch normalisation use the batch's statistics unless the spec specifies otherwise."""
     norms = [m for m in net.modules() if isinstance(m, BatchNorm)]
     bn = spec.args.get("bn", "train")
     if bn not in ("train", "eval"):
         raise LeakauditError(f"task: expected bn=train or bn=eval, got {bn!r}")
     if "bn" in spec.args and not norms:
-        raise LeakauditError(f"task: model {spec.model!r} has no batch normalisation; leave bn out")
+        raise LeakauditError(
+            f"task: model {spec.model!r} has no batch normalisation; remove the argument bn"
+        )
     for norm in norms:
         if bn == "train":
             norm.track_running_stats = False
@@ -167,30 +167,30 @@ def _set_batch_norm(spec: TaskSpec, net: nn.Module) -> None:
 
 
 def _refuse_one_value(norm: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-    """Refuse, before torch does, statistics of a single value per channel: the variance is zero."""
+    """Reject, before torch does, statistics of one value per channel: the variance is zero."""
     x = inputs[0]
     if norm.running_mean is None and x.dim() > 1 and x.numel() == x.shape[1]:
         raise LeakauditError(
-            "bn=train has no statistics of one sample on 1x1 maps; "
-            "use two samples a node, larger images or bn=eval"
+            "bn=train cannot compute statistics of one sample on 1x1 maps; "
+            "use two samples per node, larger images or bn=eval"
         )
 
 
 def _refuse_two_names(spec: TaskSpec, net: nn.Module) -> None:
-    """Refuse a layer with parameters that is registered twice."""
+    """Reject a layer with parameters that is registered twice."""
     first_names = dict(net.named_modules())
     for name, m in net.named_modules(remove_duplicate=False):
         has_parameters = next(m.parameters(), None) is not None
         if has_parameters and name not in first_names:
             raise LeakauditError(
                 f"model {spec.model!r}: layer {name!r} is registered under two names, "
-                "which torch.func cannot follow; register it once"
+                "which torch.func does not support; register it once"
             )
 
 
 @dataclass(frozen=True, eq=False)
 class _Call:
-    """One call of a linear layer: whether it saw the network's input itself, and its output."""
+    """One call of a linear layer: whether its input is the network's own, and its output."""
 
     layer: nn.Module
     sees_input: bool
@@ -198,20 +198,20 @@ class _Call:
 
 
 def linear_ends(net: nn.Module, spec: TaskSpec) -> tuple[LinearNames | None, LinearNames | None]:
-    """Find the `nn.Linear` that sees the input, and the one before the loss, by running two inputs.
+    """Find the `nn.Linear` that receives the input, and the one before the loss, by test inputs.
 
-    Both must run once, on parameters of their own; otherwise gradients would be sums over several
-    uses.
+    Each must run exactly once, with parameters of its own; otherwise gradients would be sums over
+    several uses.
 
     Args:
         net: The model.
-        spec: Description of what is trained.
+        spec: Description of the task.
 
     Returns:
-        Names (weight, bias or None) of the first and of the last, None if there is no such layer.
+        Names (weight, bias or None) of the first and of the last; None if there is no such layer.
 
     Raises:
-        LeakauditError: The model does not take the inputs, or gives outputs of another shape.
+        LeakauditError: The model does not accept the inputs, or its outputs have another shape.
     """
     like = next(iter(net.parameters()), torch.empty(0))
     x = torch.rand(2, *spec.shape, generator=Generator().manual_seed(0)).to(like)
@@ -249,14 +249,14 @@ def _watched(
     layers: list[nn.Module],
     look: Callable[[nn.Module, tuple[Tensor, ...], Tensor], None],
 ) -> Tensor:
-    """Run a model on two inputs while `look` sees every call of some layers; check the output."""
+    """Run a model on two inputs, calling `look` for every call of some layers; check the output."""
     hooks = [layer.register_forward_hook(look) for layer in layers]
     try:
         with torch.no_grad():
             out = net(x)
     except Exception as error:  # a user's forward may raise anything
         raise LeakauditError(
-            f"model {spec.model!r} does not take inputs "
+            f"model {spec.model!r} does not accept inputs "
             f"(b, {', '.join(map(str, spec.shape))}): {error}"
         ) from error
     finally:
@@ -272,19 +272,19 @@ def _watched(
 
 
 def _registered(spec: TaskSpec, args: Mapping[str, Json]) -> nn.Module:
-    """Build a model by name; its size is found first, without memory."""
+    """Build a registered model; its size is computed first, without allocating memory."""
     if spec.model not in MODELS:
         raise LeakauditError(
-            f"there is no model {spec.model!r}{suggest(spec.model, MODELS)}; "
-            "or name your own as package.module:factory"
+            f"unknown model {spec.model!r}{suggest(spec.model, MODELS)}; "
+            "name your own model as package.module:factory"
         )
     model = configure(MODELS[spec.model], dict(args))
     with torch.device("meta"):
         size = sum(p.numel() for p in model(spec.shape, outputs(spec)).parameters())
     if size > LARGEST_MODEL:
         raise LeakauditError(
-            f"model {spec.model} would have {size} parameters, at most {LARGEST_MODEL} are built; "
-            "choose smaller layers"
+            f"model {spec.model} would have {size} parameters, but the limit is {LARGEST_MODEL}; "
+            "use smaller layers"
         )
     return model(spec.shape, outputs(spec))
 
@@ -293,8 +293,8 @@ def _own(spec: TaskSpec, args: Mapping[str, Json], trusted: bool) -> nn.Module:
     """Import and call a user's factory."""
     if not trusted:
         raise LeakauditError(
-            f"model {spec.model!r} is code outside leakaudit; "
-            "--trust-model, in Python trusted=True, lets it run"
+            f"model {spec.model!r} is code outside leakaudit; to run it, "
+            "pass --trust-model (in Python trusted=True)"
         )
     factory = _imported(spec)
     offered = {"shape": spec.shape, "classes": spec.classes, "outputs": outputs(spec)}
@@ -308,13 +308,13 @@ def _own(spec: TaskSpec, args: Mapping[str, Json], trusted: bool) -> nn.Module:
         ) from error
     if not isinstance(net, nn.Module):
         raise LeakauditError(
-            f"model {spec.model!r}: expected a torch.nn.Module back, got {type(net).__name__}"
+            f"model {spec.model!r}: expected a torch.nn.Module, got {type(net).__name__}"
         )
     return net
 
 
 def _imported(spec: TaskSpec) -> Callable[..., object]:
-    """Import what a spec's ``package.module:factory`` names."""
+    """Import the function that a spec names as ``package.module:factory``."""
     where, _, name = spec.model.partition(":")
     try:
         factory: object = getattr(importlib.import_module(where), name)

@@ -1,13 +1,13 @@
 """Closed formulas for gradients of many small networks that are differentiated once more.
 
-The second derivatives are those in inputs and labels, as a matching loss needs them.
+The second derivatives are those with respect to inputs and labels, as a matching loss needs them.
 
-A chain z_l = W_l U_l + b_l, a_l = s(z_l) has U_l, the columns of a_{l-1} that each output sees, and
-slopes d_l = dL/dz_l; its gradient in W_l is d_l U_l^T. What a matching loss asks of it is the slope
-in x of <g(x), R> for a fixed R = dLoss/dg. That is the derivative of L along R, so one forward pass
-carries z'_l = R_l U_l + W_l U'_l, and one backward pass m_l = dL'/dz_l (Pearlmutter 1994,
-"R-operator"). Weights are never differentiated twice, and each network's convolution is a product
-of two matrices instead of one group of a large convolution.
+A chain z_l = W_l U_l + b_l, a_l = s(z_l) has U_l, the columns of a_{l-1} that enter each output,
+and slopes d_l = dL/dz_l; its gradient in W_l is d_l U_l^T. A matching loss needs the slope in x of
+<g(x), R> for a fixed R = dLoss/dg. This is the derivative of L along R, so one forward pass carries
+z'_l = R_l U_l + W_l U'_l, and one backward pass m_l = dL'/dz_l (Pearlmutter 1994, "R-operator").
+Weights are never differentiated twice, and each network's convolution is a product of two matrices
+instead of one group of a large convolution.
 
 Layout: n networks come first and b samples third, (n, channels, b, *sides) between convolutions and
 (n, features, b) between linear layers, so that a layer of all networks is one batched matrix
@@ -41,8 +41,8 @@ class Link:
     Attributes:
         module: The layer.
         act: The activation's module, None if there is none.
-        weight: Where the weight lies in the flat parameters.
-        bias: Where the bias lies in the flat parameters, None for a layer without one.
+        weight: Position of the weight in the flat parameters.
+        bias: Position of the bias in the flat parameters, None for a layer without one.
         before: Shape of an input without the batch, channels or features first.
         after: Shape of an output without the batch, channels or features first.
     """
@@ -78,20 +78,20 @@ class Link:
         return z.add_(flat[:, self.bias, None])
 
     def columns(self, a: Tensor) -> Tensor:
-        """Gather what each output sees of the input, the U of the module's docstring.
+        """Gather the inputs of each output: the U of the module's docstring.
 
         Args:
             a: Inputs (n, channels, b, *sides) or (n, features, b).
 
         Returns:
-            Columns (n, length, b * outputs per channel); the length is the number of weights of an
+            Columns (n, length, b * outputs per channel); the length is the number of weights per
             output.
         """
         m = self.module
         if not isinstance(m, nn.Conv2d):
             return a if a.dim() == 3 else a.movedim(2, -1).flatten(1, -2)
-        # The patches overlap; a view with repeated strides shows them all, and the reshape copies
-        # them once.
+        # The patches overlap; a view with repeated strides contains them all, and the reshape
+        # copies them once.
         kernel_y, kernel_x = m.kernel_size
         step_y, step_x = m.stride
         apart_y, apart_x = m.dilation
@@ -115,7 +115,7 @@ class Link:
         return seen.reshape(n, channels * kernel_y * kernel_x, -1)
 
     def back(self, columns: Tensor) -> Tensor:
-        """Sum what belongs to the same input: the transpose of `columns`.
+        """Sum the values of each input over its columns: the transpose of `columns`.
 
         Args:
             columns: Values (n, length, b * outputs per channel).
@@ -140,7 +140,7 @@ class Link:
         return together.transpose(1, 2)
 
     def image(self, z: Tensor) -> Tensor:
-        """Give outputs of a convolution their sides back.
+        """Restore the sides of a convolution's outputs.
 
         Args:
             z: Values (n, channels, b * outputs per channel).
@@ -172,7 +172,7 @@ class Link:
 
 @dataclass(frozen=True, eq=False)
 class Forward:
-    """What a forward pass leaves for the backward passes.
+    """Results of a forward pass that the backward passes need.
 
     Attributes:
         out: Outputs (n, classes, b).
@@ -189,7 +189,7 @@ class Forward:
 
 @dataclass(frozen=True, eq=False)
 class Chain:
-    """A network of layers and activations in a row.
+    """A sequence of layers and activations.
 
     Attributes:
         links: The layers in order.
@@ -201,11 +201,11 @@ class Chain:
 
     @classmethod
     def of(cls, module: nn.Module, layout: Layout, shape: tuple[int, ...]) -> Chain | None:
-        """Read the chain off a plain ``Sequential``.
+        """Extract the chain from a plain ``Sequential``.
 
         Args:
             module: Any module.
-            layout: Where the trained parameters lie in the flat vector.
+            layout: Positions of the trained parameters in the flat vector.
             shape: Shape of an input, without the batch.
 
         Returns:
@@ -242,7 +242,7 @@ class Chain:
             thetas: Parameters of n networks (n, d).
             x: Normalised inputs (n, b, *shape).
             y: Labels (n, b), or (n, b, classes).
-            error: From the outputs (n, b, classes) and y to the slope of the loss in the outputs.
+            error: Maps the outputs (n, b, classes) and y to the slope of the loss in the outputs.
 
         Returns:
             Gradients (n, d).
@@ -271,7 +271,7 @@ class Chain:
 
 
 class _Gradients(torch.autograd.Function):
-    """Gradients by one pass up and one down; their own slopes by a second pass of both, along R."""
+    """Gradients by one forward and one backward pass; their slopes by a second pair, along R."""
 
     @staticmethod
     def forward(
@@ -285,7 +285,7 @@ class _Gradients(torch.autograd.Function):
         falls = []  # dL/da_l, the same without the activation's slope
         for k in reversed(range(len(chain.links))):
             link, d = chain.links[k], slopes[-1]
-            # dL/dW_l = d_l U_l^T. A product straight into strided memory would go matrix by matrix.
+            # dL/dW_l = d_l U_l^T. A product directly into strided memory would run per matrix.
             found[:, link.weight] = torch.bmm(d, up.columns[k].mT).flatten(1)
             if link.bias is not None:
                 torch.sum(d, 2, out=found[:, link.bias])
@@ -309,7 +309,7 @@ class _Gradients(torch.autograd.Function):
         thetas, y, out, *kept = ctx.saved_tensors
         columns, first, second, slopes, falls = (kept[k * n : (k + 1) * n] for k in range(5))
 
-        # Up: z'_l = R_l U_l + r_l + W_l U'_l with r_l the part of R in the bias, and U'_l the
+        # Forward: z'_l = R_l U_l + r_l + W_l U'_l with r_l the part of R in the bias, and U'_l the
         # columns of a'_{l-1} = s'(z_{l-1}) z'_{l-1}.
         moved = list[Tensor]()
         for k, link in enumerate(links):
@@ -319,7 +319,7 @@ class _Gradients(torch.autograd.Function):
                 along.baddbmm_(link.weights(thetas), link.columns(up))
             moved.append(along)
 
-        # Down: dL'/da_{l-1} = R_l^T d_l + W_l^T m_l, with both products in one, and
+        # Backward: dL'/da_{l-1} = R_l^T d_l + W_l^T m_l, with both products in one, and
         # m_{l-1} = s'(z_{l-1}) dL'/da_{l-1} + s''(z_{l-1}) z'_{l-1} dL/da_{l-1}.
         m, slope_y = _bent(ctx.error, out, y, moved[-1].mT)
         for k in reversed(range(n)):
@@ -348,19 +348,19 @@ def _bent(error: Error, out: Tensor, y: Tensor, along: Tensor) -> tuple[Tensor, 
 
 
 def _pads(m: nn.Conv2d) -> tuple[int, int]:
-    """Return the zeros on each side."""
+    """Return the zero padding on each side."""
     assert not isinstance(m.padding, str)
     return m.padding[0], m.padding[1]
 
 
 def _flattens_all(part: sequential.Part) -> bool:
-    """Return whether a part, if it flattens, leaves only the batch as it is."""
+    """Return whether a part, if it flattens, keeps only the batch dimension."""
     m = part.module
     return not isinstance(m, nn.Flatten) or (m.start_dim, m.end_dim) == (1, -1)
 
 
 def _after(m: nn.Module, shape: tuple[int, ...], flat: bool) -> tuple[int, ...] | None:
-    """Return the shape of a layer's output, None if a chain may not have the layer.
+    """Return the shape of a layer's output; None if a chain cannot contain the layer.
 
     Args:
         m: A layer with weights.

@@ -1,4 +1,4 @@
-"""Data sets and how their records are dealt out to the nodes."""
+"""Data sets, and the distribution of their records to the nodes."""
 
 from __future__ import annotations
 
@@ -17,17 +17,15 @@ from leakaudit.tasks.data_files import Records
 from leakaudit.trace import Json, TaskSpec
 
 NAMES = {
-    "faces": (
-        "100 faces, 25x25 gray, each a class of its own (scikit-image, no download); the default"
-    ),
-    "faces-detect": "100 faces and 100 other cut-outs, 25x25 gray (scikit-image, no download)",
+    "faces": ("100 faces, 25x25 gray, one class per face (scikit-image, no download); the default"),
+    "faces-detect": "100 faces and 100 other crops, 25x25 gray (scikit-image, no download)",
     "photos": "32x32 RGB tiles of six photographs (scikit-image, no download)",
-    "mnist": "MNIST, below --data-root",
-    "fashion": "Fashion-MNIST, below --data-root",
-    "cifar10": "CIFAR-10, below --data-root",
+    "mnist": "MNIST, in the folder --data-root",
+    "fashion": "Fashion-MNIST, in the folder --data-root",
+    "cifar10": "CIFAR-10, in the folder --data-root",
     "gaussians": "two Gaussians in the plane, 1000 records; gaussians:N for another number",
     "npz:FILE": "arrays x (n, h, w[, c]) uint8 or (n, p), and y (n,)",
-    "images:FOLDER": "PNG or JPEG files of one size; subfolders are classes",
+    "images:FOLDER": "PNG or JPEG files of the same size; subfolders are classes",
     "libsvm:FILE": "LIBSVM text, plain, .bz2 or .gz",
 }
 FILES = {
@@ -37,23 +35,23 @@ FILES = {
 }
 MOST_GAUSSIANS = 10_000_000  # records, 80 MB of features; a choice
 SPLITS = re.compile(r"(iid)|classes:(\d{1,6})|dirichlet:(\d*\.?\d+(?:e-?\d+)?)")
-# Attempts to deal exact numbers of classes. Nodes choose freely in all but the last, which takes
-# the fullest classes first and therefore fits more often. A choice.
+# Attempts to assign exact numbers of classes. Nodes choose freely in all but the last, in which
+# they choose the largest classes first, which succeeds more often. A choice.
 ATTEMPTS = 20
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Records with what a task needs to know about them.
+    """Records, with the properties that a task needs.
 
     Attributes:
         x: (s, *shape) float32, images (c, h, w) in [0, 1] or features (p,).
         y: (s,) int64 classes 0..classes-1, or float32 targets.
-        name: As a user writes it, without folders.
+        name: As written by the user, without folders.
         classes: Number of classes, 1 for targets.
         levels: 255 if x is k/255, else 0.
         labels: Names of the classes, may be empty.
-        mean: The model sees (x - mean) / std; 0.5 per channel for images, 0 for features.
+        mean: The model receives (x - mean) / std; 0.5 per channel for images, 0 for features.
         std: 0.5 per channel for images, 1 for features.
     """
 
@@ -83,7 +81,7 @@ class Dataset:
         Args:
             model: Registered name, or ``package.module:factory``.
             args: The model's arguments, None for its defaults.
-            loss: The loss. None takes ``squared`` for real targets and for model ``linear``,
+            loss: The loss. None selects ``squared`` for real targets and for model ``linear``,
                 ``binary`` for ``logistic`` on two classes, else ``cross_entropy``.
         """
         if loss is None:
@@ -116,8 +114,8 @@ def load(
 
     Args:
         name: One of `NAMES`.
-        root: Where torchvision's data sets lie.
-        download: Whether anything may be fetched; never by default.
+        root: Folder of torchvision's data sets.
+        download: Whether anything may be downloaded; never by default.
         generator: Source of randomness for ``gaussians``.
 
     Raises:
@@ -126,7 +124,7 @@ def load(
     kind, rest = _parts(name)
     if kind in FILES and kind != name:
         path = Path(rest).expanduser()
-        shown = f"{kind}:{path.name}"  # the folders above it are nobody's business
+        shown = f"{kind}:{path.name}"  # without the folders, which are private
         return _dataset(shown, FILES[kind](path))
     if re.fullmatch(r"gaussians(:\d{1,9})?", name):
         count = int(rest or 1000)
@@ -139,32 +137,32 @@ def load(
         return _dataset(name, data_sources.photos(download))
     if name in data_sources.TORCHVISION:
         return _dataset(name, data_sources.from_torchvision(name, root, download))
-    raise LeakauditError(f"there is no data set {name!r}{suggest(name, NAMES)}")
+    raise LeakauditError(f"unknown data set {name!r}{suggest(name, NAMES)}")
 
 
 def is_public(name: str) -> bool:
-    """Whether everybody has a data set, so that its name tells nothing of a user's files.
+    """Return whether a data set is public, so that its name reveals nothing about a user's files.
 
     Args:
-        name: As a user writes it, such as ``gaussians:200`` or ``npz:FILE``.
+        name: As written by the user, such as ``gaussians:200`` or ``npz:FILE``.
     """
     kind, rest = _parts(name)
     return kind in NAMES and (not rest or rest.isdigit())
 
 
 def _parts(name: str) -> tuple[str, str]:
-    """Split a name as a user writes it into the kind of data, and the number or path behind it."""
+    """Split a name as written by the user into the kind of data and its number or path."""
     kind, _, rest = name.partition(":")
     return kind, rest
 
 
 def _dataset(name: str, records: Records) -> Dataset:
-    """Check a source's records and add what follows from them."""
+    """Check a source's records and add derived properties."""
     x, y, labels, levels = records
     bad = int((~torch.isfinite(x)).sum()) + int((~torch.isfinite(y)).sum())
     if bad:
         raise LeakauditError(
-            f"data {name}: {bad} values are not finite numbers; remove those records"
+            f"data {name}: {bad} values are not finite numbers; remove these records"
         )
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
@@ -181,29 +179,29 @@ def _dataset(name: str, records: Records) -> Dataset:
 
 
 def split(dataset: Dataset, nodes: int, samples: int, how: str, generator: Generator) -> Tensor:
-    """Deal records to nodes, none twice.
+    """Distribute records to nodes, each record at most once.
 
     Args:
         dataset: The records.
         nodes: Number of nodes.
-        samples: Records of each node.
+        samples: Records per node.
         how: ``iid``; ``classes:C``, every node holds equally many records (up to one) of exactly C
-            classes of its own choice; ``dirichlet:A``, every node draws its class shares from a
-            symmetric Dirichlet distribution (small A: few classes), and takes other classes once
-            one has run out.
+            classes chosen at random; ``dirichlet:A``, every node draws its class proportions from a
+            symmetric Dirichlet distribution (small A: few classes), and uses other classes once one
+            is exhausted.
         generator: Source of randomness.
 
     Returns:
         Rows of the data set (nodes, samples) int64.
 
     Raises:
-        LeakauditError: There are too few records, or `how` is none of these.
+        LeakauditError: There are too few records, or `how` is invalid.
     """
     need = nodes * samples
     if nodes < 1 or samples < 1 or need > len(dataset):
         raise LeakauditError(
             f"split: {nodes} nodes x {samples} samples need {need} records, "
-            f"{dataset.name} has {len(dataset)}; use fewer"
+            f"but {dataset.name} has {len(dataset)}; use fewer nodes or samples"
         )
     kind = SPLITS.fullmatch(how)
     if kind is None:
@@ -213,7 +211,9 @@ def split(dataset: Dataset, nodes: int, samples: int, how: str, generator: Gener
         order = torch.randperm(len(dataset), generator=generator, device=generator.device)
         return order.cpu()[:need].reshape(nodes, samples)
     if dataset.y.is_floating_point():
-        raise LeakauditError(f"split {how} needs classes, {dataset.name} has real targets; use iid")
+        raise LeakauditError(
+            f"split {how} needs classes, but {dataset.name} has real targets; use iid"
+        )
     seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
     rng = np.random.default_rng(seed)
     y = dataset.y.numpy()
@@ -226,13 +226,13 @@ def split(dataset: Dataset, nodes: int, samples: int, how: str, generator: Gener
 
 
 def _deal(y: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> Tensor:
-    """Turn counts (nodes, classes) into rows: shuffle each class and cut it in the nodes' order."""
+    """Turn counts (nodes, classes) into rows: shuffle each class and split it in order of nodes."""
     parts: list[list[np.ndarray]] = [[] for _ in counts]
     for c in range(counts.shape[1]):
         cuts = np.cumsum(counts[:, c])
         if cuts[-1]:
             shuffled = rng.permutation(np.flatnonzero(y == c))
-            # The last piece is what no node takes, so there is one more than parts.
+            # The last piece remains unused, so there is one more piece than parts.
             for part, rows in zip(parts, np.split(shuffled, cuts), strict=False):
                 part.append(rows)
     mixed = [rng.permutation(np.concatenate(part)) for part in parts]
@@ -245,13 +245,13 @@ def _by_classes(
     """Return counts (nodes, classes) with exactly `wanted` classes per node.
 
     Nodes choose one after the other among the classes that still have enough records. Free choices
-    may leave a later node without enough, so all is tried again, and at last the fullest classes go
-    first.
+    may leave too few for a later node; then everything is tried again, in the last attempt with the
+    largest classes first.
     """
     most = min(samples, int((have > 0).sum()))
     if not 1 <= wanted <= most:
         raise LeakauditError(
-            f"split classes:{wanted}: expected 1 to {most} classes for {samples} samples a node"
+            f"split classes:{wanted}: expected 1 to {most} classes for {samples} samples per node"
         )
     share = np.full(wanted, samples // wanted)
     share[: samples % wanted] += 1  # largest first
@@ -261,7 +261,8 @@ def _by_classes(
             return counts
     hold = f"the classes hold {have.min()} to {have.max()} records"
     raise LeakauditError(
-        f"split classes:{wanted}: {nodes} nodes x {samples} samples do not fit, {hold}; use fewer"
+        f"split classes:{wanted}: {nodes} nodes x {samples} samples do not fit, {hold}; "
+        "use fewer nodes or samples"
     )
 
 
@@ -272,16 +273,16 @@ def _choose(
     rng: np.random.Generator,
     fullest: bool,
 ) -> bool:
-    """Fill counts (nodes, classes) from what is left of each class; return whether it was enough.
+    """Fill counts (nodes, classes) from the remaining records; return whether there were enough.
 
-    share: records of each of a node's classes, largest first. fullest: take the fullest classes.
+    share: records per class of a node, largest first. fullest: choose the largest classes first.
     """
     for row in counts:
         free = rng.permutation(np.flatnonzero(left >= share[-1]))
         if fullest:
             free = free[np.argsort(-left[free], kind="stable")]
         pick = free[: len(share)]
-        pick = pick[np.argsort(-left[pick], kind="stable")]  # the largest share from the fullest
+        pick = pick[np.argsort(-left[pick], kind="stable")]  # the largest share from the largest
         if len(pick) < len(share) or (left[pick] < share).any():
             return False
         row[pick] = share
@@ -292,7 +293,7 @@ def _choose(
 def _by_dirichlet(
     have: np.ndarray, nodes: int, samples: int, concentration: float, rng: np.random.Generator
 ) -> np.ndarray:
-    """Return counts (nodes, classes): multinomial in Dirichlet shares, cut to what is left."""
+    """Return counts (nodes, classes): multinomial in Dirichlet shares, limited by what remains."""
     if not 0 < concentration < 1e6:  # at a million all shares are equal to three digits
         raise LeakauditError(
             "split dirichlet: expected a concentration above 0 and below 1e6, "
@@ -305,7 +306,7 @@ def _by_dirichlet(
         missing = samples
         while missing > 0:
             weight = np.where(left > 0, shares, 0.0)
-            if weight.sum() <= 1e-12:  # the node's classes have run out: any other will do
+            if weight.sum() <= 1e-12:  # the node's classes are exhausted: use any other
                 weight = (left > 0).astype(float)
             take = np.minimum(rng.multinomial(missing, weight / weight.sum()), left)
             row += take

@@ -1,6 +1,6 @@
-"""Data files of the user: npz, folders of images, LIBSVM text.
+"""The user's data files: npz, folders of images, LIBSVM text.
 
-Malformed and malicious files are rejected with one line of error.
+Malformed and malicious files are rejected with an error of one line.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from torch import Tensor
 
 from leakaudit.errors import LeakauditError
 
-LARGEST = 2**31  # bytes that one file may claim to hold, unpacked; a choice
-LONGEST_LINE = 2**24  # bytes of a line of text, and pixels of an image; a choice
+LARGEST = 2**31  # maximum bytes that one file may declare, unpacked; a choice
+LONGEST_LINE = 2**24  # maximum bytes of a line of text, and pixels of an image; a choice
 SUFFIXES = (".png", ".jpg", ".jpeg")
-# Modes of Pillow with 8 bits per channel, and what each is converted to; transparency is dropped.
+# Pillow modes with 8 bits per channel, and the mode each is converted to; transparency is dropped.
 MODES = {
     "1": "L",
     "L": "L",
@@ -40,7 +40,7 @@ MODES = {
 
 
 class Records(NamedTuple):
-    """What a source gives.
+    """The records of a source.
 
     Attributes:
         x: (s, *shape) float32, images (c, h, w) in [0, 1] or features (p,).
@@ -56,7 +56,7 @@ class Records(NamedTuple):
 
 
 def images(pixels: np.ndarray) -> Tensor:
-    """Turn bytes into float32 k/255, channels first.
+    """Convert bytes to float32 k/255, channels first.
 
     Args:
         pixels: uint8 (s, h, w), (s, h, w, c) or (s, p).
@@ -69,20 +69,20 @@ def images(pixels: np.ndarray) -> Tensor:
 
 
 def _channels_first(x: Tensor) -> Tensor:
-    """Turn (s, h, w) or (s, h, w, c) into (s, c, h, w)."""
+    """Convert (s, h, w) or (s, h, w, c) to (s, c, h, w)."""
     if x.dim() == 3:
         return x.unsqueeze(1)
     return x.permute(0, 3, 1, 2).contiguous()
 
 
 def classes(values: np.ndarray) -> tuple[Tensor, tuple[str, ...]]:
-    """Map labels to 0..C-1 in their sorted order.
+    """Map labels to 0..C-1 in sorted order.
 
     Args:
         values: (s,) numbers or text.
 
     Returns:
-        Classes (s,) int64, and their names, which are empty if the labels were 0..C-1 already.
+        Classes (s,) int64, and their names, which are empty if the labels already were 0..C-1.
     """
     found, y = np.unique(values, return_inverse=True)
     same = np.issubdtype(found.dtype, np.integer) and np.array_equal(found, np.arange(len(found)))
@@ -101,7 +101,7 @@ def read_npz(path: Path) -> Records:
             are regression targets.
 
     Raises:
-        LeakauditError: The file cannot be read, or holds something else.
+        LeakauditError: The file cannot be read, or has other content.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -126,7 +126,7 @@ def read_npz(path: Path) -> Records:
         target, names = classes(y)
     if x.dtype == np.uint8:
         return Records(images(x), target, names, 255)
-    with np.errstate(over="ignore"):  # infinity is refused with all that is not finite
+    with np.errstate(over="ignore"):  # infinity is rejected with all other non-finite values
         values = torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32))
     if x.ndim > 2:
         values = _channels_first(values)
@@ -134,7 +134,7 @@ def read_npz(path: Path) -> Records:
 
 
 def _check_arrays(x: np.ndarray, y: np.ndarray, path: Path) -> None:
-    """Refuse arrays of other shapes or types than `read_npz` states."""
+    """Reject arrays with shapes or types other than those in `read_npz`."""
     numbers = np.issubdtype(x.dtype, np.number) and x.dtype.kind != "c"
     if x.ndim not in (2, 3, 4) or not numbers or 0 in x.shape:
         raise LeakauditError(
@@ -147,13 +147,13 @@ def _check_arrays(x: np.ndarray, y: np.ndarray, path: Path) -> None:
         )
     if y.ndim != 1 or len(y) != len(x) or y.dtype.kind not in "biufU":
         raise LeakauditError(
-            f"npz {path}: expected y ({len(x)},) of numbers or text, one a record of x, "
+            f"npz {path}: expected y ({len(x)},) of numbers or text, one per record of x, "
             f"got {y.dtype} {y.shape}"
         )
 
 
 def _array(archive: zipfile.ZipFile, key: str, path: Path) -> np.ndarray:
-    """Read one array after its claims have been checked; pickled objects are refused."""
+    """Read one array after checking its declared size; pickled objects are rejected."""
     if f"{key}.npy" not in archive.namelist():
         names = ", ".join(archive.namelist())[:80] or "none"
         raise LeakauditError(f"npz {path}: expected arrays x and y, got {names}")
@@ -171,7 +171,7 @@ def _array(archive: zipfile.ZipFile, key: str, path: Path) -> np.ndarray:
     size = math.prod(shape) * dtype.itemsize
     if size > min(claimed, LARGEST):
         raise LeakauditError(
-            f"npz {path}: {key} claims {size} bytes, expected at most {min(claimed, LARGEST)}"
+            f"npz {path}: {key} declares {size} bytes, expected at most {min(claimed, LARGEST)}"
         )
     with archive.open(f"{key}.npy") as file:
         read: np.ndarray = np.lib.format.read_array(file, allow_pickle=False)
@@ -179,17 +179,16 @@ def _array(archive: zipfile.ZipFile, key: str, path: Path) -> np.ndarray:
 
 
 def read_folder(folder: Path) -> Records:
-    """Read PNG and JPEG files of one size.
+    """Read PNG and JPEG files of the same size.
 
     Args:
-        folder: Each of its subfolders is a class; without subfolders every image is a class of its
-            own.
+        folder: Each of its subfolders is a class; without subfolders every image is its own class.
 
     Raises:
         LeakauditError: There are no images, one cannot be read, or their sizes differ.
     """
     if not folder.is_dir():
-        raise LeakauditError(f"images:{folder}: there is no such folder")
+        raise LeakauditError(f"images:{folder}: no such folder")
     groups = sorted(d for d in folder.iterdir() if d.is_dir() and not d.name.startswith("."))
     files: list[Path] = []
     labels: list[int] = []
@@ -208,7 +207,7 @@ def read_folder(folder: Path) -> Records:
 
 
 def _pictures(files: list[Path], folder: Path) -> list[np.ndarray]:
-    """Read images of one size and as many channels, gray ones in colour if any has colour."""
+    """Read images of equal size and number of channels; gray becomes colour if any has colour."""
     pixels: list[np.ndarray] = []
     for path in files:
         pixels.append(_picture(path))
@@ -216,12 +215,12 @@ def _pictures(files: list[Path], folder: Path) -> list[np.ndarray]:
             sizes = " and ".join(f"{p.shape[1]}x{p.shape[0]}" for p in (pixels[-1], pixels[0]))
             raise LeakauditError(
                 f"images:{folder}: {path.name} and {files[0].name} have sizes {sizes}; "
-                "all must be equal"
+                "all sizes must be equal"
             )
         if len(files) * pixels[-1].size * 4 > LARGEST:  # as float32
             raise LeakauditError(
                 f"images:{folder}: {len(files)} images of this size need more than "
-                f"{LARGEST} bytes; use fewer or smaller ones"
+                f"{LARGEST} bytes; use fewer or smaller images"
             )
     if len({p.ndim for p in pixels}) > 1:
         return [p if p.ndim == 3 else np.stack([p] * 3, axis=2) for p in pixels]
@@ -239,7 +238,7 @@ def _picture(path: Path) -> np.ndarray:
                 )
             if image.mode not in MODES:
                 raise LeakauditError(
-                    f"image {path}: expected 8 bits a channel, got mode {image.mode}; "
+                    f"image {path}: expected 8 bits per channel, got mode {image.mode}; "
                     "convert it first"
                 )
             return np.asarray(image.convert(MODES[image.mode]))
@@ -255,7 +254,7 @@ def _picture(path: Path) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class _Table:
-    """Records of a LIBSVM file as they are read: what is not in it is zero.
+    """Records of a LIBSVM file while it is read; entries that the file omits are zero.
 
     targets: one per record. rows, columns, values: of each entry, rows from 0 and columns from 1.
     """
@@ -270,11 +269,11 @@ def read_libsvm(path: Path) -> Records:
     """Read LIBSVM text, ``label index:value ...`` with indices from 1, into dense features.
 
     Args:
-        path: The file, plain, .bz2 or .gz. Labels that are whole numbers become classes 0..C-1 in
-            their sorted order, others are regression targets.
+        path: The file, plain, .bz2 or .gz. Integer labels become classes 0..C-1 in sorted order;
+            others are regression targets.
 
     Raises:
-        LeakauditError: The file cannot be read, is too large, or holds something else.
+        LeakauditError: The file cannot be read, is too large, or has other content.
     """
     found = _table(path)
     columns = np.frombuffer(found.columns, np.int64)
@@ -286,7 +285,7 @@ def read_libsvm(path: Path) -> Records:
         )
     x = np.zeros((len(found.targets), width), np.float32)
     rows = np.frombuffer(found.rows, np.int64)
-    with np.errstate(over="ignore"):  # infinity is refused with all that is not finite
+    with np.errstate(over="ignore"):  # infinity is rejected with all other non-finite values
         x[rows, columns - 1] = np.frombuffer(found.values, np.float64)
     y = np.frombuffer(found.targets, np.float64)
     if not np.isfinite(y).all():
@@ -300,7 +299,7 @@ def read_libsvm(path: Path) -> Records:
 
 
 def _table(path: Path) -> _Table:
-    """Read the entries; refuse lines of another form, and a file without entries."""
+    """Read the entries; reject malformed lines, and a file without entries."""
     found = _Table(array("d"), array("q"), array("q"), array("d"))
     for number, line in enumerate(_lines(path), 1):
         words = line.partition(b"#")[0].split()
@@ -324,7 +323,7 @@ def _table(path: Path) -> _Table:
 
 
 def _lines(path: Path) -> Iterator[bytes]:
-    """Yield unpacked lines of a text file; refuse more than `LARGEST` bytes and endless lines."""
+    """Yield unpacked lines of a text file; reject more than `LARGEST` bytes and overlong lines."""
     opened: dict[str, Any] = {".bz2": bz2.open, ".gz": gzip.open}
     total = 0
     try:

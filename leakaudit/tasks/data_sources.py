@@ -1,4 +1,4 @@
-"""Data sets by name: bundled with scikit-image, read by torchvision, or drawn."""
+"""Data sets by name: bundled with scikit-image, read by torchvision, or generated."""
 
 from __future__ import annotations
 
@@ -23,26 +23,25 @@ PHOTOS = {
     "hubble_deep_field": "hubble_deep_field.jpg",
     "retina": "retina.jpg",
 }
-PHOTO_SIDE = 160  # shorter side after down-scaling, so that a crop of 32 shows something
+PHOTO_SIDE = 160  # shorter side after down-scaling, so that a crop of 32 has recognisable content
 CROP = 32
-CONTRAST = 0.05  # least standard deviation of a crop: leaves out sky and other areas of one colour
-_BUNDLE: Any = skimage.data  # its stubs type arrays as scalars
+CONTRAST = 0.05  # least standard deviation of a crop: excludes sky and other areas of one colour
+_BUNDLE: Any = skimage.data  # its stubs annotate arrays as scalars
 TORCHVISION = {"mnist": "MNIST", "fashion": "FashionMNIST", "cifar10": "CIFAR10"}
 
 
 def faces(detect: bool, download: bool) -> Records:
     """Return Labelled Faces in the Wild, 25x25 gray, as scikit-image bundles it, rounded to k/255.
 
-    The bundle names nobody: each of its 100 faces is taken as a class of its own (100 classes, y =
-    row).
+    The bundle contains no names: each of its 100 faces is its own class (100 classes, y = row).
 
     Args:
         detect: Whether to return all 200 images, 100 faces (y = 1) and 100 cut-outs without a face
             (y = 0).
-        download: Whether scikit-image may fetch the file.
+        download: Whether scikit-image may download the file.
 
     Raises:
-        LeakauditError: The file would have to be fetched.
+        LeakauditError: The file would have to be downloaded.
     """
     _bundled("lfw_subset.npy", download)
     x = images(np.round(_BUNDLE.lfw_subset() * 255).astype(np.uint8))
@@ -52,16 +51,16 @@ def faces(detect: bool, download: bool) -> Records:
 
 
 def photos(download: bool) -> Records:
-    """Cut 32x32 RGB tiles that do not overlap from scikit-image's photographs; y is the photograph.
+    """Cut non-overlapping 32x32 RGB tiles from scikit-image's photographs; y is the photograph.
 
     Each photograph is first scaled to a shorter side of 160 by area; tiles of nearly one colour are
-    left out.
+    omitted.
 
     Args:
-        download: Whether scikit-image may fetch the files.
+        download: Whether scikit-image may download the files.
 
     Raises:
-        LeakauditError: A file would have to be fetched.
+        LeakauditError: A file would have to be downloaded.
     """
     tiles, y = [], []
     for label, (name, file) in enumerate(PHOTOS.items()):
@@ -83,7 +82,7 @@ def _bundled(file: str, download: bool) -> None:
     """Raise LeakauditError if scikit-image would have to download this file."""
     if not download and not (Path(_BUNDLE.__file__).parent / file).exists():
         raise LeakauditError(
-            f"this scikit-image does not bundle {file}; "
+            f"the installed scikit-image does not include {file}; "
             "use --download, or pip install 'scikit-image>=0.24'"
         )
 
@@ -94,15 +93,15 @@ def from_torchvision(name: str, root: Path | None, download: bool) -> Records:
     Args:
         name: A key of `TORCHVISION`.
         root: Folder of the data sets.
-        download: Whether torchvision may fetch them.
+        download: Whether torchvision may download them.
 
     Raises:
-        LeakauditError: There is no root, or the data cannot be read.
+        LeakauditError: No root is given, or the data cannot be read.
     """
     if root is None:
         raise LeakauditError(
-            f"{name} is not bundled: say with --data-root where it is, "
-            "and add --download to fetch it"
+            f"{name} is not bundled: set --data-root to its folder, "
+            "and add --download to download it"
         )
     kind = getattr(_torchvision.torchvision().datasets, TORCHVISION[name])
     try:
@@ -110,24 +109,24 @@ def from_torchvision(name: str, root: Path | None, download: bool) -> Records:
     except (RuntimeError, OSError, ValueError, EOFError) as error:
         first = str(error).split("\n")[0]
         raise LeakauditError(
-            f"{name} cannot be read below {root} ({first}); check --data-root, or add --download"
+            f"{name} cannot be read in {root} ({first}); check --data-root, or add --download"
         ) from error
     y = torch.as_tensor(got.targets).long()
     return Records(images(np.asarray(got.data)), y, tuple(got.classes), 255)
 
 
 def gaussians(count: int, generator: Generator | None) -> Records:
-    """Draw two unit-variance Gaussians in the plane, about (-1, -1) for label 0 and (1, 1) for 1.
+    """Draw two unit-variance Gaussians in the plane: label 0 at (-1, -1), label 1 at (1, 1).
 
     Args:
-        count: Number of records, half of each label.
+        count: Number of records, half of them for each label.
         generator: Source of randomness.
 
     Raises:
-        LeakauditError: There is no generator.
+        LeakauditError: No generator is given.
     """
     if generator is None:
-        raise LeakauditError("gaussians are drawn: give load() a torch.Generator")
+        raise LeakauditError("gaussians are drawn at random: pass a torch.Generator to load()")
     y = torch.arange(count) % 2
     noise = torch.randn(count, 2, generator=generator, device=generator.device).cpu()
     return Records(noise + (2.0 * y - 1).unsqueeze(1), y)

@@ -1,4 +1,4 @@
-"""A network as a chain of layers and activations that can be undone, to be walked both ways."""
+"""A network as a chain of invertible layers and activations that can be traversed both ways."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from leakaudit.tasks.sequential import Part, Role
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task
 
-# Most pixels per channel of a convolution's input, 64x64. The layer's matrix has as many columns,
-# and its singular value decomposition takes time of the third power. A choice.
+# Maximum pixels per channel of a convolution's input, 64x64. The layer's matrix has that many
+# columns, and its singular value decomposition takes cubic time. A choice.
 PIXELS = 4096
 
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """A module of a chain at one model.
+    """A module of a chain, with the parameters of one model.
 
     Attributes:
         name: The module's qualified name.
@@ -66,19 +66,19 @@ class Layer:
         Args:
             d: Slope of the loss in the output, without a batch.
         """
-        # A layer with weights is affine, so its derivative is the same at every input, zero for
-        # example.
+        # A layer with weights is affine, so its derivative is the same at every input, for example
+        # at zero.
         found: Tensor = vjp(self, d.new_zeros(1, *self.shape))[1](d[None])[0][0]
         return found
 
 
 @dataclass(frozen=True, eq=False)
 class Output:
-    """What is known of a layer's output (o, ...).
+    """The known part of a layer's output (o, ...).
 
     Attributes:
-        value: Its value where `known`.
-        known: Whether the value is known, bool; elsewhere it is at most 0.
+        value: Its value, valid if `known`.
+        known: Whether the value is known, bool; otherwise it is at most 0.
         trust: Weight of its error, at most 1.
     """
 
@@ -87,10 +87,10 @@ class Output:
     trust: Tensor
 
     def reshape(self, shape: tuple[int, ...]) -> Output:
-        """Return the same in another shape.
+        """Return the output in another shape.
 
         Args:
-            shape: Shape of all three.
+            shape: Shape of all three tensors.
         """
         return Output(
             self.value.reshape(shape), self.known.reshape(shape), self.trust.reshape(shape)
@@ -98,31 +98,31 @@ class Output:
 
 
 def unfit(task: Task) -> str | None:
-    """Tell why a network cannot be taken apart.
+    """Return the reason why a network cannot be inverted layer by layer.
 
-    It must be a chain of layers with weights, each with at most one activation behind it, that ends
-    in a linear layer with a bias.
+    It must be a chain of layers with weights, each followed by at most one activation, that ends in
+    a linear layer with a bias.
 
     Args:
         task: The task.
 
     Returns:
-        A part of a sentence, or None if the network can be taken apart.
+        A part of a sentence, or None if the network can be inverted.
     """
     parts = sequential.parts(task.module)
     if parts is None:
-        return f"{task.spec.model} is no plain chain of layers"
+        return f"{task.spec.model} is not a plain chain of layers"
     for part in parts:
         name, m = part.name, part.module
         if not _can_be_undone(part):
             return (
-                f"{name} is a {type(m).__name__}, and it undoes convolutions, linear layers, "
-                "ReLU, LeakyReLU, sigmoid and tanh"
+                f"{name} is a {type(m).__name__}, but only convolutions, linear layers, "
+                "ReLU, LeakyReLU, sigmoid and tanh can be inverted"
             )
         if isinstance(m, nn.Conv2d) and not sequential.plain(m):
             return f"{name} is a convolution with groups or with padding other than zeros"
         if any(f"{name}.{n}" not in task.layout.names for n, _ in m.named_parameters()):
-            return f"{name} is not trained, so there is no gradient of it"
+            return f"{name} is not trained, so it has no gradient"
     for one, next_one in pairwise(parts):
         if one.role is next_one.role is Role.ACTIVATION:
             return "one activation follows another"
@@ -134,7 +134,7 @@ def unfit(task: Task) -> str | None:
             continue
         pixels = math.prod(layer.shape[1:])
         if pixels > PIXELS:
-            return f"{layer.name} sees {pixels} pixels a channel, and at most {PIXELS} are taken"
+            return f"{layer.name} has {pixels} input pixels per channel, the limit is {PIXELS}"
     return None
 
 
@@ -145,7 +145,7 @@ def _can_be_undone(part: Part) -> bool:
 
 
 def layers(task: Task, theta: Tensor) -> list[Layer]:
-    """Return the chain at one model.
+    """Return the chain, with the parameters of one model.
 
     Args:
         task: A task whose network is a plain ``Sequential``.
@@ -156,9 +156,9 @@ def layers(task: Task, theta: Tensor) -> list[Layer]:
     """
     parts = sequential.parts(task.module)
     if parts is None:
-        raise LeakauditError(f"{task.spec.model} is no plain chain of layers")
+        raise LeakauditError(f"{task.spec.model} is not a plain chain of layers")
     params = task.layout.split(theta)
-    x = theta.new_zeros(1, *task.spec.shape)  # passes through, so that every layer's shape is seen
+    x = theta.new_zeros(1, *task.spec.shape)  # a test input, to determine the shape of every layer
     chain = []
     for part in parts:
         own = {n: params[f"{part.name}.{n}"] for n, _ in part.module.named_parameters()}
@@ -169,11 +169,11 @@ def layers(task: Task, theta: Tensor) -> list[Layer]:
 
 
 def run(chain: list[Layer], x: Tensor) -> Tensor:
-    """Return the output of some layers in order.
+    """Return the output of consecutive layers.
 
     Args:
         chain: The layers.
-        x: Inputs (b, *shape) of the first of them.
+        x: Inputs (b, *shape) of the first layer.
     """
     for layer in chain:
         x = layer(x)
@@ -183,18 +183,18 @@ def run(chain: list[Layer], x: Tensor) -> Tensor:
 def before(
     chain: list[Layer], k: int, h: Tensor, slope: Tensor, error: float
 ) -> tuple[int, Output, Tensor]:
-    """Go down from the input of a layer to the next layer with weights, undoing what lies between.
+    """Go from the input of a layer back to the previous layer with weights, inverting the others.
 
     Args:
         chain: All layers.
-        k: Place of the layer.
+        k: Index of the layer.
         h: Its input, without a batch.
         slope: Slope of the loss in h.
         error: Relative error of h.
 
     Returns:
-        The place of the next layer with weights, -1 if there is none; what is known of its output,
-        or of the input of the chain; and the slope of the loss in that.
+        The index of the previous layer with weights, -1 if there is none; what is known of its
+        output, or of the input of the chain; and the slope of the loss in it.
     """
     out = Output(h, torch.ones_like(h, dtype=torch.bool), torch.ones_like(h))
     while k and sequential.ROLES[type(chain[k - 1].module)] is not Role.LAYER:

@@ -1,4 +1,4 @@
-"""The three losses, and their derivatives in the model's outputs."""
+"""The three losses, and their derivatives with respect to the model's outputs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def output_slope(loss: str, out: Tensor, y: Tensor) -> Tensor:
     if loss == "squared":
         return (out - y.to(out.dtype).reshape(out.shape)).div_(b)
     if y.is_floating_point():
-        # Soft labels need not add up to 1: d/dz of -sum_k y_k log softmax(z)_k is softmax(z) sum_k
+        # Soft labels need not sum to 1: d/dz of -sum_k y_k log softmax(z)_k is softmax(z) sum_k
         # y_k - y.
         soft = y.to(out.dtype)
         return (out.softmax(-1) * soft.sum(-1, keepdim=True) - soft).div_(b)

@@ -19,8 +19,8 @@ from leakaudit.errors import LeakauditError
 from leakaudit.registry import param, written
 from leakaudit.tasks import _torchvision
 
-DEEPEST = 64  # most hidden layers
-WIDEST = 10**9 - 1  # most neurons of a layer, far above what memory holds
+DEEPEST = 64  # maximum number of hidden layers
+WIDEST = 10**9 - 1  # maximum neurons per layer, far more than fit into memory
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "sigmoid": nn.Sigmoid, "tanh": nn.Tanh}
 
 
@@ -29,7 +29,7 @@ class Model(Protocol):
 
     Attributes:
         convex: Whether the usual loss is convex in the parameters.
-        note: What ``leakaudit list models`` prints about it.
+        note: Description in ``leakaudit list models``.
     """
 
     convex: ClassVar[bool]
@@ -49,7 +49,7 @@ class Logistic:
 
     convex: ClassVar[bool] = True
     note: ClassVar[str] = (
-        "Logistic regression: one logit with loss ``binary``, one a class with ``cross_entropy``."
+        "Logistic regression: one logit with loss ``binary``, one per class with ``cross_entropy``."
     )
     bias: bool = param(True, "whether there is an intercept")
 
@@ -168,7 +168,7 @@ class ResNet10:
 
     convex: ClassVar[bool] = False
     note: ClassVar[str] = (
-        "torchvision's ResNet with one basic block a stage; "
+        "torchvision's ResNet with one basic block per stage; "
         "``bn=train`` (batch statistics, default) or ``bn=eval``."
     )
 
@@ -222,8 +222,8 @@ def _affine(shape: tuple[int, ...], outputs: int, bias: bool) -> nn.Module:
 def _resnet(blocks: list[int], shape: tuple[int, ...], outputs: int) -> nn.Module:
     """Build a ResNet of torchvision.
 
-    Inputs of other than three channels get a first convolution of their own, initialised in the
-    same way.
+    For inputs with other than three channels, the first convolution is replaced and initialised in
+    the same way.
     """
     _needs_image("resnet", shape)
     resnet = _torchvision.torchvision().models.resnet
@@ -243,7 +243,7 @@ def _convolutions(
     strides: tuple[int, ...],
     act: str,
 ) -> nn.Module:
-    """Build convolutions with padding kernel // 2 and an activation each, then a linear layer."""
+    """Build convolutions with padding kernel // 2, each with an activation, then a linear layer."""
     _needs_image(name, shape)
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     before, height, width = shape

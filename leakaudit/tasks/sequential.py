@@ -1,8 +1,7 @@
-"""The one walk over a plain `nn.Sequential`: its parts, and its layers with their activations.
+"""Traversal of a plain `nn.Sequential`: its parts, and its layers with their activations.
 
-Closed formulas exist for chains of layers only. Each of them accepts another kind of chain; which
-module plays which part is decided here, once, by its exact type, as a subclass may compute
-anything.
+Closed formulas exist only for chains of layers, and each accepts different chains. The role of a
+module is decided here, in one place, by its exact type, because a subclass may compute anything.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from leakaudit.tasks.activations import ACTIVATIONS
 
 
 class Role(Enum):
-    """What a module does to the values that pass through it."""
+    """The effect of a module on the values that pass through it."""
 
     LAYER = "a linear layer or a convolution"
     ACTIVATION = "an activation of the table"
@@ -44,7 +43,7 @@ class Part:
     Attributes:
         name: The module's qualified name, which prefixes the names of its parameters.
         module: The module.
-        role: What it does.
+        role: Its effect.
     """
 
     name: str
@@ -68,13 +67,13 @@ class ActivatedLayer:
 
 
 def parts(module: nn.Module) -> list[Part] | None:
-    """List the modules of a plain ``Sequential`` in order, those of nested ones in their place.
+    """List the modules of a plain ``Sequential`` in order, including those of nested ones.
 
     Args:
         module: Any module.
 
     Returns:
-        The parts without their containers, a module that is used twice listed twice; None if the
+        The parts without their containers; a module that is used twice is listed twice. None if the
         module is not a ``Sequential``.
     """
     if type(module) is not nn.Sequential:
@@ -88,14 +87,14 @@ def parts(module: nn.Module) -> list[Part] | None:
 
 
 def blocks(chain: Iterable[Part]) -> list[ActivatedLayer] | None:
-    """Pair every layer with the activation behind it.
+    """Pair every layer with the activation that follows it.
 
     Args:
         chain: Parts in order.
 
     Returns:
-        One block per layer; None if a part has another role, or an activation has no layer of its
-        own.
+        One block per layer; None if a part has another role, or if an activation does not follow a
+        layer.
     """
     found: list[ActivatedLayer] = []
     flat = False
@@ -114,7 +113,7 @@ def blocks(chain: Iterable[Part]) -> list[ActivatedLayer] | None:
 
 
 def plain(convolution: nn.Conv2d) -> bool:
-    """Tell whether a convolution has one group, and zeros as its padding in numbers that it states.
+    """Return whether a convolution has one group, and zero padding of explicit size.
 
     Args:
         convolution: Any two-dimensional convolution.

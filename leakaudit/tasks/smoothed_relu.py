@@ -1,8 +1,8 @@
-"""ReLUs with a rounded kink, which a search sharpens as it goes.
+"""ReLUs with a rounded kink that a search sharpens gradually.
 
-The gradient of a ReLU network jumps where an input switches a unit, and its slopes do not tell in
-which direction the jumps lie: a search that matches gradients ends at the first wrong pattern of
-switches. Rounded units switch gradually, so that their slopes point at the pattern that fits.
+The gradient of a ReLU network jumps when an input switches a unit, and its slopes do not indicate
+the direction of these jumps: a search that matches gradients stops at the first wrong pattern of
+switches. Rounded units switch gradually, so their slopes point towards the pattern that fits.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ LEAST = (
 
 @dataclass
 class Rounding:
-    """Width of the kinks, as a share of the root mean square of what goes into each activation.
+    """Width of the kinks, as a fraction of the root mean square of each activation's inputs.
 
-    A search and the network that it looks at share one, and the search changes it.
+    A search and the network that it evaluates share one instance, and the search changes it.
 
     Attributes:
-        first: The first width; `share` holds the present one.
+        first: The first width; `share` holds the current one.
     """
 
     first: float
 
     def __post_init__(self) -> None:
-        """Begin at the first width; raises LeakauditError if it is below 0."""
+        """Start with the first width; raises LeakauditError if it is below 0."""
         if self.first < 0:
             raise LeakauditError(f"rounding: expected a width of at least 0, got {self.first}")
         self.share = self.first
 
     def at(self, done: float) -> None:
-        """Set the width for a stage of the search: it falls geometrically to a fortieth.
+        """Set the width for a stage of the search: it decreases geometrically to a fortieth.
 
         Args:
-            done: Part of the search that is done, 0 to 1.
+            done: Completed fraction of the search, 0 to 1.
         """
         self.share = self.first * SHARPER**-done
 
@@ -52,19 +52,19 @@ class Rounding:
 class Rounded(nn.Module):
     """The activation (z + sqrt(z^2 + e^2)) / 2 (squareplus, Barron 2021), which is ReLU for e = 0.
 
-    The width e is a share of the root mean square of z. It counts as a constant in all derivatives.
+    The width e is a fraction of the root mean square of z. Derivatives treat it as constant.
 
     Args:
-        rounding: The share, read at each call.
+        rounding: The fraction, read at each call.
     """
 
     def __init__(self, rounding: Rounding) -> None:
-        """Keep the share's owner."""
+        """Store the rounding."""
         super().__init__()
         self.rounding = rounding
 
     def forward(self, z: Tensor) -> Tensor:
-        """Apply it to the inputs of one network.
+        """Apply the activation to the inputs of one network.
 
         Args:
             z: Inputs of any shape.
@@ -76,7 +76,7 @@ class Rounded(nn.Module):
         return 0.5 * (z + (z * z + square).sqrt())
 
     def bends(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return value, first and second derivative for n networks, each with a width of its own.
+        """Return value, first and second derivative for n networks, each with its own width.
 
         Args:
             z: Inputs (n, ...).

@@ -1,4 +1,4 @@
-"""What is trained, as pure functions over a flat parameter vector.
+"""Training tasks as pure functions of a flat parameter vector.
 
 Everything works under torch.func and in float64.
 """
@@ -24,8 +24,8 @@ from leakaudit.tasks.dense_gradients import Stack
 from leakaudit.tasks.smoothed_relu import Rounding, rounded
 from leakaudit.trace import Layout, TaskSpec
 
-# Parameters above which one node at a time is faster than the grouped convolutions of vmap
-# (measured: 3x for ResNets on a processor).
+# Number of parameters above which processing one node at a time is faster than the grouped
+# convolutions of vmap (measured: 3x for ResNets on a processor).
 LOOP_ABOVE = 100_000
 Params = Mapping[str, Tensor]
 
@@ -37,20 +37,20 @@ class Task:
     All functions follow the dtype and device of theta.
 
     Attributes:
-        spec: The public description that the task was built from.
-        layout: Where each trained parameter lies in the flat vector theta (d,).
+        spec: The public description from which the task was built.
+        layout: Position of each trained parameter in the flat vector theta (d,).
         buffers: Constants of the model: running statistics and frozen parameters.
-        first_linear: Names (weight, bias or None) of a fully connected layer that sees the
+        first_linear: Names (weight, bias or None) of a fully connected layer that receives the
             flattened, normalised input; None if there is none.
-        last_linear: The same for the layer that gives the outputs.
+        last_linear: The same for the layer that computes the outputs.
         convex: Whether the loss is convex in theta.
         l2: Weight of the penalty l2/2 |theta|^2.
-        dtype: Of what `init` draws.
-        device: Of what `init` draws.
+        dtype: Dtype of the models drawn by `init`.
+        device: Device of the models drawn by `init`.
         module: The torch module; its own parameter values are never used.
         stack: Closed formulas of gradients, for fully connected stacks; None for other models.
         chain: Closed formulas of gradients that can be differentiated again, for chains of layers;
-            None for other models. A stack's take half the time of a chain's.
+            None for other models. The formulas of a stack take half the time of a chain's.
         trusted: Whether the model may be code outside leakaudit.
     """
 
@@ -83,11 +83,11 @@ class Task:
             spec: The description. Its `args` are the model's, except ``l2`` (adds l2/2 |theta|^2 to
                 the loss) and ``bn`` (``train``: statistics of the batch, the default; ``eval``:
                 running statistics as constants).
-            generator: Draws the buffers and frozen parameters; None takes a fixed one.
-            dtype: Of what `init` draws.
-            device: Where the model is.
-            trusted: Whether `spec.model` may name a ``package.module:factory``, whose code is then
-                run.
+            generator: Draws the buffers and frozen parameters; None uses a fixed one.
+            dtype: Dtype of the models drawn by `init`.
+            device: Device of the model.
+            trusted: Whether `spec.model` may name a ``package.module:factory``, which is then
+                executed.
 
         Raises:
             LeakauditError: The spec does not describe a model that fits its inputs and loss.
@@ -135,7 +135,7 @@ class Task:
         return replace(self, dtype=dtype or self.dtype, device=where, buffers=buffers)
 
     def rounded(self, rounding: Rounding) -> Task:
-        """Return the task with every ReLU module rounded, for `again`; itself if it has no ReLU.
+        """Return the task with rounded ReLU modules, for `again`; itself if it has no ReLU.
 
         Args:
             rounding: Width of the kinks, which a search may change later.
@@ -153,7 +153,7 @@ class Task:
             layout: The trace's layout.
 
         Raises:
-            LeakauditError: The layouts differ; names the first parameter that does.
+            LeakauditError: The layouts differ; the message names the first different parameter.
         """
         mine = zip(self.layout.names, self.layout.shapes, strict=True)
         theirs = zip(layout.names, layout.shapes, strict=True)
@@ -161,12 +161,12 @@ class Task:
             if own != other:
                 raise LeakauditError(
                     f"wrong model for the trace: parameter {i} is {_described(other)} in the trace "
-                    f"and {_described(own)} in model {self.spec.model!r}; "
-                    "name the model that was trained and its arguments"
+                    f"but {_described(own)} in model {self.spec.model!r}; "
+                    "specify the model that was trained, and its arguments"
                 )
 
     def init(self, generator: Generator) -> Tensor:
-        """Draw an initial model as the architecture does, without a trace in torch's global state.
+        """Draw an initial model as the architecture does, without changing torch's global state.
 
         Args:
             generator: Source of randomness.
@@ -179,7 +179,7 @@ class Task:
         return flat.to(self.device, self.dtype)
 
     def normalise(self, x: Tensor) -> Tensor:
-        """Turn inputs in the data's units into what the model sees: (x - mean) / std.
+        """Convert inputs from the data's units to the model's: (x - mean) / std.
 
         `logits`, `loss` and all gradients do this themselves.
 
@@ -198,7 +198,7 @@ class Task:
         return (x - mean) / std
 
     def denormalise(self, x: Tensor) -> Tensor:
-        """Turn what the model sees into the data's units, x std + mean: the inverse of `normalise`.
+        """Convert the model's inputs to the data's units, x std + mean: the inverse of `normalise`.
 
         Args:
             x: Normalised inputs (..., *shape), or flattened (..., p) with p = prod(shape).
@@ -213,10 +213,10 @@ class Task:
         return x * std + mean
 
     def mean_and_std(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the mean and standard deviation of the normalisation, to be broadcast over inputs.
+        """Return the mean and standard deviation of the normalisation, broadcastable over inputs.
 
         Args:
-            like: Inputs (..., *shape) or (..., p), whose dtype and device the two get.
+            like: Inputs (..., *shape) or (..., p), which determine dtype and device.
 
         Raises:
             LeakauditError: `like` has neither shape.
@@ -227,8 +227,8 @@ class Task:
         std = like.new_tensor(self.spec.std).reshape(-1, *sides)
         if tuple(like.shape[-len(shape) :]) == shape:
             return mean, std
-        # A shape can be read both ways only if it is (1, ..., 1, p); then both readings give the
-        # same.
+        # Both readings of a shape are possible only if it is (1, ..., 1, p); then they have the
+        # same result.
         if like.dim() and like.shape[-1] == math.prod(shape):
             return mean.expand(shape).flatten(), std.expand(shape).flatten()
         raise LeakauditError(
@@ -275,7 +275,7 @@ class Task:
         return out
 
     def accuracy(self, theta: Tensor, x: Tensor, y: Tensor) -> float:
-        """Return the share of right labels.
+        """Return the fraction of correct labels.
 
         Args:
             theta: Flat parameters (d,).
@@ -287,7 +287,7 @@ class Task:
         """
         if self.spec.loss == "squared":
             raise LeakauditError(
-                "accuracy needs labels, and loss 'squared' has none; compare losses instead"
+                "accuracy needs labels, but loss 'squared' has none; compare losses instead"
             )
         with torch.no_grad():
             out = self.logits(theta, x)
@@ -325,7 +325,7 @@ class Task:
     def again(self, thetas: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """Return gradients that can be differentiated again in x and soft y; thetas are constants.
 
-        A chain of layers has closed formulas, other models take two passes of autograd.
+        A chain of layers has closed formulas; other models take two passes of autograd.
 
         Args:
             thetas: Parameters (n, d).
@@ -379,14 +379,14 @@ class Task:
             thetas: Parameters (N, d).
             x: Inputs (N, b, *shape).
             y: Labels (N, b).
-            chunk: Nodes in one vmap, if all at once do not fit in memory; 1 takes them one by one,
-                which is the default for large models.
-            out: Memory (N, d) for the result, None for new memory.
+            chunk: Nodes per vmap, if all at once do not fit into memory; 1 processes them one by
+                one, which is the default for large models.
+            out: Memory (N, d) for the result; None allocates it.
 
         Returns:
             Gradients (N, d).
         """
-        if out is None or out.stride(1) != 1:  # the formulas below write whole rows
+        if out is None or out.stride(1) != 1:  # the formulas below write complete rows
             rows = torch.empty_like(thetas, memory_format=torch.contiguous_format)
             new = self.gradients(thetas, x, y, chunk, rows)
             return new if out is None else out.copy_(new)
@@ -472,7 +472,7 @@ class Task:
 
 
 def _described(parameter: tuple[str, tuple[int, ...]] | None) -> str:
-    """Name a parameter and its shape, for an error."""
+    """Describe a parameter by name and shape, for an error message."""
     if parameter is None:
         return "nothing"
     name, shape = parameter
@@ -484,10 +484,10 @@ class Problem:
     """A task and every node's data.
 
     Attributes:
-        task: What is trained.
+        task: The task.
         x: Inputs (N, b, *shape).
         y: Labels (N, b).
-        here: (N,) bool, whose data are in this process; None for all.
+        here: (N,) bool, nodes with data in this process; None for all.
     """
 
     task: Task
@@ -496,7 +496,7 @@ class Problem:
     here: Tensor | None = None
 
     def __post_init__(self) -> None:
-        """Check that the data are the task's."""
+        """Check that the shapes of the data fit the task."""
         shape = self.task.spec.shape
         fits = self.x.dim() == len(shape) + 2 and self.x.shape[2:] == shape
         if not fits or self.y.shape[:2] != self.x.shape[:2]:

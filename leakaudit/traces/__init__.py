@@ -1,1 +1,1 @@
-"""A recording on disk: written by a recorder, read without running code from it."""
+"""Recordings on disk: written by a recorder, and read without executing code from them."""

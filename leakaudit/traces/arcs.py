@@ -1,6 +1,6 @@
-"""One exchange of messages: which node sends which payload to whom.
+"""One exchange of messages: which node sends which payload to which node.
 
-Victims describe their exchanges in these terms; the engine that runs them carries them out.
+Victims describe their exchanges in these terms; the engine that runs them executes the exchanges.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from leakaudit.trace import Graph
 
 
 class Participant(Protocol):
-    """What an exchange has to know of the recorder that carries it out.
+    """What an exchange needs to know about the recorder that executes it.
 
     Attributes:
         graph: The network of the run.
-        partial: Whether some of its nodes live in other processes.
+        partial: Whether some of its nodes run in other processes.
     """
 
     graph: Graph
@@ -33,9 +33,9 @@ class Arcs:
     """The messages of one exchange.
 
     Attributes:
-        src: (k,) The sender of each message.
-        dst: (k,) Its receiver.
-        row: (k,) Which payload it carries.
+        src: (k,) the sender of each message.
+        dst: (k,) its receiver.
+        row: (k,) index of the payload that it carries.
         kept: (k,) bool, whether it is recorded.
     """
 
@@ -48,13 +48,13 @@ class Arcs:
     def recorded(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The messages that are recorded: src, dst, row, and the payloads that they use.
 
-        Rows count among the used payloads only: message k carries payload ``used[row[k]]``.
+        Rows are counted among the used payloads only: message k carries payload ``used[row[k]]``.
         """
         used, row = self.row[self.kept].unique(return_inverse=True)
         return self.src[self.kept], self.dst[self.kept], row, used
 
     def some(self, which: Tensor) -> Arcs:
-        """Return the messages that a mask chooses.
+        """Return the messages selected by a mask.
 
         Args:
             which: (k,) bool.
@@ -63,11 +63,12 @@ class Arcs:
 
 
 def broadcast(recorder: Participant, wires: Iterable[tuple[int, int]]) -> Arcs:
-    """Return the messages by which every node sends row i of (N, d) to all its neighbours.
+    """Return the messages with which every node sends row i of (N, d) to all its neighbours.
 
     Args:
-        recorder: Of the run. If all nodes live in its process, wires that are not recorded are left
-            out; otherwise all are needed, because values really travel over them.
+        recorder: Recorder of the run. If all nodes run in its process, channels that are not
+            recorded are omitted; otherwise all are needed, because values are actually sent over
+            them.
         wires: Undirected edges that are recorded.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Traces from one form into another: .pt, a folder of shards, .npz, .safetensors."""
+"""Conversion of traces between formats: .pt, a folder of shards, .npz, .safetensors."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def convert(
     max_bytes: float = 4e9,
     shard_bytes: int = 1 << 30,
 ) -> None:
-    """Write a trace in another form; the endings decide which.
+    """Write a trace in another format, determined by the endings of the paths.
 
     Args:
         source: A .pt, .npz or .safetensors file, or a folder of shards.
         target: A .pt, .npz or .safetensors file, or a folder (``name/``).
-        max_bytes: Largest result that is allowed.
+        max_bytes: Maximum size of the result.
         shard_bytes: Size of a shard of a folder.
 
     Raises:
@@ -48,7 +48,7 @@ def convert(
             f"got {os.fspath(target)!r}"
         )
     if old.resolve() == new.resolve():
-        raise LeakauditError(f"convert: {old} cannot become itself; name another target")
+        raise LeakauditError(f"convert: {old} is both source and target; name another target")
     if old.suffix in READ and not old.is_dir():
         trace = READ[old.suffix](old, max_bytes)
     else:
@@ -60,7 +60,7 @@ def convert(
     size = plan_size(len(trace), trace.columns[1] - trace.columns[0], trace.dtype, rows)
     if size > max_bytes:
         raise LeakauditError(
-            f"convert: {new} would take {human(size)}, max_bytes allows {human(max_bytes)}"
+            f"convert: {new} requires {human(size)}, but max_bytes allows {human(max_bytes)}"
         )
     WRITE[new.suffix](trace, new)
 
@@ -68,7 +68,7 @@ def convert(
 def _record(
     trace: Trace, target: str | os.PathLike[str], max_bytes: float, shard_bytes: int
 ) -> None:
-    """Record a trace again, in the order of its rounds."""
+    """Record a trace again, in order of its rounds."""
     recorder = Recorder(
         target,
         protocol=trace.protocol,
@@ -101,9 +101,9 @@ Places = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def _groups(m: Messages) -> Iterator[Places]:
-    """Split messages by round, kind and secrecy, in the order of their rounds.
+    """Split messages by round, kind and encryption, in order of their rounds.
 
-    Within a group they keep their order.
+    Within a group, they keep their order.
     """
     columns = np.stack([m.round.numpy(), m.kind.numpy(), m.secure.numpy()])
     order = np.lexsort(columns[::-1])
@@ -113,7 +113,7 @@ def _groups(m: Messages) -> Iterator[Places]:
 
 
 def _send(recorder: Recorder, m: Messages, group: Places) -> None:
-    """Record messages of one round, kind and secrecy; payloads of broadcasts stay stored once."""
+    """Record messages of one round, kind and encryption; payloads of broadcasts are stored once."""
     first = int(group[0])
     rows, row = np.unique(m.row.numpy()[group], return_inverse=True)
     out = recorder.send_many(

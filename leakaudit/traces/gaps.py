@@ -1,7 +1,7 @@
-"""What a recording lacks of its run, as the engine that made it found out.
+"""What is missing from a recording, as determined by the engine that made it.
 
-Messages may not have arrived, and nodes may have ended early. An engine writes that into the
-provenance of a trace; a file may come from elsewhere, so nothing here relies on its form.
+Messages may not have arrived, and nodes may have ended early. An engine writes this to the
+provenance of a trace; because a file may come from elsewhere, nothing here relies on its form.
 """
 
 from __future__ import annotations
@@ -15,22 +15,23 @@ from leakaudit.errors import LeakauditError
 from leakaudit.trace import Messages, Trace
 
 WHY = {
-    "lost": "lost on their way",
+    "lost": "lost in transit",
     "ended": "their sender had ended",
-    "closed": "their sender's process was gone",
-    "silent": "not in time",
+    "closed": "their sender's process had terminated",
+    "silent": "not received in time",
 }
-SHOWN = 1000  # sentences at most, and letters of a sentence: a choice, against a file that has more
+# Maximum number of sentences, and of characters per sentence: a choice, to limit malicious files.
+SHOWN = 1000
 
 
 def sentences(trace: Trace) -> list[str]:
-    """Say what is missing, in sentences that name the rounds.
+    """Describe what is missing, in sentences that name the rounds.
 
     Args:
         trace: The recording.
 
     Returns:
-        The sentences; none if nothing is missing, or if it is not stated in our form.
+        The sentences; none if nothing is missing, or if the provenance has another form.
     """
     said = [*_each(trace, "missing", _missing), *_each(trace, "ended", _ended)]
     planned = trace.provenance.get("planned")
@@ -40,34 +41,34 @@ def sentences(trace: Trace) -> list[str]:
 
 
 def sound(trace: Trace) -> int | None:
-    """Return the last round up to which the protocol's relations hold, None if they hold in all.
+    """Return the last round up to which the protocol's relations hold; None if they hold in all.
 
     Args:
         trace: The recording.
 
     Raises:
-        LeakauditError: The provenance holds something else than a round.
+        LeakauditError: The provenance contains something other than a round.
     """
     last = trace.provenance.get("holds_until")
     if last is None:
         return None
     if type(last) is not int:
         raise LeakauditError(
-            f"provenance: expected a round as 'holds_until', got {str(last)[:40]!r}"
+            f"provenance: expected a round number as 'holds_until', got {str(last)[:40]!r}"
         )
     return max(last, -1) if last < trace.rounds else None
 
 
 def before(trace: Trace) -> Trace:
-    """Return the trace up to the last round before the first message that is missing.
+    """Return the trace up to the last round before the first missing message.
 
-    Beyond it the relations are not those that the protocol declares.
+    After this round, the relations are not those that the protocol declares.
 
     Args:
         trace: The recording.
 
     Raises:
-        LeakauditError: That is before the first round.
+        LeakauditError: A message of the first round is missing.
     """
     last = sound(trace)
     if last is None:
@@ -75,13 +76,13 @@ def before(trace: Trace) -> Trace:
     if last < 1:
         raise LeakauditError(
             "messages of the first round are missing, "
-            "and the protocol's relations hold in none; record without the fault"
+            "so the protocol's relations hold in no round; record without the fault"
         )
     return replace(trace, rounds=last, messages=tuple(_until(m, last) for m in trace.messages))
 
 
 def limit(trace: Trace) -> str:
-    """Say why rounds after a certain one are not used, empty if all are.
+    """Explain why rounds after a certain one are not used; empty if all are.
 
     Args:
         trace: The recording.
@@ -89,13 +90,13 @@ def limit(trace: Trace) -> str:
     last = sound(trace)
     if last is None:
         return ""
-    return f"messages of round {last + 1} are missing, so this rests on rounds up to {last}"
+    return f"messages of round {last + 1} are missing, so only rounds up to {last} are used"
 
 
 def lost(trace: Trace) -> str:
-    """Say that messages are missing, empty if none is.
+    """Return a statement that messages are missing; empty if none is.
 
-    Whatever the file states, it never makes a run look shorter than it is.
+    Whatever the file states, this never makes a run look shorter than it is.
 
     Args:
         trace: The recording.
@@ -109,7 +110,7 @@ def lost(trace: Trace) -> str:
 
 
 def _until(m: Messages, last: int) -> Messages:
-    """Return the messages up to a round."""
+    """Return the messages up to and including a round."""
     keep = m.round <= last
     return replace(
         m,
@@ -123,7 +124,7 @@ def _until(m: Messages, last: int) -> Messages:
 
 
 def _each(trace: Trace, name: str, say: Callable[[Any], str]) -> Iterator[str]:
-    """Say every record of a list in the provenance; anything of another form is passed over."""
+    """Describe every record of a list in the provenance; skip anything of another form."""
     found = trace.provenance.get(name)
     if not isinstance(found, list):
         return
@@ -140,7 +141,7 @@ def _missing(m: Mapping[str, Any]) -> str:
 
 
 def _ended(e: Mapping[str, Any]) -> str:
-    after = "before a round was over"
+    after = "before completing a round"
     if int(e["round"]) >= 0:
         after = f"after round {int(e['round'])}"
     return f"node {', '.join(str(int(n)) for n in e['nodes'])} ended {after}: {e['why']}"

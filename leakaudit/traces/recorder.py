@@ -1,4 +1,4 @@
-"""Write a trace while a training runs, and its truth beside it."""
+"""Recording of a trace during a training run, and of its truth next to it."""
 
 from __future__ import annotations
 
@@ -38,46 +38,47 @@ LAST_ROUND = (1 << 31) - 1  # what the int32 column of rounds can hold
 class Recorder:
     """Records messages into a trace, round by round.
 
-    A run that is killed leaves a trace up to its last whole round, and so does one that ends with
-    an exception; both are marked as incomplete. Whatever stood at `path` before is replaced with
-    the first message.
+    A run that is killed leaves a trace up to its last complete round, and so does one that ends
+    with an exception; both are marked as incomplete. Any existing file at `path` is replaced when
+    the first message is recorded.
 
     Args:
-        path: A .pt file. A folder, if it exists or the text ends with "/", takes shards. None
-            records in memory.
-        protocol: A registered victim, whose constants are `params` and whose kinds of messages are
-            sent, or ``own:NAME`` for a protocol that nobody has declared.
-        task: What is trained.
-        graph: Who can send to whom.
+        path: A .pt file. A folder (if it exists, or if the text ends with "/") receives shards.
+            None records in memory.
+        protocol: A registered victim, with `params` as its constants and its own kinds of messages,
+            or ``own:NAME`` for a protocol without a declaration.
+        task: The learning task.
+        graph: Defines who can send to whom.
         params: Constants of the protocol.
-        layout: Of the flat model vector; by default the task's own.
-        rounds: How many rounds there will be; None if that is not known.
-        messages: How many messages there will be; None if that is not known.
-        rows: How many payloads there will be, fewer than messages if one goes to several nodes; by
-            default as many.
-        dtype: Of the payloads.
-        columns: (start, stop) of the flat vector that is recorded; by default all of it.
-        public: Tensors that everybody has, by name.
-        secure_kinds: Kinds of messages that travel encrypted.
-        id: Of the recording, equal in trace and truth; drawn if None. Runs that share an id are
-            told apart by another number, which is always drawn.
-        truth: Whether, or where, the truth is written if any is given; by default beside the trace.
-        keep_states: Whether what `state` is given is kept.
-        keep_curves: Whether what `curve` is given is kept.
-        max_bytes: Largest recording that is allowed.
+        layout: Layout of the flat model vector; by default that of the task.
+        rounds: Expected number of rounds; None if unknown.
+        messages: Expected number of messages; None if unknown.
+        rows: Expected number of payloads, smaller than that of messages if some are sent to several
+            nodes; by default the same.
+        dtype: Number format of the payloads.
+        columns: (start, stop) of the recorded part of the flat vector; by default all of it.
+        public: Tensors that are known to everybody, by name.
+        secure_kinds: Kinds of messages that are sent encrypted.
+        id: Identifier of the recording, equal in trace and truth; random if None. Runs with the
+            same id are distinguished by another number, which is always random.
+        truth: Whether, or where, to write the truth if any is provided; by default next to the
+            trace.
+        keep_states: Whether to keep the values passed to `state`.
+        keep_curves: Whether to keep the values passed to `curve`.
+        max_bytes: Maximum size of the recording.
         shard_bytes: Size of a shard of a folder.
-        hash: Whether a sha256 is written beside each file; None does so up to 4 GiB.
+        hash: Whether to write a sha256 next to each file; None does so up to 4 GiB.
         provenance: Plain values that describe the run, for the trace.
         private: Plain values for the provenance of the truth only.
-        check: Whether names, wires and numbers are compared with what the protocol and the task
-            declare; False copies a recording as it is.
+        check: Whether to compare names, channels and numbers with what the protocol and the task
+            declare; False copies a recording unchanged.
 
     Attributes:
-        partial: Whether some nodes live in other processes.
+        partial: Whether some nodes run in other processes.
 
     Raises:
-        LeakauditError: Before anything is created: the arguments do not fit together, a protocol or
-            constant is not known, the path cannot be written, or the recording would exceed
+        LeakauditError: Before anything is created: the arguments are inconsistent, a protocol or
+            constant is unknown, the path cannot be written, or the recording would exceed
             max_bytes.
     """
 
@@ -110,7 +111,7 @@ class Recorder:
         private: Mapping[str, Json] | None = None,
         check: bool = True,
     ) -> None:
-        # What the session needs in order to accept or refuse a message.
+        # What the recorder needs to accept or reject a message.
         self.path = None if path is None else _followed(Path(path))
         self.graph = graph
         self.dtype = dtype
@@ -124,7 +125,7 @@ class Recorder:
         self._round = 0
         self._closed = False
 
-        # Refuse what cannot be recorded, before anything is created.
+        # Reject what cannot be recorded, before anything is created.
         sizes = {"rounds": rounds, "messages": messages, "rows": rows}
         _check(dtype, self.columns, self.layout, sizes)
         width = self.columns[1] - self.columns[0]
@@ -151,13 +152,13 @@ class Recorder:
         if check:
             self._vocabulary = Vocabulary(protocol, constants, graph, rounds, self.public)
 
-        # A copy of a trace that has no number of its own gets none, as its truth has none.
+        # A copy of a trace without a number of its own receives none, because its truth has none.
         said = _provenance(provenance, rounds, check)
         own = dict(private or {})
         if check or truth is not False:
             own[RECORDING] = said.setdefault(RECORDING, secrets.token_hex(16))
 
-        # The writer owns all files from here on.
+        # From here on, the writer owns all files.
         described = Trace(
             protocol=protocol,
             params=constants,
@@ -206,7 +207,7 @@ class Recorder:
         if error is None:
             self.close()
         else:
-            with suppress(LeakauditError, OSError):  # the error that is under way says more
+            with suppress(LeakauditError, OSError):  # the original error is more informative
                 self._end(complete=False)
 
     def send(
@@ -220,28 +221,28 @@ class Recorder:
     ) -> None:
         """Record one message, or a broadcast to several nodes, which is stored once.
 
-        A round number that grows commits the rounds before.
+        A higher round number commits the preceding rounds.
 
         Args:
-            round: Of the message, not before that of earlier ones.
+            round: Round of the message, not lower than that of earlier ones.
             src: Its sender.
             dst: Its receiver, or receivers.
             kind: Name of its kind.
-            value: (c,) The recorded columns, or (d,) the whole vector; of torch, numpy or anything
-                with DLPack or ``__array__``.
-            secure: Whether it travels encrypted.
+            value: (c,) the recorded columns, or (d,) the whole vector; from torch, numpy or
+                anything with DLPack or ``__array__``.
+            secure: Whether it is sent encrypted.
 
         Raises:
-            LeakauditError: There is no such node or wire, the protocol does not send this kind, the
-                round lies before the last, or the vector has another length or holds NaN or
-                infinity.
+            LeakauditError: The node or channel does not exist, the protocol does not send this
+                kind, the round is lower than the last one, or the vector has another length or
+                contains NaN or infinity.
         """
         vector = self._vector(value)
         sender = integers(src, "src", self.graph.nodes)
         to = integers(dst, "dst", self.graph.nodes)
         if len(sender) != 1:
             raise LeakauditError(
-                f"send: expected one src, got {len(sender)}; send_many takes several"
+                f"send: expected one src, got {len(sender)}; use send_many for several"
             )
         if not len(to):
             return
@@ -256,19 +257,19 @@ class Recorder:
         """Record several messages of one kind.
 
         Args:
-            round: Of the messages, not before that of earlier ones.
-            src: (k,) Senders.
-            dst: (k,) Receivers.
+            round: Round of the messages, not lower than that of earlier ones.
+            src: (k,) senders.
+            dst: (k,) receivers.
             kind: Name of their kind.
-            secure: Whether they travel encrypted.
-            row: (k,) Which payload each message carries, 0 to max(row), if some go to several
-                nodes; by default each carries its own.
+            secure: Whether they are sent encrypted.
+            row: (k,) index of the payload of each message, 0 to max(row), if some are sent to
+                several nodes; by default each has its own.
 
         Returns:
-            (max(row) + 1, c) The payloads, to be written before the round ends.
+            (max(row) + 1, c) the payloads, to be filled before the round ends.
 
         Raises:
-            LeakauditError: As `send`, or src, dst and row are not equally long.
+            LeakauditError: As for `send`, or src, dst and row differ in length.
         """
         senders = integers(src, "src", self.graph.nodes)
         to = integers(dst, "dst", self.graph.nodes)
@@ -278,7 +279,7 @@ class Recorder:
             rows = integers(row, "row", max(1, len(senders)))
         if not len(senders) == len(to) == len(rows):
             raise LeakauditError(
-                "send_many: expected as many src as dst and row, "
+                "send_many: expected src, dst and row of equal length, "
                 f"got {len(senders)}, {len(to)} and {len(rows)}"
             )
         return self._append(round, senders, to, kind, secure, rows)
@@ -292,21 +293,21 @@ class Recorder:
         secure: bool = False,
         instead: Callable[[], Tensor] | None = None,
     ) -> Tensor:
-        """Carry out an exchange of messages and return what the receivers hold.
+        """Execute an exchange of messages and return what the receivers obtain.
 
-        All nodes live in this process, so they hold the values themselves. An engine of several
+        All nodes run in this process, so they obtain the values themselves. An engine with several
         processes returns what arrived (docs/engines.md).
 
         Args:
-            round: Of the messages.
+            round: Round of the messages.
             kind: Name of their kind.
-            values: (rows, d) The payloads.
+            values: (rows, d) the payloads.
             arcs: Who sends which of them to whom.
-            secure: Whether they travel encrypted.
-            instead: Gives what stands for rows that did not arrive; not needed here.
+            secure: Whether they are sent encrypted.
+            instead: Returns replacements for rows that did not arrive; not needed here.
 
         Returns:
-            (rows, d) The payloads as received.
+            (rows, d) the payloads as received.
         """
         src, dst, row, used = arcs.recorded
         if len(src):
@@ -319,49 +320,49 @@ class Recorder:
         return values
 
     def end_round(self, round: int) -> None:
-        """Commit: from here on the messages up to this round are in the trace.
+        """Commit: from now on, the messages up to this round are part of the trace.
 
         Args:
-            round: The round that is over.
+            round: The round that has ended.
         """
         self._enter_round(round)
         self._writer.commit(round)
 
     def truth(self, node: int, x: Any, y: Any, index: Any = None) -> None:
-        """Keep a node's samples.
+        """Store samples of a node.
 
         Args:
             node: Their owner.
-            x: (b, *shape) Inputs, or one (*shape).
-            y: (b,) Labels.
-            index: (b,) Their rows in the data set; None if there is none.
+            x: (b, *shape) inputs, or one (*shape).
+            y: (b,) labels.
+            index: (b,) their rows in the data set; None if there is none.
         """
         self._writer.truth.add(node, x, y, index)
 
     def pool(self, x: Any) -> None:
-        """Keep the data set's other records, among which a true one must be told apart.
+        """Store other records of the data set, as candidates for identification.
 
         Args:
-            x: (p, *shape) Inputs.
+            x: (p, *shape) inputs.
         """
         self._writer.truth.pool(x)
 
     def state(self, name: str, round: int, value: Any) -> None:
-        """Keep private vectors of a round, if the recorder was asked to keep states.
+        """Store private vectors of a round, if the recorder keeps states.
 
         Args:
-            name: Of the vectors.
-            round: At whose end they have these values.
+            name: Name of the vectors.
+            round: Round at the end of which they have these values.
             value: The vectors, for example (N, d).
         """
         if self._keep_states:
             self._writer.truth.state(name, round, value)
 
     def curve(self, name: str, round: int, value: float) -> None:
-        """Keep a number of a round, if the recorder was asked to keep curves.
+        """Store a number of a round, if the recorder keeps curves.
 
         Args:
-            name: Of the number, for example ``loss``.
+            name: Name of the number, for example ``loss``.
             round: Its round.
             value: The number.
         """
@@ -369,10 +370,10 @@ class Recorder:
             self._writer.truth.state(name, round, torch.tensor(value, dtype=torch.float64))
 
     def close(self, complete: bool = True) -> None:
-        """End the recording with the round that is under way.
+        """End the recording with the current round.
 
         Args:
-            complete: False marks it as cut short.
+            complete: False marks the recording as incomplete.
         """
         if self._writer.pending:
             self.end_round(self._round)
@@ -380,18 +381,18 @@ class Recorder:
 
     @property
     def trace(self) -> Trace:
-        """What was recorded; after `close`."""
+        """The recorded trace; available after `close`."""
         if not self._closed:
             raise LeakauditError("the recording is still open; close it first")
         return self._writer.trace()
 
     @property
     def truth_record(self) -> Truth:
-        """The truth that was given."""
+        """The truth that was provided."""
         return self._writer.truth_record()
 
     def _vector(self, value: Any) -> Tensor:
-        """Return the recorded columns of a vector, which may be whole or cut already."""
+        """Return the recorded columns of a vector, which may be complete or already cut."""
         vector = tensor(value, "value")
         start, stop = self.columns
         lengths = (stop - start, self.layout.size)
@@ -408,7 +409,7 @@ class Recorder:
     def _append(
         self, round: int, src: Integers, dst: Integers, kind: str, secure: bool, row: Integers
     ) -> Tensor:
-        """Check messages against the protocol and hand them to the writer."""
+        """Check messages against the protocol and pass them to the writer."""
         self._enter_round(round)
         if self._vocabulary is not None:
             self._vocabulary.check(round, src, dst, kind)
@@ -416,7 +417,7 @@ class Recorder:
         return self._writer.append(round, src, dst, kind, row, closed)
 
     def _enter_round(self, round: int) -> None:
-        """Check the round's number, and commit the one before."""
+        """Check the round number, and commit the previous round."""
         if self._closed:
             raise LeakauditError("the recording is closed")
         last = LAST_ROUND if self.rounds is None else self.rounds
@@ -424,15 +425,15 @@ class Recorder:
             raise LeakauditError(f"round {round}: expected a whole number from 0 to {last}")
         if round < self._round:
             raise LeakauditError(
-                f"round {round} comes after round {self._round}; send in order "
-                "(an asynchronous run: number its ticks)"
+                f"round {round} comes after round {self._round}; send messages in order of rounds "
+                "(asynchronous runs: number the ticks)"
             )
         if round > self._round and self._writer.pending:
             self._writer.commit(self._round)
         self._round = int(round)
 
     def _end(self, complete: bool) -> None:
-        """Finish all files; a recording that was cut short before its first message leaves none."""
+        """Finish all files; an incomplete recording without messages leaves none."""
         if self._closed or not (complete or self._writer.started):
             self._closed = True
             return
@@ -448,7 +449,7 @@ class Recorder:
 
 
 def _described(task: TaskSpec | Task, layout: Layout | None) -> tuple[TaskSpec, Layout]:
-    """Return the description of a task, and the layout that was given or its own."""
+    """Return the description of a task, and its layout unless one is given."""
     if not isinstance(task, TaskSpec):
         return task.spec, layout or task.layout
     if layout is None:
@@ -457,14 +458,14 @@ def _described(task: TaskSpec | Task, layout: Layout | None) -> tuple[TaskSpec, 
 
 
 def _followed(path: Path) -> Path:
-    """Return the file that a link points to, so that recording does not replace the link."""
+    """Return the target of a symbolic link, so that the recording does not replace the link."""
     return path.resolve() if path.is_symlink() else path
 
 
 def _check(
     dtype: torch.dtype, columns: tuple[int, int], layout: Layout, sizes: Mapping[str, int | None]
 ) -> None:
-    """Raise LeakauditError for a type, columns or sizes that no recording can have."""
+    """Raise LeakauditError for a type, columns or sizes that a recording cannot have."""
     if dtype not in FLOATS:
         known = ", ".join(str(d).removeprefix("torch.") for d in FLOATS)
         raise LeakauditError(f"dtype: expected {known}, got {dtype}")
@@ -475,16 +476,16 @@ def _check(
         )
     for name, size in sizes.items():
         if size is not None and size < 0:
-            raise LeakauditError(f"{name}: expected a number from 0 on, got {size}")
+            raise LeakauditError(f"{name}: expected a number >= 0, got {size}")
 
 
 def _provenance(
     given: Mapping[str, Json] | None, rounds: int | None, check: bool
 ) -> dict[str, Json]:
-    """Return what the trace says of its origin.
+    """Return the provenance of the trace.
 
     A gate relies on `created`, `checked`, `planned` and the recording's number, so a recorder that
-    checks writes them itself. A copy keeps those of the recording that it copies.
+    checks writes them itself. A copy keeps those of the original recording.
     """
     created = datetime.now(UTC).isoformat(timespec="seconds")
     made = {"leakaudit": leakaudit.__version__, "torch": torch.__version__, "created": created}
@@ -499,13 +500,13 @@ def _provenance(
 
 
 def _samples(params: Mapping[str, Json]) -> int:
-    """Return how many records a node may have, 0 for any number."""
+    """Return how many records a node may have; 0 for any number."""
     samples = params.get("samples")
     return samples if isinstance(samples, int) else 0
 
 
 def _truth_path(path: Path | None, truth: bool | str | os.PathLike[str]) -> Path | None:
-    """Return where the truth is written, None for nowhere."""
+    """Return the path of the truth; None if it is not written."""
     if not isinstance(truth, bool):
         return Path(truth)
     if truth and path is not None:

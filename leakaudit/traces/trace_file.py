@@ -1,7 +1,7 @@
 """Traces and truths on disk: .pt files, or a folder of them.
 
-What is read is checked against all that the program relies on. The format stands in
-`leakaudit.traces._storage.tree`.
+Everything that is read is checked for all properties on which the program relies. The format is
+described in `leakaudit.traces._storage.tree`.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ __all__ = [
 
 
 def load(path: str | os.PathLike[str], verify: bool | None = None) -> Trace:
-    """Read a trace; payloads are mapped, not read.
+    """Read a trace; payloads are memory-mapped, not read.
 
     Args:
         path: A .pt file or a folder.
-        verify: Whether to compare with the sha256 beside it. None does if there is one and the
-            trace is below 1 GiB.
+        verify: Whether to compare the file with the sha256 next to it. None does so if there is one
+            and the trace is smaller than 1 GiB.
 
     Raises:
-        LeakauditError: In one line, for a file that is not a valid trace of a version that this
-            program reads.
+        LeakauditError: One line, for a file that is not a valid trace of a version that this
+            program can read.
     """
     path = Path(path)
     if path.is_dir():
@@ -59,10 +59,10 @@ def load_truth(
     Args:
         path: A .pt file.
         verify: As for `load`.
-        id: Of the trace that it must belong to; None for any.
+        id: Identifier of the trace to which it must belong; None for any.
 
     Raises:
-        LeakauditError: As `load` does, or it is the truth of another recording.
+        LeakauditError: As for `load`, or it is the truth of another recording.
     """
     path = Path(path)
     sidecar.check(path, verify)
@@ -70,13 +70,13 @@ def load_truth(
     if id is not None and truth.id != id:
         raise LeakauditError(
             f"{path} is the truth of another recording "
-            f"(id {truth.id[:40]!r}, the trace has {id[:40]!r}); give its own"
+            f"(id {truth.id[:40]!r}, but the trace has {id[:40]!r}); name the matching file"
         )
     return truth
 
 
 def truth_path(path: Path) -> Path:
-    """Return where the truth of a trace stands.
+    """Return the path of the truth of a trace.
 
     Args:
         path: ``trace.pt``, or a folder ``trace``; both give ``trace.truth.pt``.
@@ -87,11 +87,11 @@ def truth_path(path: Path) -> Path:
 
 
 def save_truth(truth: Truth, path: Path) -> None:
-    """Write a truth file, whole or not at all.
+    """Write a truth file atomically.
 
     Args:
-        truth: What is written.
-        path: The file; an older one is replaced.
+        truth: The truth to write.
+        path: The file; an existing one is replaced.
     """
     content = tree.truth_tree(truth)
     with replacing(path) as file:
@@ -99,7 +99,7 @@ def save_truth(truth: Truth, path: Path) -> None:
 
 
 def write_sidecar(path: str | os.PathLike[str]) -> str:
-    """Write the sha256 beside a trace or truth file, or of a folder into and beside its manifest.
+    """Write the sha256 next to a trace or truth file; for a folder, into and next to its manifest.
 
     Args:
         path: The file or folder.
@@ -120,14 +120,14 @@ def _load_folder(folder: Path, verify: bool | None) -> Trace:
         parts.append(tree.decode(tree.read(file, TRACE), str(file)))
     first = parts[0]
     for name, part in zip(manifest.files, parts, strict=True):
-        # Shards differ in their messages, and in how far they go; all else is of the recording.
+        # Shards differ only in their messages and in the rounds that they reach.
         expected = replace(
             first, messages=(), public={}, rounds=part.rounds, complete=part.complete
         )
         if replace(part, messages=(), public={}) != expected:
             raise LeakauditError(
-                f"{folder} mixes recordings: {name} does not belong to the others; "
-                "copy the folder again"
+                f"{folder} contains shards of different recordings: {name} does not belong to the "
+                "others; copy the folder again"
             )
     return replace(
         first,
@@ -140,20 +140,20 @@ def _load_folder(folder: Path, verify: bool | None) -> Trace:
 def same_run(trace: Trace, truth: Truth) -> bool:
     """Check that a truth belongs to a trace.
 
-    A user may choose the id of a recording, so runs that share one are told apart by the number
-    that is drawn for each (`Trace.recording`), and by what both files say of the task.
+    A user may choose the id of a recording, so runs with the same id are distinguished by the
+    random number of each (`Trace.recording`), and by the task that both files describe.
 
     Args:
         trace: The trace.
-        truth: What may be its truth.
+        truth: The candidate truth.
 
     Returns:
-        Whether both hold that number. If not, only the id ties them to each other.
+        Whether both contain this number. If not, only the id connects them.
 
     Raises:
         LeakauditError: The truth belongs to another recording.
     """
-    name = "name the right file with --truth, or --truth none"
+    name = "name the matching file with --truth, or use --truth none"
     if trace.id != truth.id:
         raise LeakauditError(
             f"expected the truth of recording {trace.id!r}, got that of {truth.id!r}; {name}"
@@ -167,9 +167,9 @@ def same_run(trace: Trace, truth: Truth) -> bool:
 
 
 def another_run(id: str) -> str:
-    """Say that two recordings share an id.
+    """Return a statement that two recordings have the same id.
 
     Args:
         id: The id.
     """
-    return f"the truth has the id {id!r} that was expected, but belongs to another recording"
+    return f"the truth has the expected id {id!r}, but belongs to another recording"

@@ -1,6 +1,6 @@
-"""What a trace holds, and whether all of it is sound.
+"""Contents of a trace, and verification of all of it.
 
-The commands `leakaudit trace info` and `leakaudit trace verify`.
+Implements the commands `leakaudit trace info` and `leakaudit trace verify`.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from leakaudit.trace import Json, Messages, Trace
 from leakaudit.traces import gaps, trace_file
 from leakaudit.traces._storage import shards, sidecar
 
-CHUNK = 32 << 20  # bytes of payload that are looked at together: a choice
+CHUNK = 32 << 20  # bytes of payload that are checked at once: a choice
 
 
 def info(path: str | os.PathLike[str]) -> dict[str, Json]:
-    """Return the facts of a trace as plain values, without reading its payloads.
+    """Return the facts about a trace as plain values, without reading its payloads.
 
     Args:
         path: A .pt file or a folder.
 
     Raises:
-        LeakauditError: As `leakaudit.traces.trace_file.load` does.
+        LeakauditError: As for `leakaudit.traces.trace_file.load`.
     """
     path = Path(path)
     trace = trace_file.load(path, verify=False)
@@ -62,7 +62,7 @@ def info(path: str | os.PathLike[str]) -> dict[str, Json]:
 
 
 def _missing(trace: Trace) -> dict[str, Json]:
-    """Return the entry ``missing``, if anything is."""
+    """Return the entry ``missing`` if something is missing."""
     said = gaps.sentences(trace)
     return {"missing": said} if said else {}
 
@@ -80,18 +80,18 @@ def _kinds(trace: Trace) -> dict[str, dict[str, int]]:
 
 
 def verify(path: str | os.PathLike[str]) -> dict[str, Json]:
-    """Check a whole trace: its sha256 if there is one, its form, and that payloads are finite.
+    """Check a complete trace: its sha256 if there is one, its form, and that payloads are finite.
 
     Args:
         path: A .pt file or a folder.
 
     Returns:
-        The sha256 (None if there is none beside it), how many messages and values were checked, and
-        ``missing``, in sentences, if the engine that recorded the run states that something is.
+        The sha256 (None if there is none), the numbers of messages and values checked, and
+        ``missing``, in sentences, if the engine that recorded the run states that something is
+        missing.
 
     Raises:
-        LeakauditError: With the first thing that is wrong; for a payload, with round, nodes and
-            kind.
+        LeakauditError: The first error found; for a payload, with round, nodes and kind.
     """
     path = Path(path)
     main = shards.place(path) if path.is_dir() else path
@@ -120,11 +120,11 @@ def verify(path: str | os.PathLike[str]) -> dict[str, Json]:
 
 
 def _name_worst(m: Messages, row: int, path: Path) -> None:
-    """Raise LeakauditError with the first message that carries this row."""
+    """Raise LeakauditError with the first message that has this payload."""
     carrying = np.flatnonzero(m.row.numpy() == row)
     if not carrying.size:
         raise LeakauditError(
-            f"{path}: payload {row} holds values that are not finite, and no message carries it"
+            f"{path}: payload {row} contains values that are not finite (used by no message)"
         )
     k = int(carrying[0])
     round = int(m.round[k])
@@ -132,5 +132,5 @@ def _name_worst(m: Messages, row: int, path: Path) -> None:
     ends = f"{int(m.src[k])} -> {int(m.dst[k])}"
     raise LeakauditError(
         f"{path}: message {m.kinds[int(m.kind[k])]!r} {ends} of round {round} "
-        f"holds {bad} values that are not finite; attack it with --rounds 0:{round}"
+        f"contains {bad} values that are not finite; attack earlier rounds with --rounds 0:{round}"
     )

@@ -1,8 +1,8 @@
-"""The files of one recording: its messages, its truth, and a sha256 beside each.
+"""The files of one recording: its messages, its truth, and a sha256 next to each.
 
-A `leakaudit.traces.recorder.Recorder` decides what is recorded and when a round is over; this
-module decides in which order that reaches the disk. A run may be killed at any moment, so the
-truth that is known when the first message arrives is written before that message.
+A `leakaudit.traces.recorder.Recorder` decides what is recorded and when a round ends; this module
+decides in which order data reach the disk. A run may be killed at any moment, so the truth that is
+known when the first message arrives is written before that message.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class RecordingWriter:
     """Writes one recording, in memory or on disk.
 
     Attributes:
-        truth: What goes into the truth file; changes are written when recording starts and when it
+        truth: Contents of the truth file; changes are written when recording starts and when it
             ends.
-        pending: Whether there are messages that do not count yet, because their round is not over.
+        pending: Whether there are uncommitted messages because their round has not ended.
     """
 
     def __init__(
@@ -39,14 +39,14 @@ class RecordingWriter:
         id: str,
         hash: bool | None,
     ) -> None:
-        """Create nothing yet.
+        """Store the arguments; nothing is created yet.
 
         Args:
             messages: The tables of messages, not started.
             truth: Collects the private side of the run.
-            truth_path: Where the truth is written; None for nowhere.
-            id: Of the recording.
-            hash: Whether a sha256 is written beside each file; None does so up to 4 GiB.
+            truth_path: Path of the truth; None if it is not written.
+            id: Identifier of the recording.
+            hash: Whether to write a sha256 next to each file; None does so up to 4 GiB.
         """
         self.truth = truth
         self._messages = messages
@@ -58,7 +58,7 @@ class RecordingWriter:
 
     @property
     def started(self) -> bool:
-        """Whether any file of messages was created."""
+        """Whether a file of messages has been created."""
         return self._messages.started
 
     def append(
@@ -67,15 +67,15 @@ class RecordingWriter:
         """Add messages of one round.
 
         Args:
-            round: Their round, not before that of earlier messages.
-            src: (k,) Senders, or (1,) of all.
-            dst: (k,) Receivers.
+            round: Their round, not lower than that of earlier messages.
+            src: (k,) senders, or (1,) for all.
+            dst: (k,) receivers.
             kind: Name of their kind.
-            row: (k,) Which of the new payloads each carries, counted from 0.
-            secure: Whether they travel encrypted.
+            row: (k,) index of the new payload of each, counted from 0.
+            secure: Whether they are sent encrypted.
 
         Returns:
-            (rows, columns) The new payloads, to be written before the round is committed.
+            (rows, columns) the new payloads, to be filled before the round is committed.
         """
         self.begin()
         table = self._messages.table(round)
@@ -86,10 +86,10 @@ class RecordingWriter:
         return payload
 
     def commit(self, round: int) -> None:
-        """Make all messages count, up to this round, whatever happens to the program.
+        """Commit all messages up to this round; they are then safe even if the program is killed.
 
         Args:
-            round: The last round that is over.
+            round: The last round that has ended.
         """
         self._messages.commit(round)
         self.pending = False
@@ -103,7 +103,7 @@ class RecordingWriter:
         """Close all files and hash them.
 
         Args:
-            rounds: How many rounds the recording has; None if it was cut short.
+            rounds: Number of rounds of the recording; None if it is incomplete.
         """
         self._messages.finish(rounds)
         self._messages.seal(self._hash)
@@ -112,7 +112,7 @@ class RecordingWriter:
             sidecar.write(self._truth_path)
 
     def trace(self) -> Trace:
-        """Return what was recorded, after `finish`."""
+        """Return the recorded trace, after `finish`."""
         if self._messages.path is None:
             return decode(self._messages.table(0).tree, "recording")
         return trace_file.load(self._messages.path, verify=False)
@@ -124,7 +124,7 @@ class RecordingWriter:
     def _write_truth(self) -> None:
         if self._truth_path is None or not self.truth.changed:
             return
-        # A sha256 of the file that is about to be replaced would refuse the new one.
+        # The sha256 of the file about to be replaced would reject the new file.
         sidecar.beside(self._truth_path).unlink(missing_ok=True)
         trace_file.save_truth(self.truth_record(), self._truth_path)
         self.truth.changed = False

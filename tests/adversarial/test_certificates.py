@@ -553,7 +553,7 @@ def test_more_records_than_a_node_is_said_to_hold_are_refused() -> None:
     ) as r:
         r.send(round=1, src=1, dst=[0], kind="w", value=task.init(Generator().manual_seed(0)))
         with pytest.raises(
-            la.LeakauditError, match="samples = 2 records, got 4; samples is how many"
+            la.LeakauditError, match="samples = 2 records, got 4; samples is the number"
         ):
             r.truth(node=0, x=torch.zeros(4, 1, 4, 4), y=torch.zeros(4, dtype=torch.long))
 

@@ -154,6 +154,6 @@ def test_the_values_of_a_scenario_are_compared_too() -> None:
     runs = [run("dpsgd", settings, seed) for seed in range(2)]
     (honest,) = judged(runs, scenario="any.toml")
     assert honest.status is RuleStatus.OK
-    assert "hold the gradients of the truth" in honest.says
+    assert "contain the gradients of the truth" in honest.says
     (rule,) = judged([other_truth(one) for one in runs], scenario="any.toml")
     assert rule.status is RuleStatus.VOID, rule.says

@@ -135,7 +135,9 @@ def generated(key: str) -> Edits:
 CASES = {
     # names that mean nothing
     "a kind of no meaning, and no noise": Case(
-        2, "dpsgd sends no messages of kind 'weights'", (('kind="w"', 'kind="weights"'), SILENT)
+        2,
+        "dpsgd does not send messages of kind 'weights'",
+        (('kind="w"', 'kind="weights"'), SILENT),
     ),
     "a kind with a typo": Case(2, "did you mean 'w'", (('kind="w"', 'kind="ww"'),)),
     "a constant of no meaning": Case(
@@ -152,7 +154,7 @@ CASES = {
     ),
     "another protocol and its constants": Case(
         3,
-        "messages do not fit|other gradients",
+        "messages are inconsistent|gradients differ",
         (('protocol="dpsgd"', 'protocol="gossip"'), (PARAMS, GOSSIP)),
         gate=NO_EPSILON,
     ),
@@ -169,17 +171,19 @@ CASES = {
     ),
     "a node that is left out": Case(3, "messages are missing", ((SEND, f"i != 3 and {SEND}"),)),
     "half of the rounds, not announced": Case(
-        3, "announces no end: .*give Recorder rounds", ((ROUNDS, ""), HALF)
+        3, "number of planned rounds is missing: .*to Recorder", ((ROUNDS, ""), HALF)
     ),
     "half of the rounds, announced by the caller": Case(
-        3, "announces no end", ((ROUNDS, 'provenance={"planned": ROUNDS // 2},'), HALF)
+        3,
+        "number of planned rounds is missing",
+        ((ROUNDS, 'provenance={"planned": ROUNDS // 2},'), HALF),
     ),
     "half of the rounds, announced twice": Case(
         3, "rounds are missing", ((ROUNDS, f'provenance={{"planned": "8"}}, {ROUNDS}'), HALF)
     ),
     "half of the rounds, unchecked": Case(
         3,
-        "announces no end: it was made with check=False",
+        "number of planned rounds is missing: it was made with check=False",
         ((ROUNDS, f"check=False, {ROUNDS}"), HALF),
     ),
     "a clean copy for the second neighbour": Case(
@@ -195,7 +199,7 @@ CASES = {
     ),
     "eight records are declared": Case(
         3,
-        "another number of records: samples = 8 is declared, and the truth holds 1",
+        "a different number of records: samples = 8 is declared, but the truth contains 1",
         (('"samples": 1', '"samples": 8, "batch": 1'),),
     ),
     "half of the rounds": Case(3, "rounds are missing", ((SEND, f"t <= ROUNDS // 2 and {SEND}"),)),
@@ -210,10 +214,10 @@ CASES = {
         ),
     ),
     "a wire that is not there": Case(
-        2, "there is no wire 0 -> 2", (("dst=graph.neighbours[i]", "dst=(i + 2) % 4"),)
+        2, "channel 0 -> 2 is not in the graph", (("dst=graph.neighbours[i]", "dst=(i + 2) % 4"),)
     ),
     "everything encrypted": Case(
-        3, "messages are encrypted", ((SEND, SEND[:-1] + ", secure=True)"), SILENT)
+        3, "messages are marked as encrypted", ((SEND, SEND[:-1] + ", secure=True)"), SILENT)
     ),
     "everything encrypted, as declared": Case(
         3,
@@ -239,19 +243,17 @@ CASES = {
         ),
     ),
     "reversed parameters": Case(
-        3, "other gradients", sent("sent[i][::-1].copy()"), seeds=4, slow=True
+        3, "gradients differ", sent("sent[i][::-1].copy()"), seeds=4, slow=True
     ),
     "half of every number": Case(1, "too little noise", sent("0.5 * sent[i]"), slow=True),
     "the node opposite": Case(
         3,
-        "other gradients",
+        "gradients differ",
         (("src=i, dst=graph.neighbours[i]", "src=(i + 2) % 4, dst=graph.neighbours[i]"),),
         seeds=4,
         slow=True,
     ),
-    "float16 as float32": Case(
-        3, "numbers are not those that travel", sent("sent[i].astype(np.float16)")
-    ),
+    "float16 as float32": Case(3, "recorded numbers differ", sent("sent[i].astype(np.float16)")),
     "another start": Case(
         1,
         "epsilon|gain|unclipped|noise",
@@ -267,13 +269,13 @@ CASES = {
     ),
     "labels flipped": Case(
         3,
-        "other gradients",
+        "gradients differ",
         (("y=y[row : row + 1]", "y=1 - y[row : row + 1]"),),
         seeds=4,
     ),
     "records of the next node": Case(
         3,
-        "other gradients",
+        "gradients differ",
         ((TRUTH, f"row = mine[i - 1]; {PICTURE}; {TRUTH}"),),
         seeds=4,
         slow=True,
@@ -329,7 +331,7 @@ CASES = {
     ),
     "noise that is the same in every run": Case(
         1,
-        "noise that repeats",
+        "noise repeats",
         (
             (SENT, SENT.replace("rng)", "noise)")),
             (START, f"{START}    noise = np.random.default_rng(12345678)\n"),
@@ -351,7 +353,7 @@ CASES = {
         seeds=4,
     ),
     "a tenth of the clip is declared": Case(
-        3, "other gradients", (('"clip": CLIP', '"clip": 0.1 * CLIP'),), seeds=16, slow=True
+        3, "gradients differ", (('"clip": CLIP', '"clip": 0.1 * CLIP'),), seeds=16, slow=True
     ),
     "no sensitivity": Case(
         3,
@@ -376,7 +378,7 @@ CASES = {
     ),
     "noise of one of two lists": Case(
         1,
-        "noise that repeats",
+        "noise repeats",
         (
             (SENT, SENT.replace("rng)", "noise)")),
             (START, f"{START}    noise = np.random.default_rng(9 + seed % 2)\n"),
@@ -385,10 +387,10 @@ CASES = {
         slow=True,
     ),
     "noise keyed by the record": Case(
-        1, "noise used twice|noise that repeats", generated("[int(mine[k]) // 8, t]"), slow=True
+        1, "noise used twice|noise repeats", generated("[int(mine[k]) // 8, t]"), slow=True
     ),
     "noise of a module's generator": Case(
-        1, "starts anew with every process: .* with seed 1 is that of .* with seed 0", MODULE
+        1, "starts anew with every process: .* with seed 1 equals that of .* with seed 0", MODULE
     ),
     "noise of a module's generator, one run": Case(
         1, "starts anew with every process", MODULE, seeds=1
@@ -415,7 +417,7 @@ CASES = {
     ),
     "one row of noise for all classes": Case(
         1,
-        "64 apart in linear.weight hold the same noise",
+        "at distance 64 in linear.weight contain the same noise",
         ((NOISE, f"{ROW}; return model + SIGMA * np.append(np.tile(row, CLASSES), end)"),),
     ),
     "half of the numbers are drawn": Case(
@@ -426,7 +428,7 @@ CASES = {
     ),
     "noise in a hundred dimensions": Case(
         1,
-        "coordinates of the noise are not independent",
+        "not independent: the coordinates of the noise",
         (
             (
                 NOISE,
@@ -450,7 +452,7 @@ CASES = {
     ),
     "six numbers of one message without noise": Case(
         1,
-        "[0-9]+ of 83200 numbers hold less than",
+        "[0-9]+ of 83200 numbers contain less than",
         ((SENT, f"{SENT}\n            if t == 3: sent[1][20:26] = stepped[1][20:26]"),),
     ),
     # other gradients, hidden by the noise of a few runs
@@ -476,12 +478,12 @@ CASES = {
     ),
     "two runs, and the program has no more": Case(
         3,
-        r"a budget on epsilon cannot be judged: 11.65 as declared, but .* seeds = \d+ would tell",
+        r"a budget on epsilon cannot be judged: 11.65 as declared, but .* set seeds = \d+",
         ((START, f"{ONLY}{START}"),),
     ),
     "mini-batches that are declared, and one record is used": Case(
         3,
-        "a budget on epsilon cannot be judged: .* in another order than declared, which no recording shows",
+        "a budget on epsilon cannot be judged: .* differs from the declared one, which a recording cannot show",
         (
             ('"samples": 1', '"samples": 2, "batch": 1'),
             *held(2, "gradient(w[i], x[mine[i]], y[mine[i]])"),
@@ -490,7 +492,7 @@ CASES = {
     ),
     "batches for which the attack is too weak": Case(
         3,
-        "exact on the gradient of 4 planted records without noise",
+        "exact on the noise-free gradient of 4 planted records",
         (
             *SILENT_AND_SAID,
             *held(4, "np.mean([gradient(w[i], x[r], y[r]) for r in all[:, i]], axis=0)"),
@@ -547,7 +549,7 @@ CASES = {
         ((OPEN, OPEN.replace("with ", "recorder = ").replace(" as recorder:", "\n    if True:")),),
     ),
     "one id for all runs": Case(
-        4, "seeds 0 and 1 left recordings of one id", ((ROUNDS, f'id="ab", {ROUNDS}'),)
+        4, "the recordings of seeds 0 and 1 have the same id", ((ROUNDS, f'id="ab", {ROUNDS}'),)
     ),
     "no recording": Case(4, "run wrote no trace", ((START, f"    return\n{START}"),)),
 }
@@ -643,7 +645,7 @@ def test_honest_runs_pass_with_the_seeds_of_the_baseline(repo: Path) -> None:
 def the_gradients_are_those_of_the_truth(repo: Path) -> None:
     made = json.loads((repo / "leakaudit-out" / "results.json").read_text())
     (rule,) = [r for r in made["gate"]["rules"] if r["kind"] == "recording"]
-    assert "hold the gradients of the truth up to the declared noise" in rule["says"]
+    assert "contain the gradients of the truth up to the declared noise" in rule["says"]
 
 
 INDISTINGUISHABLE = {

@@ -82,9 +82,7 @@ def test_an_attack_refuses_the_truth_of_another_run_of_the_same_id(
 ) -> None:
     capsys.readouterr()
     assert main(["attack", "a.pt", "--truth", "b.truth.pt", "-o", "mixed", "-q"]) == 2
-    assert "has the id 'nightly' that was expected, but belongs to another recording" in one_line(
-        capsys
-    )
+    assert "has the expected id 'nightly', but belongs to another recording" in one_line(capsys)
     assert not (place / "mixed").exists()
 
 
@@ -204,7 +202,7 @@ def test_a_record_that_lost_its_digests_is_refused(
     without(place / "seen" / "results.json")
     capsys.readouterr()
     assert main([*command, "-q"]) == 2
-    assert "'files' holds no sha256 of it" in one_line(capsys)
+    assert "'files' contains no SHA-256 of that file" in one_line(capsys)
 
 
 def test_every_picture_needs_its_digest(place: Path) -> None:
@@ -226,7 +224,7 @@ def test_a_record_of_version_1_without_digests_is_shown_as_unverified(
     for format in REPORTS:
         assert main(["report", "seen", "-f", format, "-o", "page", "-q"]) == 0
         shown = " ".join((place / "page").read_text().split())
-        assert "UNVERIFIED: the record holds no digests of the files beside it" in shown, format
+        assert "UNVERIFIED: the record contains no digests of the files beside it" in shown, format
     capsys.readouterr()
     assert main(["score", "seen", "-q"]) == 0
     assert "UNVERIFIED" in capsys.readouterr().out

@@ -196,7 +196,7 @@ def test_the_default_dpsgd_has_no_epsilon_for_records_and_with_a_smoothness_the_
     plain = list(view_bounds(made, Adversary(), range(4)))
     assert all(one.mu is None and one.epsilon is None for one in plain)
     assert all(one.node_mu == pytest.approx(1.3416, abs=1e-3) for one in plain)
-    assert "no epsilon for records" in str(plain[0].basis)
+    assert "no epsilon per record" in str(plain[0].basis)
     assert (
         max(one.mu or 0.0 for one in view_bounds(made, Adversary(), range(4), smoothness=6.0))
         >= true
@@ -221,7 +221,7 @@ def test_a_weaker_listener_is_priced_by_a_stronger_one_whose_view_has_the_models
     assert min(weak.certificate) == 0
     assert min(strong.certificate) == 2
     assert weak.mu == pytest.approx(strong.mu)
-    assert "upper value" in str(weak.basis)
+    assert "upper bound" in str(weak.basis)
     assert weak.attained is None
 
 
@@ -311,7 +311,7 @@ def test_data_that_enters_without_gradients_is_not_priced_as_nothing() -> None:
         [0],
     )
     assert found.mu is None
-    assert "does not enter by gradients" in found.refused
+    assert "does not enter through gradients" in found.refused
 
 
 def test_a_claim_about_records_is_not_settled_by_the_figure_of_the_node() -> None:
@@ -321,7 +321,7 @@ def test_a_claim_about_records_is_not_settled_by_the_figure_of_the_node() -> Non
         compare(made, named([Adversary()], [0], 4), smoothness=s) for s in (None, 0.5)
     )
     assert plain.verdict is Verdict.INCONCLUSIVE
-    assert "give a smoothness" in plain.why
+    assert "specify a smoothness" in plain.why
     assert plain.exact is None
     assert plain.ratio is None
     assert smooth.verdict is Verdict.NOT_REFUTED

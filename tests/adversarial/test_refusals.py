@@ -169,7 +169,7 @@ def test_every_report_of_an_audit_shows_how_many_nodes_were_refused(
     pages |= {format: text_of(out, capsys, format) for format in ("text", "markdown", "html")}
     for name, page in pages.items():
         assert "1 of 3" in page, name
-        assert "refused: nodes, once a run, that gave nothing to score" in page, name
+        assert "refused: attacks on a node in one run that returned nothing to score" in page, name
         if name != "html":  # draws it
             assert mean in page, name
     held = json.loads(text_of(out, capsys, "json"))["audit"]["curves"]
@@ -231,7 +231,7 @@ def test_a_sweep_counts_refused_nodes_as_the_mean_image(
     for format in ("text", "markdown"):
         page = text_of(tmp_path / "part", capsys, format)
         assert "4 of 6" in page
-        assert "refused: nodes, once a run, that gave nothing to score" in page
+        assert "refused: attacks on a node in one run that returned nothing to score" in page
     assert "4 of 6" in (tmp_path / "part" / "report.md").read_text()
 
 

@@ -150,7 +150,7 @@ def test_handing_in_the_whole_data_set_is_no_better_than_its_first_records() -> 
     own = truth(FACES.x[order[:4]], FACES.x[order[4:]], IMAGES, FACES.y[order[:4]])
     everything, first = (score(handed_in(FACES.x[:n], FACES.y[:n]), own)[0] for n in (100, 4))
     assert everything.surplus == 96
-    assert "96 more than the 4 records were handed in, only the first 4 count" in everything.note
+    assert "96 reconstructions more than the 4 records; only the first 4 count" in everything.note
     assert everything.psnr == first.psnr
     assert everything.labels_found == first.labels_found
     assert max(v for v in everything.psnr or () if v is not None) < 30
@@ -289,8 +289,8 @@ def test_explain_attack_and_the_trace_count_rounds_alike(victim: str) -> None:
             Reconstruction(leak.node, "none", torch.empty(0), None, Certificate.FAILED, 1.0),
             lost,
         )
-        span = entry["leak"]["rounds"]
-        assert (span["first"], span["last"]) == (int(leak.rounds.min()), int(leak.rounds.max()))
+        span = entry.leak.rounds
+        assert (span.first, span.last) == (int(leak.rounds.min()), int(leak.rounds.max()))
     assert latest == last
 
 

@@ -225,7 +225,7 @@ def test_a_process_that_starts_anew_repeats_an_honest_seed_only(
     assert not told(drawn(shape, noise, random, again=noise[-1]))
     ((kind, says),) = told(drawn(shape, noise, random, again=noise[0]))
     assert kind == draws.PROCESS
-    assert "with seed 2 is that of" in says
+    assert "with seed 2 equals that of" in says
 
 
 def test_a_wide_message_is_searched_for_repetitions(random: np.random.Generator) -> None:
@@ -235,7 +235,7 @@ def test_a_wide_message_is_searched_for_repetitions(random: np.random.Generator)
     noise[..., :199_990] = np.tile(noise[..., :2000], 100)[..., :199_990]
     ((kind, says),) = told(drawn(shape, noise, random))
     assert kind == draws.ALONG
-    assert "000 apart" in says  # 2000, or a multiple of it
+    assert "000 in weight" in says  # 2000, or a multiple of it
 
 
 def test_noise_on_a_grid_is_no_alarm(random: np.random.Generator) -> None:

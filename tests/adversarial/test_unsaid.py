@@ -220,7 +220,7 @@ def test_a_declared_clip_is_priced(
     for one in json.loads(capsys.readouterr().out):
         assert one["sensitivity"] == pytest.approx(sensitivity)
         assert one["sensitivity_from"].startswith(
-            f"clip = {params['clip']:g}, one record for another"
+            f"clip = {params['clip']:g}, one record replaced by another"
         )
         if not params.get("batch"):
             assert one["mu"] == pytest.approx(math.sqrt(4) * ALPHA * sensitivity / SIGMA)
@@ -233,7 +233,7 @@ def test_a_declared_clip_is_priced(
     )
     assert {
         (one["sensitivity"], one["sensitivity_from"]) for one in json.loads(capsys.readouterr().out)
-    } == {(7.0, "as given")}
+    } == {(7.0, "as specified")}
 
 
 def test_without_a_clip_the_assumption_is_said(
@@ -245,7 +245,7 @@ def test_without_a_clip_the_assumption_is_said(
         (one["sensitivity"], one["sensitivity_from"]) for one in json.loads(capsys.readouterr().out)
     }
     assert said == {
-        (1.0, "assumed, because neither a claim nor a clip is declared; give --sensitivity")
+        (1.0, "assumed, because neither a claim nor a clip is declared; specify --sensitivity")
     }
     assert main(["bound", path, "--as", "eavesdropper", "-q"]) == 0
     assert "sensitivity 1: assumed" in " ".join(capsys.readouterr().out.split())

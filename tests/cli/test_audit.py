@@ -123,7 +123,7 @@ def test_verdicts_have_counts_power_and_the_trials_they_need(done: Path) -> None
         assert v["power"]
         assert v["promise"]["epsilon"] <= 2 + 1e-9
         if v["verdict"] == "INCONCLUSIVE":
-            assert "would need" in v["says"]
+            assert "would be needed" in v["says"]
             assert v["needs"] > (v["figures"].get("trials") or 0)
     assert {v["verdict"] for v in found if v["epsilon"] == "inf" and v["promise"] is None} == {
         "UNCLAIMED"
@@ -188,7 +188,7 @@ restarts = 1
     )
     assert first["verdict"] == "REFUTED"
     assert first["figures"]["exact"] > 2
-    assert found["summary"].startswith("REFUTED: exact view against the claim")
+    assert found["summary"].startswith("REFUTED: view bound against the claim")
     assert again[0] == 3
 
 
@@ -237,9 +237,9 @@ def test_a_plain_scenario_is_audited_as_it_is(
         v for v in found["audit"]["verdicts"] if v["test"] == "exact view against the claim"
     )
     assert claim["verdict"] == "INCONCLUSIVE"
-    assert "give a smoothness" in claim["says"]
+    assert "specify a smoothness" in claim["says"]
     assert not any(
-        v["promise"] and v["promise"]["name"].startswith("the exact view")
+        v["promise"] and v["promise"]["name"].startswith("the view bound")
         for v in found["audit"]["verdicts"]
     )
 
@@ -275,11 +275,14 @@ def test_what_is_over_in_time_is_kept_and_marked(done: Path, tmp_path: Path) -> 
     ("text", "said"),
     [
         (SCENARIO + "[audit]\nepsilons = [1]", "did you mean 'epsilon'"),
-        (SCENARIO + "[audit]\nnodes = [7]", "there is no node 7"),
-        (SCENARIO + '[audit]\nadversaries = ["node:0"]\nnodes = [0]', "belongs to adversary"),
+        (SCENARIO + "[audit]\nnodes = [7]", "node 7 does not exist"),
+        (
+            SCENARIO + '[audit]\nadversaries = ["node:0"]\nnodes = [0]',
+            "expected nodes that no adversary controls",
+        ),
         (SCENARIO + '[audit]\nadversaries = ["edges:0-5"]', "no edge 0-5"),
         (SCENARIO.replace("dpsgd", "dpsdg"), "did you mean 'dpsgd'"),
-        ("[scenario", "no valid TOML"),
+        ("[scenario", "not valid TOML"),
     ],
 )
 def test_bad_plans_get_one_line_and_no_folder(

@@ -73,7 +73,7 @@ def test_without_a_smoothness_the_table_gives_no_epsilon_for_records(
         assert one["node_epsilon"] > 0
         assert one["rounds_priced"] == 12
         assert one["verdict"] == "INCONCLUSIVE"
-        assert "give a smoothness" in one["why"]
+        assert "specify a smoothness" in one["why"]
     assert main(["bound", scenario, "--as", "eavesdropper", "-q"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "no epsilon for records" in said
@@ -133,7 +133,7 @@ def test_noise_for_an_epsilon_of_ones_own(
     [
         (["--coalitions", "-1"], "--coalitions"),
         (["--coalitions", "1", "--as", "node:1"], "--coalitions"),
-        (["--node", "9"], "there is no node 9"),
+        (["--node", "9"], "node 9 does not exist"),
         (["--epsilon", "-1"], "--epsilon"),
         (["--sensitivity", "0"], "--sensitivity"),
         (["--smoothness", "-1"], "--smoothness"),

@@ -154,13 +154,14 @@ def test_a_killed_process_leaves_a_trace_that_names_the_missing_rounds(
     code, errors = one.end()
     assert code == 0, errors
     assert re.search(
-        r"missing: messages 'w' 2 -> 1 of rounds [567] to 8: their sender's process was gone",
+        r"missing: messages 'w' 2 -> 1 of rounds [567] to 8: their sender's process had terminated",
         errors,
     )
     assert main(["trace", "verify", str(tmp_path / "t.pt"), "-f", "json"]) == 0
     missing = json.loads(capsys.readouterr().out)["missing"]
     assert re.fullmatch(
-        r"messages 'w' 2 -> 1 of rounds [567] to 8: their sender's process was gone", missing[0]
+        r"messages 'w' 2 -> 1 of rounds [567] to 8: their sender's process had terminated",
+        missing[0],
     )
     assert re.fullmatch(r"node 2 ended after round [45]: killed by signal 9", missing[-1])
     trace = trace_file.load(tmp_path / "t.pt")
@@ -185,7 +186,8 @@ def test_a_killed_process_leaves_a_trace_that_names_the_missing_rounds(
     found = json.loads((tmp_path / "out" / "results.json").read_text())["findings"]
     assert found
     assert all(
-        f["leak"]["rounds"]["last"] <= 6 and "are missing, so this rests on" in f["leak"]["scope"]
+        f["leak"]["rounds"]["last"] <= 6
+        and "are missing, so only rounds up to" in f["leak"]["scope"]
         for f in found
     )
 
@@ -203,10 +205,11 @@ def test_a_frozen_process_is_given_up_and_ended(
     until(lambda: not any(map(alive, one.pids.values())))
     said = gaps.sentences(trace_file.load(tmp_path / "t.pt"))
     assert any(
-        re.fullmatch(r"messages 'w' 2 -> 1 of rounds [567] to 8: not in time", s) for s in said
+        re.fullmatch(r"messages 'w' 2 -> 1 of rounds [567] to 8: not received in time", s)
+        for s in said
     ), said
     assert any(
-        re.fullmatch(r"node 2 ended after round [45]: it hung, and was given up", s) for s in said
+        re.fullmatch(r"node 2 ended after round [45]: it hung and was terminated", s) for s in said
     ), said
 
 
@@ -281,13 +284,13 @@ def test_the_error_of_a_process_is_one_line(
         (["--engine", "gloo", "--fault", "stop"], "--fault: expected stop:NODE@ROUND"),
         (
             ["--engine", "gloo", "--fault", "drop:0-2@3"],
-            "--fault drop:0-2@3: the run has no such wire",
+            "--fault drop:0-2@3: the run has no such channel",
         ),
         (
             ["--engine", "gloo", "--procs", "2", "--fault", "stop:1@2"],
-            "--fault: expected a process for every node, so --procs 4, got 2",
+            "--fault: expected one process per node (--procs 4), got 2",
         ),
-        (["--engine", "gloo", "--curves"], "--engine: curves are about all nodes at once"),
+        (["--engine", "gloo", "--curves"], "--engine: curves need all nodes in one process"),
     ],
 )
 def test_wrong_use_is_one_line_and_writes_nothing(
@@ -316,7 +319,7 @@ def test_a_victim_that_is_not_separable_is_refused(
 def test_threads_take_the_same_faults(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, scope = (
         str(tmp_path / "t.pt"),
-        "messages of round 3 are missing, so this rests on rounds up to 2",
+        "messages of round 3 are missing, so only rounds up to 2 are used",
     )
     assert (
         main(
@@ -338,11 +341,11 @@ def test_threads_take_the_same_faults(tmp_path: Path, capsys: pytest.CaptureFixt
         == 0
     )
     errors = capsys.readouterr().err
-    assert "missing: messages 'w' 0 -> 1 of round 3: lost on their way" in errors
-    assert "--fault stop:1@0: did not happen, node 1 did not come to the end of round 0" in errors
+    assert "missing: messages 'w' 0 -> 1 of round 3: lost in transit" in errors
+    assert "--fault stop:1@0: did not occur, because node 1 did not complete round 0" in errors
     assert main(["trace", "verify", path, "--relations", "-f", "json"]) == 0
     facts = json.loads(capsys.readouterr().out)
-    assert facts["missing"] == ["messages 'w' 0 -> 1 of round 3: lost on their way"]
+    assert facts["missing"] == ["messages 'w' 0 -> 1 of round 3: lost in transit"]
     assert facts["relations"]["scope"] == scope
     assert main(["bound", path, "--node", "0", "-f", "json"]) == 0
     assert all(entry["rounds_priced"] == 6 for entry in json.loads(capsys.readouterr().out)), (

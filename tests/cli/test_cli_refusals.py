@@ -18,7 +18,10 @@ from leakaudit.cli import main
     [
         (["attack", "absent.pt"], "absent.pt"),
         (["attack", "trace.pt", "--attack", "analytc"], "did you mean 'analytic'"),
-        (["attack", "trace.pt", "--node", "9"], "there is no node 9: the trace has nodes 0 to 3"),
+        (
+            ["attack", "trace.pt", "--node", "9"],
+            "node 9 does not exist (the trace has nodes 0 to 3)",
+        ),
         (["attack", "trace.pt", "--as", "node:7"], "there is no node 7"),
         (["attack", "trace.pt", "--as", "edges:0-2"], "there is no edge 0-2"),
         (["attack", "trace.pt", "--as", "everyone"], "expected eavesdropper"),
@@ -42,7 +45,7 @@ from leakaudit.cli import main
         (["record", "pdmm", "-o", "x.pt", "--set", "theta=2"], "theta"),
         (["record", "pdmm", "-o", "x.pt", "--data", "npz:absent.npz"], "absent.npz"),
         (["record", "pdmm", "-o", "x.pt", "--nodes", "200"], "need 200 records"),
-        (["record", "pdmm", "-o", "x.pt", "--graph", "torus"], "there is no graph 'torus'"),
+        (["record", "pdmm", "-o", "x.pt", "--graph", "torus"], "unknown graph 'torus'"),
         (["record", "pdmm", "-o", "x.pt", "--model", "transformer"], "model"),
         (["record", "pdmm", "-o", "no/such/folder/x.pt"], "no/such/folder"),
         (["record", "pdmm", "-o", "x.pt", "--max-bytes", "1MB"], "--rounds"),
@@ -82,7 +85,7 @@ def test_a_truncated_trace_and_flipped_bytes(
 
 def test_another_runs_truth_is_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*RECORD, "--seed", "5", "-o", "other.pt"]) == 0
-    assert "name the right file with --truth" in refused(
+    assert "name the matching file with --truth" in refused(
         capsys, "attack", "trace.pt", "--truth", "other.truth.pt"
     )
 

@@ -12,7 +12,7 @@ BROKEN = {
         b"seed = 1\n\x80\x81",
         "expected a TOML file of UTF-8 text, got other bytes at 9",
     ),
-    "words.toml": (b"a = = 3", "no valid TOML: Invalid value (at line 1, column 5)"),
+    "words.toml": (b"a = = 3", "not valid TOML: Invalid value (at line 1, column 5)"),
     "absent.toml": (None, "No such file or directory"),
 }
 READERS = {

@@ -72,7 +72,7 @@ def test_the_life_of_a_gate(place: Path, capsys: pytest.CaptureFixture[str]) -> 
     repeated = []
     for _ in range(2):
         assert main(["check", "-q", "--strict"]) == 0
-        assert capsys.readouterr().out.startswith("Nothing over the limits: ")
+        assert capsys.readouterr().out.startswith("No limit is exceeded: ")
         repeated.append(made()["cells"][0]["measures"])  # type: ignore[index]
     assert repeated[0] == repeated[1]
     assert main(["baseline", "diff", "-q"]) == 0
@@ -100,7 +100,7 @@ def test_the_life_of_a_gate(place: Path, capsys: pytest.CaptureFixture[str]) -> 
 
     (place / "leakaudit.toml").write_text(GATE.replace("visits = 2", "visits = 3"))
     assert main(["check", "-q"]) == 3
-    assert "was measured in another way" in capsys.readouterr().out
+    assert "was measured differently" in capsys.readouterr().out
 
 
 def test_formats_summary_and_results_say_the_same(
@@ -152,10 +152,10 @@ def test_time_that_runs_out_is_code_3_and_no_update(
     before = (place / "leakage-baseline.json").read_bytes()
     change("seeds = 2", "seeds = 4000")
     assert main(["check", "-q", "--max-seconds", "0.5"]) == 3
-    assert "the run was cut short" in capsys.readouterr().out
+    assert "the run was interrupted" in capsys.readouterr().out
     assert record_file.read(place / "leakaudit-out/results.json")["complete"] is False
     assert main(["baseline", "update", "-q", "--reason", "second", "--max-seconds", "0.5"]) == 2
-    assert "the baseline is not changed: the run was cut short" in capsys.readouterr().err
+    assert "the baseline is not changed: the run was interrupted" in capsys.readouterr().err
     assert (place / "leakage-baseline.json").read_bytes() == before
 
 
@@ -173,14 +173,14 @@ def test_a_dry_run_says_the_cost_and_writes_nothing(
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["check", "rong"], "there is no check 'rong'; did you mean 'ring'?"),
+        (["check", "rong"], "check 'rong' does not exist; did you mean 'ring'?"),
         (["check", "-f", "htlm"], "there is no report 'htlm'"),
         (
             ["baseline", "show"],
-            "baseline leakage-baseline.json: it is not there; write one with 'leakaudit baseline update --reason TEXT'",
+            "baseline leakage-baseline.json: the file does not exist; create one with 'leakaudit baseline update --reason TEXT'",
         ),
         (["baseline", "diff"], "expected the results.json of a run"),
-        (["init"], "leakaudit.toml is there already"),
+        (["init"], "leakaudit.toml already exists"),
     ],
 )
 def test_what_cannot_be_used_is_one_line_and_code_2(

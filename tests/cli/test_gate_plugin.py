@@ -222,7 +222,7 @@ def test_an_unknown_check_is_one_line(repo: Path) -> None:
     )
     done = pytested(repo)
     assert done.returncode == 1
-    assert "leakage gate rign: there is no check 'rign'; did you mean 'ring'?" in done.stdout
+    assert "leakage gate rign: check 'rign' does not exist; did you mean 'ring'?" in done.stdout
 
 
 # --- the example ------------------------------------------------------------------------------------------------------
@@ -269,7 +269,7 @@ def test_the_example_fails_with_half_its_noise(project: Path, tmp_path: Path) ->
     done = run(copy, "leakaudit", "check", "-q")
     assert done.returncode == 1, done.stdout + done.stderr
     assert re.search(
-        r"epsilon of one record 28\.8\d*, at most 12: so much may eavesdropper tell of the data of node \d",
+        r"epsilon of one record 28\.8\d*, at most 12: view bound of eavesdropper for the data of node \d",
         done.stdout,
     )
 

@@ -141,7 +141,7 @@ def test_a_redacted_page_shows_no_picture_and_needs_no_file(
     page = capsys.readouterr().out
     assert pictures(page) == []
     assert str(place) not in page
-    assert "expected the pictures" in refused(capsys, "report", "out")
+    assert "expected the images" in refused(capsys, "report", "out")
 
 
 def test_originals_may_be_deleted(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -156,14 +156,14 @@ def test_two_results_are_compared(place: Path, capsys: pytest.CaptureFixture[str
     capsys.readouterr()
     assert main(["report", "out", "--against", "blind", "-f", "text"]) == 0
     out = " ".join(capsys.readouterr().out.split())
-    assert "Against the earlier results:" in out
-    assert "Not the same on both sides: the configuration" in out
+    assert "Compared with the earlier results:" in out
+    assert "Also different: the configuration" in out
 
 
 def test_bad_calls_are_one_line(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "results.json" in refused(capsys, "report", "nowhere")
     assert "did you mean 'html'" in refused(capsys, "report", "out", "-f", "htm")
-    assert "expected a record of leakaudit" in refused(
+    assert "expected a leakaudit results file" in refused(
         capsys, "report", str(_file(place / "other.json", "{}"))
     )
     assert "cannot write" in refused(capsys, "report", "out", "-o", "trace.pt/report.html")

@@ -13,6 +13,7 @@ import torch
 import leakaudit as la
 from leakaudit import registry
 from leakaudit.cli import main
+from leakaudit.results.model import plain
 
 SCENARIO = la.Scenario(
     victim="dpsgd",
@@ -69,7 +70,7 @@ def test_an_attack_is_a_value_or_a_name() -> None:
 def test_settings_belong_to_a_name(place: Path) -> None:
     trace, _ = la.record(SCENARIO)
     leaks = la.leaks(trace, nodes=[0])
-    with pytest.raises(la.LeakauditError, match="given as a value, so give it steps"):
+    with pytest.raises(la.LeakauditError, match="pass steps to its constructor"):
         la.attack(leaks, la.attacks.DLG(), generator=generator(), steps=3)
 
 
@@ -103,8 +104,8 @@ def test_an_audit_writes_what_it_returns(place: Path) -> None:
         f"[scenario]\n{SCENARIO.to_toml()}".replace("[set]", "[scenario.set]") + AUDIT
     )
     found = la.audit("audit.toml", "out")
-    assert found["kind"] == "audit"
-    assert json.loads((place / "out/results.json").read_text())["audit"] == found["audit"]
+    assert found.audit.verdicts
+    assert plain(found) == json.loads((place / "out/results.json").read_text())
     assert la.report("out", "markdown") == (place / "out/report.md").read_text()
     with pytest.raises(la.LeakauditError, match="there is no report 'pdf'"):
         la.report("out", "pdf")

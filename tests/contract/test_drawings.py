@@ -1,4 +1,4 @@
-"""Drawings of the page: the right wires are heard, the right cells are shaded, and every value lies where the axis says."""
+"""Drawings of the page: the right edges are marked as observed, the right cells are shaded, and every value lies where the axis says."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def parts(drawing: Markup | None, tag: str, word: str = "") -> list[Tree.Element
 
 
 @pytest.mark.parametrize(
-    ("adversary", "heard", "own"),
+    ("adversary", "observed", "own"),
     [
         ("eavesdropper", 5, 0),
         ("node:3", 2, 1),
@@ -52,14 +52,14 @@ def parts(drawing: Markup | None, tag: str, word: str = "") -> list[Tree.Element
         ("stranger", 0, 0),
     ],
 )
-def test_wires_that_are_heard_and_nodes_of_the_adversary_are_marked(
-    adversary: str, heard: int, own: int
+def test_edges_that_are_observed_and_nodes_of_the_adversary_are_marked(
+    adversary: str, observed: int, own: int
 ) -> None:
     drawing = topology.network(network(**RING), adversary, {1: 5})
-    assert len(parts(drawing, "line", "heard")) == heard
-    assert len(parts(drawing, "line", "deaf")) == 5 - heard
+    assert len(parts(drawing, "line", "observed")) == observed
+    assert len(parts(drawing, "line", "unobserved")) == 5 - observed
     assert len(parts(drawing, "rect", "own")) == own
-    assert f"{adversary} hears {heard} of the wires" in str(drawing)
+    assert f"{adversary} observes {observed} of the edges" in str(drawing)
 
 
 def test_the_same_network_is_drawn_the_same_and_inside_its_frame() -> None:
@@ -125,10 +125,10 @@ def test_a_cell_shows_the_worst_of_the_leaks_that_span_it() -> None:
         [
             ("node 2, round 0 to 1: 10 to 20 dB", "s2", 2),
             ("node 2, round 2 to 3: 20 to 30 dB", "s3", 2),
-            ("node 2, round 4 to 5: not looked at", "blank", 2),
+            ("node 2, round 4 to 5: not examined", "blank", 2),
         ],
         [
-            ("node 7, round 0 to 4: not looked at", "blank", 5),
+            ("node 7, round 0 to 4: not examined", "blank", 5),
             ("node 7, round 5: 30 dB or more", "s4", 1),
         ],
     ]
@@ -163,7 +163,7 @@ def test_a_heat_map_is_a_table_that_says_what_its_shades_show() -> None:
             words = "".join(cell.itertext())
             assert (cell.get("title") or "").startswith(f"node {name.text}, round ")
             assert (cell.get("title") or "").endswith(f": {words}")
-            assert words in (*STEPS, "not looked at")
+            assert words in (*STEPS, "not examined")
 
 
 CURVES: list[Record] = [

@@ -103,9 +103,9 @@ def test_junit_fails_where_a_record_is_given_away_and_skips_what_is_open() -> No
     root = Tree.fromstring(rendered("junit", RECORDS["attack"]))
     cases = {c.attrib["name"]: [child.tag for child in c] for c in root.iter("testcase")}
     assert cases == {
-        "node 1: analytic from a difference heard by node:3": ["failure", "system-out"],
-        "node 0: analytic from a difference heard by node:3": ["system-out"],
-        "node 7: nothing determined": ["skipped"],
+        "node 1: analytic from a difference observed by node:3": ["failure", "system-out"],
+        "node 0: analytic from a difference observed by node:3": ["system-out"],
+        "node 7: no leak determined": ["skipped"],
     }
     found = Tree.fromstring(rendered("junit", RECORDS["audit"]))
     assert [f.attrib["type"] for f in found.iter("failure")] == ["REFUTED"]
@@ -312,7 +312,7 @@ def test_no_kind_of_annotation_exceeds_what_github_shows(notes: int) -> None:
 
 def test_the_text_of_many_findings_shows_the_worst_and_says_how_many_are_left() -> None:
     page = rendered("text", record(*(finding(k % 8, float(k)) for k in range(1, 300))))
-    assert "the 200 worst findings are shown, 99 more are in the HTML report" in page
+    assert "only the 200 worst findings are shown; the HTML report has 99 more" in page
     assert page.count("analytic") == 201  # the sentence names one
     assert "299.0" in page
     assert " 99.0" not in page

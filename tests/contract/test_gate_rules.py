@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -132,8 +133,8 @@ def test_the_message_of_a_budget_says_what_leaked_from_whom_to_whom() -> None:
     (found,) = rules.budgets(cell(psnr=30.0), [Budget("psnr", 25.0)])
     assert (found.status, found.value, found.limit) == (RuleStatus.OVER, 30.0, 25.0)
     assert found.says == (
-        "worst psnr 30.0 dB, at most 25.0 dB: nodes:1 reconstructs the training input of node 2 with relative error 0.02 (31.0 dB PSNR), "
-        "by analytic from the gradients of rounds 0 to 5 (seed 3)"
+        "worst psnr 30.0 dB, at most 25.0 dB: nodes:1 reconstructs the training input of node 2 with relative error 0.02 (31.0 dB PSNR) "
+        "with analytic from the gradients of rounds 0 to 5 (seed 3)"
     )
 
 
@@ -184,8 +185,8 @@ def test_the_nodes_that_a_sentence_names_are_there_as_numbers() -> None:
         NotTried(check="main", nodes=(5, 6)),
     ]
     assert [untried(one) for one in record.not_tried(gate)][-2:] == [
-        "other adversaries than eavesdropper, node:1",
-        "check main: other nodes than 5, 6",
+        "adversaries other than eavesdropper, node:1",
+        "check main: nodes other than 5, 6",
     ]
     over, within = (rules.budgets(cell(psnr=30.0), [Budget("psnr", most)]) for most in (25.0, 35.0))
     assert (over[0].nodes, within[0].nodes) == ((1, 2), ())
@@ -230,7 +231,7 @@ def test_too_few_seeds_are_inconclusive_and_say_how_many_would_do() -> None:
     few = cell(seeds=4, gain=5.0)
     (found,) = rules.growth([few], base(few, gain=0.0), Gate(compare=("gain",)))
     assert found.status is RuleStatus.INCONCLUSIVE
-    assert "1 comparisons at alpha 0.01 need seeds >= 7" in found.says
+    assert "1 comparisons at alpha 0.01 require seeds >= 7" in found.says
     assert (rules.code([found], True, False), rules.code([found], True, True)) == (0, 3)
 
 
@@ -259,7 +260,7 @@ def test_other_seeds_are_compared_as_independent_samples() -> None:
     )
     (found,) = rules.growth([one], Baseline({one.name: other}), Gate(compare=("gain",)))
     assert found.status is RuleStatus.REGRESSION
-    assert "8 new seeds against 8" in found.says
+    assert "8 new and 8 old seeds" in found.says
 
 
 def test_another_way_of_measuring_is_never_compared() -> None:
@@ -382,7 +383,7 @@ def test_a_baseline_is_json_with_sorted_keys_and_one_line_a_measure(tmp_path: Pa
     ("old", "new", "message"),
     [
         ('"leakaudit.baseline"', '"other"', "format"),
-        ("[1.5, 2.0]", "[1.5]", "expected one sample a seed, 2 each"),
+        ("[1.5, 2.0]", "[1.5]", "expected one sample per seed, 2 per measure"),
         ("[1.5, 2.0]", "[1.5, NaN]", "expected a finite number"),
         ("[0, 1]", '["0", 1]', "seeds"),
         ("{", "", "Extra data"),
@@ -396,14 +397,18 @@ def test_a_damaged_baseline_is_refused(tmp_path: Path, old: str, new: str, messa
 
 def test_a_run_replaces_the_cells_of_its_checks_and_knows_which_are_stale(tmp_path: Path) -> None:
     block = example().cells["ring/eavesdropper/exact"]
-    names = ("ring/node:1/exact", "ring-2/eavesdropper/exact", "wide/eavesdropper/exact")
-    example(**dict.fromkeys(names, block)).write(tmp_path / "b.json")
-    old = baseline.read(tmp_path / "b.json")
-    assert {name: cell.check for name, cell in old.cells.items()} == {
-        "ring/eavesdropper/exact": "ring",
+    checks = {
         "ring/node:1/exact": "ring",
         "ring-2/eavesdropper/exact": "ring-2",
         "wide/eavesdropper/exact": "wide",
+    }
+    names = tuple(checks)
+    added = {name: replace(block, check=check) for name, check in checks.items()}
+    example(**added).write(tmp_path / "b.json")
+    old = baseline.read(tmp_path / "b.json")
+    assert {name: cell.check for name, cell in old.cells.items()} == {
+        "ring/eavesdropper/exact": "ring",
+        **checks,
     }
     gate = Gate((Check("ring", "m:f", attacks=("exact",)),))
     judged = judge.Judged(gate, judge.Options())

@@ -367,7 +367,7 @@ def test_a_device_is_no_trace() -> None:
 def test_a_file_cut_short(tmp_path: Path, keep: int) -> None:
     record(tmp_path / "whole.pt")
     (tmp_path / "trace.pt").write_bytes((tmp_path / "whole.pt").read_bytes()[:keep])
-    assert "cut short" in refused(tmp_path / "trace.pt")
+    assert "truncated" in refused(tmp_path / "trace.pt")
 
 
 def test_bytes_in_front(tmp_path: Path) -> None:
@@ -392,10 +392,10 @@ def test_what_the_sha256_file_may_be(tmp_path: Path) -> None:
     record(path)
     assert beside.read_text() == f"{hashlib.sha256(path.read_bytes()).hexdigest()}  trace.pt\n"
     beside.write_text("nonsense")
-    assert "holds no sha256" in refused(path)
+    assert "does not contain a sha256" in refused(path)
     beside.unlink()
     assert load(path).complete
-    assert "no sha256 beside it" in refused(path, lambda p: load(p, verify=True))
+    assert "no sha256 next to it" in refused(path, lambda p: load(p, verify=True))
     beside.write_text(f"{'0' * 64}  trace.pt\n")
     assert "does not match" in refused(path)
     assert load(path, verify=False).complete
@@ -422,15 +422,15 @@ def instead(name: str, value: Any) -> Callable[[Tree], None]:
 
 
 FORMS: dict[str, tuple[Callable[[Tree], object], str]] = {
-    "another format": (lambda t: t.__setitem__("format", "x"), "no file of leakaudit"),
-    "a format that is no text": (lambda t: t.__setitem__("format", [1]), "no file of leakaudit"),
+    "another format": (lambda t: t.__setitem__("format", "x"), "not a file of leakaudit"),
+    "a format that is no text": (lambda t: t.__setitem__("format", [1]), "not a file of leakaudit"),
     "a truth": (
         lambda t: t.__setitem__("format", "leakaudit.truth"),
-        "is a truth file, a trace is expected",
+        "is a truth file; expected a trace",
     ),
     "version 2": (
         lambda t: t.__setitem__("version", 2),
-        "format version 2, this program reads version 1; update leakaudit",
+        "format version 2, but this program reads version 1; update leakaudit",
     ),
     "version true": (lambda t: t.__setitem__("version", True), "format version True"),
     "no version": (lambda t: t.pop("version"), "format version None"),
@@ -485,7 +485,7 @@ FORMS: dict[str, tuple[Callable[[Tree], object], str]] = {
         lambda t: t.__setitem__("topology", torch.tensor([[0, 2]], dtype=torch.int32)),
         "edge",
     ),
-    "an edge twice": (
+    "repeats an edge": (
         lambda t: t.__setitem__("topology", torch.tensor([[0, 1], [0, 1]], dtype=torch.int32)),
         "edge",
     ),
@@ -504,13 +504,16 @@ FORMS: dict[str, tuple[Callable[[Tree], object], str]] = {
     "a row out of range": (column("row", 6), "row 6"),
     "a round below zero": (column("round", -3), "round -3"),
     "rounds in floats": (instead("round", torch.zeros(6)), "'round' should be a tensor of int32"),
-    "a column too short": (instead("dst", torch.zeros(5, dtype=torch.int32)), "does not hold them"),
+    "a column too short": (
+        instead("dst", torch.zeros(5, dtype=torch.int32)),
+        "does not contain them",
+    ),
     "a payload too narrow": (instead("payload", torch.zeros(6, 3)), "3 columns"),
     "a payload of integers": (instead("payload", torch.zeros(6, 4, dtype=torch.int32)), "payload"),
     "a payload with one axis": (instead("payload", torch.zeros(24)), "payload"),
-    "a payload too short": (instead("payload", torch.zeros(5, 4)), "does not hold them"),
-    "counters below zero": (instead("written", torch.tensor([-1, -1, 0, 1])), "announces"),
-    "counters beyond": (instead("written", torch.tensor([6, 10**15, 0, 1])), "announces"),
+    "a payload too short": (instead("payload", torch.zeros(5, 4)), "does not contain them"),
+    "counters below zero": (instead("written", torch.tensor([-1, -1, 0, 1])), "it declares"),
+    "counters beyond": (instead("written", torch.tensor([6, 10**15, 0, 1])), "it declares"),
     "too few counters": (instead("written", torch.tensor([6, 6])), "counters"),
     "secure as numbers": (instead("secure", torch.zeros(6, dtype=torch.uint8)), "secure"),
     "secure that is neither": (
@@ -542,12 +545,18 @@ def test_a_sound_archive_with_unsound_content(name: str, tmp_path: Path) -> None
 TRUTHS: dict[str, tuple[Callable[[Tree], object], str]] = {
     "a trace": (
         lambda t: t.__setitem__("format", "leakaudit.trace"),
-        "is a trace, a truth file is expected",
+        "is a trace; expected a truth file",
     ),
     "version 2": (lambda t: t.__setitem__("version", 2), "version 2"),
-    "labels missing": (lambda t: t.__setitem__("y", torch.zeros(0)), "do not agree"),
-    "inputs of another shape": (lambda t: t.__setitem__("x", torch.zeros(1, 3)), "do not agree"),
-    "a pool of another shape": (lambda t: t.__setitem__("pool", torch.zeros(1, 3)), "do not agree"),
+    "labels missing": (lambda t: t.__setitem__("y", torch.zeros(0)), "are inconsistent"),
+    "inputs of another shape": (
+        lambda t: t.__setitem__("x", torch.zeros(1, 3)),
+        "are inconsistent",
+    ),
+    "a pool of another shape": (
+        lambda t: t.__setitem__("pool", torch.zeros(1, 3)),
+        "are inconsistent",
+    ),
     "inputs in whole numbers": (
         lambda t: t.__setitem__("x", torch.zeros(1, 2, dtype=torch.uint8)),
         "'x' should be",
@@ -645,21 +654,21 @@ def foreign(folder: Path) -> None:
 
 FOLDERS: dict[str, tuple[Callable[[Path], object], str]] = {
     "no manifest": (lambda f: (f / "manifest.json").unlink(), "without a manifest.json"),
-    "text": (lambda f: (f / "manifest.json").write_text("hello"), "no manifest of a trace"),
+    "text": (lambda f: (f / "manifest.json").write_text("hello"), "not the manifest of a trace"),
     "a deep manifest": (
         lambda f: (f / "manifest.json").write_text("[" * 100_000),
-        "no manifest of a trace",
+        "not the manifest of a trace",
     ),
     "a large manifest": (
         lambda f: (f / "manifest.json").write_bytes(b" " * (17 << 20)),
-        "no manifest of a trace",
+        "not the manifest of a trace",
     ),
-    "a list": (lambda f: (f / "manifest.json").write_text("[]"), "no manifest of a trace"),
+    "a list": (lambda f: (f / "manifest.json").write_text("[]"), "not the manifest of a trace"),
     "no shards": (manifest(lambda m: m["shards"].clear()), "names no shards"),
     "shards of text": (manifest(lambda m: m["shards"].append("x")), "names the shard None"),
     "version 2": (
         manifest(lambda m: m.__setitem__("version", 2)),
-        "format version 2, this program reads version 1",
+        "format version 2, but this program reads version 1",
     ),
     "two dots": (named("shards/../../secret.pt"), "inside the folder"),
     "an absolute path": (named("/etc/passwd"), "inside the folder"),
@@ -671,15 +680,15 @@ FOLDERS: dict[str, tuple[Callable[[Path], object], str]] = {
         manifest(lambda m: m["shards"][0].__setitem__("sha256", "x")),
         "sha256",
     ),
-    "a link": (moved, "is a link"),
-    "a link to a folder": (moved_folder, "is a link"),
+    "a link": (moved, "is a symbolic link"),
+    "a link to a folder": (moved_folder, "is a symbolic link"),
     "a link as manifest": (moved_manifest, "without a manifest.json"),
     "a missing shard": (
         lambda f: (f / "shards" / "r000000.pt").unlink(),
         "lacks shards/r000000.pt",
     ),
     "a shard of another recording": (foreign, "does not belong to the others"),
-    "a shard cut short": (lambda f: os.truncate(f / "shards" / "r000000.pt", 500), "cut short"),
+    "a shard cut short": (lambda f: os.truncate(f / "shards" / "r000000.pt", 500), "truncated"),
 }
 
 

@@ -79,8 +79,8 @@ def test_a_page_begins_with_the_verdict_and_ends_with_limits_and_sources(name: s
     ]
     assert places == sorted(places)
     for part in (
-        "proves nothing",
-        "it is no proof of privacy",
+        "not evidence of privacy",
+        "it is not a proof of privacy",
         "Provenance",
         "Glossary",
         of["provenance"]["digest"],
@@ -109,8 +109,8 @@ def test_what_is_missing_is_said_with_the_command_that_adds_it() -> None:
         assert command in text
     judged = Reader(rendered("html", RECORDS["audit"])).text
     assert "REFUTED" in judged
-    assert "Against epsilon" in judged
-    assert "No claim is judged" not in judged
+    assert "Results by epsilon" in judged
+    assert "Verdicts on claims" not in judged
     assert "not scored" not in judged
 
 
@@ -159,19 +159,19 @@ def test_a_gate_draws_its_network_with_the_adversary_marked() -> None:
         [("rect", "node own"), ("circle", "node s4"), ("circle", "node s0")]
         + [("circle", "node unknown")] * 5
     )
-    assert "As node:3 hears it." in page.text
+    assert "As observed by node:3." in page.text
     assert any(
-        a.get("aria-label") == "Network of 8 nodes and 7 wires. node:3 hears 2 of the wires."
+        a.get("aria-label") == "Network of 8 nodes and 7 edges. node:3 observes 2 of the edges."
         for _, a in page.tags
     )
     assert any(
         a.get("aria-label")
-        == "What the leaks of each node gave away, by the rounds that they span."
+        == "What was recovered from the leaks of each node, by the rounds that they span."
         for _, a in page.tags
     )
 
 
 def test_a_gate_of_several_checks_draws_each_ones_network() -> None:
     text = Reader(rendered("html", gate_of_two_checks())).text
-    assert "As node:3 hears it in check main." in text
-    assert "As node:0 hears it in check wide." in text
+    assert "As observed by node:3 in check main." in text
+    assert "As observed by node:0 in check wide." in text

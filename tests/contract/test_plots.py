@@ -157,6 +157,28 @@ def test_many_points_are_named_with_room_between_them() -> None:
     assert all(a.x1 < b.x0 for a, b in itertools.pairwise(boxes))
 
 
+@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize("values", [[1e-5, 1.2e-5], [-3e5, 1.2e6], [1234567, 1234570], [0, 9e99]])
+def test_nothing_covers_anything_else(values: list[float], log: bool) -> None:
+    panel = plots.Panel(
+        "a rather long title " * 9, (plots.Line("a", "rate", values),), "axis", ("x", "y"), log=log
+    )
+    rows = [("first", [panel, panel]), ("", [panel, panel]), ("third", [panel])]
+    figure = plots.curves(rows, {"a": "a long name of this line " * 9, "b": "b"}, note="note")
+    plots.svg(figure, "drawn")
+    boxes = []
+    for artist in (*figure.axes, *figure.texts, *figure.legends):
+        box = artist.get_tightbbox()
+        assert box is not None
+        boxes.append(box)
+    assert len(boxes) == 5 + 2 + 1
+    assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
+    page = figure.bbox
+    for box in boxes:
+        assert page.x0 <= box.x0 <= box.x1 <= page.x1
+        assert page.y0 <= box.y0 <= box.y1 <= page.y1
+
+
 def test_matplotlib_is_loaded_when_a_chart_is_drawn_and_never_with_windows() -> None:
     probe = (
         "import sys\n"

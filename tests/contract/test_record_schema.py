@@ -71,7 +71,7 @@ def test_what_departs_is_refused_by_the_types_and_by_the_schema(name: str) -> No
 
 def test_a_name_with_a_line_break_is_no_file_name() -> None:
     record = {**golden("attack_v1"), "picture": "grid.png\n"}
-    with pytest.raises(LeakauditError, match="picture: expected a file name without folder"):
+    with pytest.raises(LeakauditError, match="picture: expected a file name without a folder"):
         record_file.validate(record)
 
 

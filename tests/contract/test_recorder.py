@@ -410,10 +410,10 @@ def test_an_empty_recording_is_a_trace(tmp_path: Path) -> None:
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    ("no/such/folder/trace.pt", {}, "there is no folder"),
-    ("file.txt/trace.pt", {}, "there is no folder"),
-    ("pipe", {}, "it is no file"),
-    ("full/", {}, "other things in it"),
+    ("no/such/folder/trace.pt", {}, "does not exist; create it first"),
+    ("file.txt/trace.pt", {}, "does not exist; create it first"),
+    ("pipe", {}, "it is not a file"),
+    ("full/", {}, "a folder with other contents"),
     ("trace.pt", {"dtype": torch.int32}, "float16"),
     ("trace.pt", {"columns": (3, 99)}, "columns"),
     ("trace.pt", {"messages": -1}, "messages: expected"),
@@ -464,8 +464,11 @@ def reshaped(rec: Recorder) -> None:
 
 
 MISUSED: list[tuple[Callable[[Recorder], object], str]] = [
-    (lambda r: r.send(0, 3, 1, "w", torch.zeros(D)), "src: there is no 3; expected 0 to 2"),
-    (lambda r: r.send(0, 0, [1, -1], "w", torch.zeros(D)), "dst: there is no -1"),
+    (lambda r: r.send(0, 3, 1, "w", torch.zeros(D)), "src: expected numbers from 0 to 2, got 3"),
+    (
+        lambda r: r.send(0, 0, [1, -1], "w", torch.zeros(D)),
+        "dst: expected numbers from 0 to 2, got -1",
+    ),
     (lambda r: r.send(0, 0, 1, "w", torch.zeros(D + 1)), "expected a vector of 12 real numbers"),
     (lambda r: r.send(0, 0, 1, "w", torch.zeros(2, D)), "expected a vector"),
     (lambda r: r.send(0, 0, 1, "w", torch.zeros(D, dtype=torch.complex64)), "real numbers"),
@@ -480,9 +483,9 @@ MISUSED: list[tuple[Callable[[Recorder], object], str]] = [
     (lambda r: r.send("1", 0, 1, "w", torch.zeros(D)), "round 1: expected a whole number"),  # type: ignore[arg-type]
     (
         lambda r: r.send(0, 0, 2, "w", torch.zeros(D)),
-        r"there is no wire 0 -> 2 in the graph; node 0 has neighbours \[1\]",
+        r"channel 0 -> 2 is not in the graph; node 0 has neighbours \[1\]",
     ),
-    (lambda r: r.send_many(0, [1, 2], [2, 0], "w"), "there is no wire 2 -> 0 in the graph"),
+    (lambda r: r.send_many(0, [1, 2], [2, 0], "w"), "channel 2 -> 0 is not in the graph"),
     (lambda r: r.send(0, 0, 1, "w", [torch.nan] * D), "12 of 12 numbers are NaN or infinite"),
     (
         lambda r: r.send(0, 0, 1, "w", [0.0] * (D - 1) + [torch.inf]),
@@ -505,16 +508,19 @@ MISUSED: list[tuple[Callable[[Recorder], object], str]] = [
     (lambda r: r.send(0, 0, 1, "w", None), "real numbers, got NoneType"),
     (late, "comes after round 3"),
     (closed, "the recording is closed"),
-    (lambda r: r.send_many(0, [0, 1], [1], "w"), "as many src as dst"),
+    (lambda r: r.send_many(0, [0, 1], [1], "w"), "expected src, dst and row of equal length"),
     (lambda r: r.send(0, [0, 1], 2, "w", torch.zeros(D)), "one src, got 2"),  # type: ignore[arg-type]
-    (lambda r: r.state("w", -1, torch.zeros(3)), "a round from 0 on"),
+    (lambda r: r.state("w", -1, torch.zeros(3)), "a round >= 0"),
     (lambda r: r.state("w", 2_000_000_000, torch.zeros(3)), "private states take more than 4 GB"),
-    (lambda r: r.send_many(0, [0, 1], [1, 0], "w", row=[0, 2]), "row: there is no 2"),
+    (
+        lambda r: r.send_many(0, [0, 1], [1, 0], "w", row=[0, 2]),
+        "row: expected numbers from 0 to 1, got 2",
+    ),
     (lambda r: r.truth(0, torch.zeros(2, 2), 1), "samples of shape"),
-    (lambda r: r.truth(0, torch.zeros(2, 1, 2, 2), [1]), "a label and an index for each"),
+    (lambda r: r.truth(0, torch.zeros(2, 1, 2, 2), [1]), "one label and one index for each"),
     (lambda r: r.truth(0, torch.zeros(1, 2, 2, dtype=torch.uint8), 1), "floats in"),
-    (lambda r: r.truth(7, torch.zeros(1, 2, 2), 1), "node: there is no 7"),
-    (reshaped, "as in the round before"),
+    (lambda r: r.truth(7, torch.zeros(1, 2, 2), 1), "node: expected numbers from 0 to 2, got 7"),
+    (reshaped, "as in earlier rounds"),
     (lambda r: r.trace, "still open"),
 ]
 
@@ -559,10 +565,11 @@ def test_a_kind_that_the_protocol_does_not_send_is_refused_and_one_of_an_own_pro
     rec = recorder(None, **FEDSGD)
     rec.send(1, 2, [0, 1], "w", torch.zeros(D))
     with pytest.raises(
-        LeakauditError, match=r"round 1: fedsgd sends no messages of kind 'grad' \(known: g, w\)"
+        LeakauditError,
+        match=r"round 1: fedsgd does not send messages of kind 'grad' \(known: g, w\)",
     ):
         rec.send(1, 0, 2, "grad", torch.zeros(D))
-    with pytest.raises(LeakauditError, match="there is no wire 0 -> 1 in the graph"):
+    with pytest.raises(LeakauditError, match="channel 0 -> 1 is not in the graph"):
         rec.send(1, 0, 1, "g", torch.zeros(D))
     rec.send(1, 0, 2, "g", torch.zeros(D))
     rec.close()
@@ -631,15 +638,16 @@ def test_smaller_recordings_are_named() -> None:
     assert list(sizes) == [
         "all of it",
         "89 of 1000 rounds",
-        "one node's wires",
+        "one node's channels",
         "the first layer only",
     ]
     assert sizes["all of it"] == plan_size(8000, D, torch.float64)
     assert sizes["89 of 1000 rounds"] <= 100_000
-    assert sizes["one node's wires"] == plan_size(6000, D, torch.float64)
+    assert sizes["one node's channels"] == plan_size(6000, D, torch.float64)
     assert sizes["the first layer only"] == plan_size(8000, 8, torch.float64)
     with pytest.raises(
-        LeakauditError, match=r"needs 952 kB, max_bytes allows 100 kB; smaller: .*one node's wires"
+        LeakauditError,
+        match=r"requires 952 kB, but max_bytes allows 100 kB; smaller recordings: .*one node's channels",
     ):
         recorder(None, graph=graph, messages=8000, rounds=1000, dtype=torch.float64, max_bytes=1e5)
 

@@ -102,8 +102,8 @@ def test_redaction_renames_the_nodes_that_a_gates_rules_and_omissions_name() -> 
     assert out["not_tried"] == [
         "attack dlg",
         "attack redacted",
-        f"other adversaries than eavesdropper, nodes:{of_three}",
-        f"check main: other nodes than {nodes['nodes'][0]}, {nodes['nodes'][1]}",
+        f"adversaries other than eavesdropper, nodes:{of_three}",
+        f"check main: nodes other than {nodes['nodes'][0]}, {nodes['nodes'][1]}",
         "check main: more than 4 gradients",
     ]
 
@@ -157,7 +157,9 @@ def test_a_comparison_finds_what_is_worse_better_new_gone_and_the_same() -> None
         "gone",
         "same",
     ]
-    assert shown["summary"].startswith("Against the earlier results: 1 gives away more than before")
+    assert shown["summary"].startswith(
+        "Compared with the earlier results: 1 worse (more leakage than before)"
+    )
     assert shown["differs"] == []
 
 
@@ -168,7 +170,7 @@ def test_a_comparison_is_in_every_report(format: str) -> None:
     if format == "sarif":
         assert [r["baselineState"] for r in json.loads(page)["runs"][0]["results"]] == ["new"]
     elif format != "junit":
-        assert "not looked at" in " ".join(page.split())
+        assert "not examined" in " ".join(page.split())
 
 
 def test_a_comparison_says_what_was_not_the_same_on_both_sides() -> None:
@@ -249,7 +251,7 @@ def test_of_what_is_planted_in_every_field_nothing_stays(name: str) -> None:
     secret = planted(of)
     for network in (secret["trace"], *secret.get("gate", {}).get("networks", {}).values()):
         network["nodes"] = 90_000
-    secret["not_tried"] += [f"check main: other nodes than {FIRST}, {FIRST + 1}"]
+    secret["not_tried"] += [f"check main: nodes other than {FIRST}, {FIRST + 1}"]
     secret["provenance"]["settings"] |= {"adversary": f"node:{FIRST}", "nodes": [FIRST]}
     if "gate" in secret:
         secret["gate"]["rules"][0]["accepted"] = PLANTED

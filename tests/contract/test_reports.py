@@ -165,16 +165,16 @@ def test_every_report_renders_every_record(format: str, name: str) -> None:
 
 def test_the_sentence_names_the_worst_case_first_and_what_was_not_tried() -> None:
     assert RECORDS["scored"]["summary"] == (
-        "Worst case: node 1, 1 of 1 records bit for bit (145.2 dB PSNR), by analytic from a difference heard by eavesdropper; "
-        "1 of 3 nodes gave away a record bit for bit; certificates of 2 nodes attacked: 2 exact; nothing determined for 1 node; "
+        "Worst case: node 1, 1 of 1 records recovered bit for bit (145.2 dB PSNR), by analytic from a difference observed by eavesdropper; "
+        "a record recovered bit for bit from 1 of 3 nodes; certificates of the 2 nodes attacked: 2 exact; no leak determined for 1 node; "
         "not tried: dlg, coalitions of nodes."
     )
     assert RECORDS["vectors"]["summary"].startswith(
-        "Worst case: node 2, reconstructed at relative error 1.0e-09, by analytic"
+        "Worst case: node 2, reconstructed with relative error 1.0e-09, by analytic"
     )
     assert "no truth file: not scored" in RECORDS["not scored"]["summary"]
     assert RECORDS["nothing"]["summary"].startswith(
-        "No gradient of 1 node looked at is determined by what was tried, which proves nothing"
+        "No gradient of the 1 node examined is determined by what was tried, which is not evidence of privacy"
     )
     assert "node 0, nothing recovered, by analytic" in RECORDS["failed"]["summary"]
     assert "interrupted" in RECORDS["interrupted"]["summary"]
@@ -185,7 +185,7 @@ def test_no_report_says_private_or_safe(name: str) -> None:
     for format in ("markdown", "text"):
         page = registry.get("reports", format)(RECORDS[name]).lower()
         assert not re.search(r"\b(is|are) (private|safe)\b", page)
-        assert "proves nothing" in " ".join(page.split())
+        assert "not evidence of privacy" in " ".join(page.split())
 
 
 def test_json_is_the_record() -> None:
@@ -224,7 +224,7 @@ def test_markdown_has_the_table_the_picture_the_limits_and_the_provenance() -> N
     assert cells[0] == [
         "node",
         "attack",
-        "leak of rounds",
+        "leak (rounds)",
         "certificate",
         "PSNR dB",
         "SSIM",

@@ -136,7 +136,7 @@ def test_numbers_that_json_cannot_hold_are_never_written(
 
 def test_a_residual_that_is_not_finite_becomes_null() -> None:
     found = attacked(math.nan)[0]
-    assert findings.finding(leak(0), found, score(found, None)[0])["residual"] is None
+    assert findings.finding(leak(0), found, score(found, None)[0]).residual is None
 
 
 @pytest.mark.parametrize(
@@ -158,22 +158,22 @@ def test_a_residual_that_is_not_finite_becomes_null() -> None:
         (
             "findings[0].images",
             {"file": "../x.npz", "x": "x0", "y": None},
-            "findings[0].images.file: expected a file name without folder",
+            "findings[0].images.file: expected a file name without a folder",
         ),
         ("findings", {}, "findings: expected a list"),
         (
             "picture",
             "https://example.org/a.png",
-            "picture: expected a file name without folder or null",
+            "picture: expected a file name without a folder or null",
         ),
         ("picture", ".hidden", "picture: expected a file name"),
         ("provenance.started", "yesterday", "provenance.started: expected a time in UTC"),
         ("provenance.digest", "0" * 63, "provenance.digest: expected a sha256"),
         ("provenance.settings", {1: 2}, "a key of provenance.settings: expected text, got 1"),
-        ("version", 3, "written by a newer leakaudit (version 3"),
+        ("version", 3, "written by a newer leakaudit (format version 3"),
         ("version", "1", "version: expected 1 or 2"),
         ("kind", "horoscope", "expected kind to be one of attack, "),
-        ("schema", "other", "expected a record of leakaudit"),
+        ("schema", "other", "expected a leakaudit results file"),
     ],
 )
 def test_a_departure_from_the_schema_is_named_with_its_place(
@@ -268,7 +268,7 @@ def test_kept_reconstructions_are_scored_again_to_the_same_numbers(tmp_path: Pat
 
 
 def test_reconstructions_that_are_gone_are_said_so(tmp_path: Path) -> None:
-    with pytest.raises(LeakauditError, match="was not kept"):
+    with pytest.raises(LeakauditError, match="was not stored"):
         record_file.load_reconstructions(record(), tmp_path)
     gone = {
         **put(record(), "findings[0].images", {"file": "a.npz", "x": "x0", "y": None}),

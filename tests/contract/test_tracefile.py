@@ -234,7 +234,7 @@ def test_verify_names_the_first_message_that_is_not_finite(tmp_path: Path) -> No
             rec.send(t, 1, [0, 2], "w", torch.full((9,), torch.nan) if t >= 30 else torch.ones(9))
     load(tmp_path / "bad.pt")  # what is not attacked need not be finite
     with pytest.raises(
-        LeakauditError, match=r"'w' 1 -> 0 of round 30 holds 9 values that are not finite.*0:30"
+        LeakauditError, match=r"'w' 1 -> 0 of round 30 contains 9 values that are not finite.*0:30"
     ):
         verify(tmp_path / "bad.pt")
     with (tmp_path / "good.pt").open("r+b") as file:
@@ -434,23 +434,23 @@ INCOMPLETE: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (
         {"payload": None, "src": None},
         {},
-        "lacks src, payload; a trace needs the arrays round, src, dst",
+        "lacks src, payload; a trace requires the arrays round, src, dst",
     ),
-    ({}, {"graph": None}, "lacks a sound description"),
-    ({}, {"graph": {"nodes": 2, "edges": "x"}}, "lacks a sound description"),
-    ({}, {"task": None}, "lacks a sound description"),
-    ({}, {"layout": {"names": ["w"]}}, "lacks a sound description"),
+    ({}, {"graph": None}, "lacks a valid description"),
+    ({}, {"graph": {"nodes": 2, "edges": "x"}}, "lacks a valid description"),
+    ({}, {"task": None}, "lacks a valid description"),
+    ({}, {"layout": {"names": ["w"]}}, "lacks a valid description"),
     ({}, {"nodes": 1, "graph": {"nodes": 1, "edges": []}}, "src 1, expected 0 to 0"),
-    ({"dst": np.array([1])}, {}, "round has 2 entries, but dst 1"),
+    ({"dst": np.array([1])}, {}, "round has 2 entries, but dst has 1"),
     ({"src": np.array([0.5, 1])}, {}, "whole numbers"),
-    ({"round": np.array([-1, 0])}, {}, "round: there is no -1"),
-    ({"kind": np.array([0, 1])}, {}, "name them in the description"),
+    ({"round": np.array([-1, 0])}, {}, "round: expected numbers from 0 to"),
+    ({"kind": np.array([0, 1])}, {}, "add their names to the description"),
     ({"kind": np.array([0, 1])}, {"kinds": ["w"]}, "kind 1, expected 0 to 0"),
     ({"payload": np.zeros((2, 5))}, {}, "5 columns"),
     ({"payload": np.zeros((1, 9))}, {}, "row 1, expected 0 to 0"),
     ({"payload": np.zeros((2, 9), dtype=np.int32)}, {}, "payload"),
     ({"payload": np.zeros((2, 9), dtype=complex)}, {}, "real numbers"),
-    ({"secure": np.array([True])}, {}, "secure 1"),
+    ({"secure": np.array([True])}, {}, "secure has 1"),
 ]
 
 
@@ -473,7 +473,7 @@ def test_targets_that_make_no_sense(tmp_path: Path) -> None:
     record(tmp_path / "trace.pt")
     with pytest.raises(LeakauditError, match="ends in"):
         convert(tmp_path / "trace.pt", tmp_path / "trace.csv")
-    with pytest.raises(LeakauditError, match="itself"):
+    with pytest.raises(LeakauditError, match="both source and target"):
         convert(tmp_path / "trace.pt", tmp_path / "x" / ".." / "trace.pt")
     with pytest.raises(LeakauditError, match="max_bytes allows 1 kB"):
         convert(tmp_path / "trace.pt", tmp_path / "a.npz", max_bytes=1000)

@@ -271,7 +271,7 @@ nids fade=2 -> fade <= 1
 nids alphas=1,1,1,3 l2=1 -> alphas < 2
 pdmm theta=1.5 -> theta <= 1
 pdmm k_max=0 -> k_max >= 1
-pdmm alpha=2 -> diverges, by
+pdmm alpha=2 -> diverges by a factor of
 pdmm z0=-1 -> z0 >= 0
 pdmm update=exact --data=faces --model=mlp -> convex
 pvpadmm alpha=0 perturb=dual -> alpha
@@ -279,7 +279,7 @@ pvpadmm records=0 -> records >= 1
 pvpadmm --data=faces --model=mlp -> convex
 recal tau=1.5 s=0.5 -> lower tau or s
 recal tau=1.1 s=0.3 l2=1 -> L_i = l2
-recal tau=1,1 -> got 2
+recal tau=1,1 -> already 2 tau_i s_i is 1
 recal beta=9 -> beta below
 recal delta=1 -> delta < 1
 recal sigma=-1 -> sigma >= 0

@@ -85,10 +85,8 @@ def test_torch_reads_the_same_file() -> None:
 
 def test_one_is_not_the_other() -> None:
     with pytest.raises(
-        LeakauditError, match=r"trace_v1\.truth\.pt is a truth file, a trace is expected here"
+        LeakauditError, match=r"trace_v1\.truth\.pt is a truth file; expected a trace"
     ):
         load(HERE / "trace_v1.truth.pt")
-    with pytest.raises(
-        LeakauditError, match=r"trace_v1\.pt is a trace, a truth file is expected here"
-    ):
+    with pytest.raises(LeakauditError, match=r"trace_v1\.pt is a trace; expected a truth file"):
         load_truth(HERE / "trace_v1.pt")

@@ -133,7 +133,7 @@ def test_a_scenario_of_python_is_checked_by_the_same_types() -> None:
         ("dtype = 'int8'", "dtype: expected float32 or float64, got 'int8' (at line 1)"),
         ("states = 1", "states: expected true or false, got 1 (at line 1)"),
         ("nodes = 2.0", "nodes: expected a whole number, got 2.0 (at line 1)"),
-        ("x = " + "[" * 9000 + "]" * 9000, "no valid TOML: lists or tables nest too deeply"),
+        ("x = " + "[" * 9000 + "]" * 9000, "not valid TOML: lists or tables nest too deeply"),
         ("set = 3", "set: expected a table, got 3 (at line 1)"),
         ("[scenario]\nvictim = 3", "victim: expected text, got 3 (at line 2)"),
     ],

@@ -22,6 +22,15 @@ from leakaudit.protocols.topology import make
 from leakaudit.registry import get
 from leakaudit.verdict import Verdict
 
+# Constants of DP-SGD in Table II of DP-Norm.
+TABLE_II: dict[str, Any] = {
+    "alpha": 0.03,
+    "epsilon": 1.0,
+    "noise": "step",
+    "horizon": 6,
+    "samples": 4000,
+}
+
 
 def declared(
     name: str, graph: str = "ring", nodes: int = 5, rounds: int = 3, **constants: Any
@@ -144,19 +153,7 @@ def test_where_a_gradient_is_on_the_wire_no_noise_helps() -> None:
 
 def test_the_printed_noise_of_table_ii_is_refuted_and_theorem_1_is_not() -> None:
     """DP-Norm, Table II, row DP-SGD: true epsilon 2.245 at a nominal 1 with every record in every step; Theorem 1 is over-noised."""
-    printed = declared(
-        "dpsgd",
-        "ring",
-        6,
-        6,
-        alpha=0.03,
-        epsilon=1.0,
-        noise="step",
-        horizon=6,
-        samples=4000,
-        steps=2,
-        order="adapt",
-    )
+    printed = declared("dpsgd", "ring", 6, 6, **TABLE_II, steps=2, order="adapt")
     (one,) = compare(printed, named([Adversary()], [0], 6))
     assert one.verdict is Verdict.REFUTED
     assert one.bound.sensitivity == 2 / 4000
@@ -179,18 +176,7 @@ def test_the_printed_noise_of_table_ii_is_refuted_and_theorem_1_is_not() -> None
 
 
 def test_secret_mini_batches_are_never_refuted_by_the_exact_view() -> None:
-    sampled = declared(
-        "dpsgd",
-        "ring",
-        4,
-        6,
-        alpha=0.03,
-        epsilon=1.0,
-        noise="step",
-        horizon=6,
-        samples=4000,
-        batch=2000,
-    )
+    sampled = declared("dpsgd", "ring", 4, 6, **TABLE_II, batch=2000)
     (one,) = compare(sampled, named([Adversary()], [0], 4))
     assert one.exact is not None
     assert one.exact > 1

@@ -164,9 +164,9 @@ def test_real_counts_become_whole_by_largest_remainders() -> None:
 
 def test_methods_say_what_they_miss() -> None:
     head, _ = planted([1, 1, 0, 0, 0, 0], same=True)
-    with pytest.raises(AttackError, match="needs the model"):
+    with pytest.raises(AttackError, match="requires the model"):
         label_counts.pooled(replace(head, matrix=None), 2)
-    with pytest.raises(AttackError, match="needs a bias"):
+    with pytest.raises(AttackError, match="requires a last layer with bias"):
         label_counts.ilrg(replace(head, bias=None), 2)
 
 
@@ -212,7 +212,7 @@ def test_every_method_gives_labels_without_inputs(method: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "why"), [({"theta": None}, "needs the model"), ({"batch": None}, "set batch=N")]
+    ("change", "why"), [({"theta": None}, "requires the model"), ({"batch": None}, "set batch=N")]
 )
 def test_what_labels_cannot_read_it_refuses(change: dict[str, None], why: str) -> None:
     task, x, y = small()

@@ -201,7 +201,7 @@ def test_gaps_and_single_points_are_drawn() -> None:
     assert 4 in marked
     assert [text.get_text() for text in norm.texts] == ["no finite value"]
     assert not norm.axison
-    assert mse.get_title(loc="right") == "zeros are left out"
+    assert mse.get_title(loc="right") == "zeros are not shown"
     assert loss.get_title(loc="right") == ""
     with pytest.raises(la.LeakauditError, match="at most 8 runs"):
         training_chart.chart({str(k): broken for k in range(9)})

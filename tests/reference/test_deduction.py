@@ -221,7 +221,7 @@ def test_constants_that_the_trace_does_not_name_are_said() -> None:
     _, trace, _ = run(rounds=6)
     params = {k: v for k, v in trace.params.items() if k != "theta"}
     (leak,) = la.leaks(replace(trace, params=params), nodes=[0])
-    assert "does not name all constants, so this holds for theta=1.0" in leak.scope
+    assert "does not state all constants; assumed: theta=1.0" in leak.scope
 
 
 def test_a_message_that_is_declared_and_not_in_the_trace_is_named() -> None:

@@ -145,12 +145,12 @@ def test_a_negative_control_without_a_reconstruction_is_no_pass() -> None:
     made = model.plain(record_of.build(judged))
     assert judged.code == 0
     assert made["summary"].startswith(
-        "Nothing over the limits: 4 rules on 1 cells, 2 seeds, 1 control with nothing to score. "
+        "No limit is exceeded: 4 rules on 1 cells, 2 seeds, 1 control with nothing to score. "
     )
     (case,) = Tree.fromstring(get("reports", "junit")(made)).findall(".//testcase[skipped]")
     assert case.attrib["name"] == "fed/eavesdropper/labels: negative control"
     text = get("reports", "text")(made)
-    assert "nothing to score  fed/eavesdropper/labels: control: records of others" in text
+    assert "nothing to score  fed/eavesdropper/labels: control: records of other nodes" in text
 
 
 def test_where_a_program_gives_nothing_away_planted_reconstructions_are_scored(
@@ -281,7 +281,7 @@ def test_matches_by_chance_alone_pass_the_negative_control(run: Recorded) -> Non
     assert controls.negative(guessed(2)).ok
     refused = controls.negative(guessed(20))
     assert not refused.ok
-    assert "20 of 200 identified (chance 0.01)" in refused.says
+    assert "20 of 200 identified (chance level 0.01)" in refused.says
 
 
 # --- programs ---------------------------------------------------------------------------------------------------------

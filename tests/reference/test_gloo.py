@@ -317,7 +317,7 @@ def test_processes_that_cannot_begin_are_one_line(
     monkeypatch.setattr(setup, "write", write)
     with pytest.raises(
         LeakauditError,
-        match=r"the processes did not meet on 127\.0\.0\.1: FileNotFoundError.*see --engine threads",
+        match=r"the processes could not connect on 127\.0\.0\.1: FileNotFoundError.*see --engine threads",
     ):
         engine.record(recording.plan(scenario("dpsgd")), tmp_path / "t.pt", Spread(4))
     assert list(tmp_path.iterdir()) == []

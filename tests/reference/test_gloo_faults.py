@@ -246,7 +246,7 @@ def test_a_node_that_is_waited_for_changes_nothing(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("victim", "fault", "why"),
     [
-        ("dpsgd", "stop:1@0", "node 1 did not come to the end of round 0"),
+        ("dpsgd", "stop:1@0", "node 1 did not complete round 0"),
         ("dpsgd", "late:1@0:0.1", "node 1 sent nothing in round 0"),
         ("nids", "drop:0-1@1", "node 0 sent nothing to node 1 in round 1"),
     ],
@@ -257,7 +257,7 @@ def test_a_fault_that_finds_nothing_to_spoil_is_not_said_to_have_happened(
     """D-PSGD has no round 0, and NIDS sends nothing in the first."""
     trace = faulty(victim, fault).trace
     assert (trace.complete, gaps.sentences(trace), trace.provenance["faults"]) == (True, [], [])
-    assert Fault.parse(fault).missed == f"--fault {fault}: did not happen, {why}"
+    assert Fault.parse(fault).missed == f"--fault {fault}: did not occur, because {why}"
 
 
 def test_a_node_that_hangs_is_given_up_after_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,7 +267,8 @@ def test_a_node_that_hangs_is_given_up_after_the_timeout(monkeypatch: pytest.Mon
     said = gaps.sentences(found.trace)
     assert len(said) == 2
     assert all(
-        "messages 'w' 2 -> " in s and "rounds 4 to" in s and s.endswith("not in time") for s in said
+        "messages 'w' 2 -> " in s and "rounds 4 to" in s and s.endswith("not received in time")
+        for s in said
     )
     assert sorted(k for k in sent(found.trace, "w") if k[1] == 2) == sorted(
         (t, 2, j) for t in range(1, ROUNDS + 1) for j in (1, 3)
@@ -278,12 +279,12 @@ def test_a_node_that_hangs_is_given_up_after_the_timeout(monkeypatch: pytest.Mon
     ("victim", "fault", "sentence"),
     [
         ("secured", "stop:3@2", "node 3 ended after round 2: its process failed"),
-        ("secured", "stop:3@2", "ended after round 2: waited in vain for a message 'y' of round 3"),
+        ("secured", "stop:3@2", "ended after round 2: message 'y' of round 3 did not arrive"),
         ("secured", "stop:3@2", "nothing was sent in rounds 3 to 8"),
         (
             "pdmm",
             "drop:0-1@0",
-            "node 1 ended before a round was over: waited in vain for a message 'z0' of round 0",
+            "node 1 ended before completing a round: message 'z0' of round 0 did not arrive",
         ),
     ],
 )
@@ -314,8 +315,8 @@ def test_verify_accepts_the_trace_and_names_the_rounds(tmp_path: Path) -> None:
     faulty("dpsgd", "stop:3@5", tmp_path / "t.pt")
     facts = trace_info.verify(tmp_path / "t.pt")
     assert facts["missing"] == [
-        "messages 'w' 3 -> 0 of rounds 6 to 8: their sender's process was gone",
-        "messages 'w' 3 -> 2 of rounds 6 to 8: their sender's process was gone",
+        "messages 'w' 3 -> 0 of rounds 6 to 8: their sender's process had terminated",
+        "messages 'w' 3 -> 2 of rounds 6 to 8: their sender's process had terminated",
         "node 3 ended after round 5: its process failed",
     ]
     assert trace_info.info(tmp_path / "t.pt")["missing"] == facts["missing"]
@@ -353,7 +354,7 @@ def test_no_gradient_beyond_the_gap_is_claimed_and_those_before_it_are_true(
     for leak in hearing.leaks(trace, listener):
         rounds = leak.theta_rounds.tolist()
         assert max(rounds) <= 3
-        assert "messages of round 4 are missing, so this rests on rounds up to 3" in leak.scope
+        assert "messages of round 4 are missing, so only rounds up to 3 are used" in leak.scope
         true = torch.stack([g(leak.node, truth.states["w"][t, leak.node]) for t in rounds])
         assert torch.allclose(leak.combination.double() @ true, leak.value, rtol=0, atol=1e-10)
 
@@ -389,7 +390,7 @@ def test_a_provenance_of_another_form_is_passed_over(dropped: Recorder, entry: A
 
 
 def test_a_limit_that_is_no_round_is_refused(dropped: Recorder) -> None:
-    with pytest.raises(LeakauditError, match="expected a round as 'holds_until', got '3'"):
+    with pytest.raises(LeakauditError, match="expected a round number as 'holds_until', got '3'"):
         gaps.before(replace(dropped.trace, provenance={"holds_until": "3"}))
 
 
@@ -428,7 +429,7 @@ def test_what_is_no_fault_is_refused_in_one_line(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "why"),
-    [("stop:9@1", "nodes 0 to 3"), ("drop:0-2@1", "no such wire"), ("stop:1@9", "8 rounds")],
+    [("stop:9@1", "nodes 0 to 3"), ("drop:0-2@1", "no such channel"), ("stop:1@9", "8 rounds")],
 )
 def test_a_fault_must_fit_the_run(text: str, why: str) -> None:
     with pytest.raises(LeakauditError, match=why):
@@ -436,9 +437,7 @@ def test_a_fault_must_fit_the_run(text: str, why: str) -> None:
 
 
 def test_faults_ask_for_a_process_a_node() -> None:
-    with pytest.raises(
-        LeakauditError, match=r"expected a process for every node, so --procs 4, got 2"
-    ):
+    with pytest.raises(LeakauditError, match=r"expected one process per node \(--procs 4\), got 2"):
         engine.check(
             recording.plan(scenario("dpsgd")), Spread(2, faults=(Fault.parse("stop:1@1"),))
         )

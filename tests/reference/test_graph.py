@@ -38,7 +38,7 @@ def test_grid_is_the_most_square_rectangle() -> None:
     for nodes, rows in ((12, 3), (16, 4), (10, 2), (3, 1)):
         columns = nodes // rows
         assert len(make("grid", nodes).edges) == rows * (columns - 1) + columns * (rows - 1)
-    with pytest.raises(LeakauditError, match="7 nodes fill no rectangle; use 6 or 8"):
+    with pytest.raises(LeakauditError, match="7 nodes do not form a rectangle; use 6 or 8"):
         make("grid", 7)
 
 
@@ -116,9 +116,9 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         ("ring", 1, "at least 2 nodes"),
         ("star", 0, "at least 2 nodes"),
         ("rng", 5, "did you mean 'r"),
-        ("torus", 5, "no graph 'torus'"),
-        ("complete", 10**5, "larger than"),
-        ("ring", 10**9, "larger than"),
+        ("torus", 5, "unknown graph 'torus'"),
+        ("complete", 10**5, "exceeds the limit"),
+        ("ring", 10**9, "exceeds the limit"),
     ],
 )
 def test_graphs_that_are_refused(kind: str, nodes: int, says: str) -> None:

@@ -226,7 +226,7 @@ def test_a_label_that_the_differences_do_not_show_is_not_reported() -> None:
     found = attacked("differential", planted(task, x, torch.tensor([1]), 3, True, g), task, g)
     assert float((found.x - x).norm() / x.norm()) < 1e-3
     assert found.y is None
-    assert "another label fits as well" in found.note
+    assert "another label fits equally well" in found.note
 
 
 def test_a_label_is_not_reported_where_none_fits_or_time_is_over() -> None:
@@ -238,7 +238,7 @@ def test_a_label_is_not_reported_where_none_fits_or_time_is_over() -> None:
     with watching(seconds=0.0):
         found = attacked("differential", part, task, g)
     assert found.y is None
-    assert "no time to compare labels" in found.note
+    assert "not enough time to compare labels" in found.note
     unrelated = replace(part, value=torch.randn(part.value.shape, generator=g, dtype=D))
     found = attacked("differential", unrelated, task, g, steps=5, adam_steps=5, restarts=1)
     assert found.certificate is Certificate.FAILED

@@ -103,7 +103,7 @@ def test_the_smallest_side_is_the_smallest_that_works(tmp_path: Path, net: str) 
     assert torch.isfinite(lpips_distance(x, 1 - x, weights, data_range=1.0)).all()
     with pytest.raises(RuntimeError):
         weights.module(*torch.zeros(2, 1, 3, SIDES[net] - 1, SIDES[net] - 1))
-    with pytest.raises(LeakauditError, match=f"sides from {SIDES[net]}"):
+    with pytest.raises(LeakauditError, match=f"sides of at least {SIDES[net]}"):
         lpips_distance(x[..., 1:], x[..., 1:], weights, data_range=1.0)
 
 

@@ -109,7 +109,7 @@ def test_of_more_reconstructions_than_records_only_the_first_count() -> None:
     one = score(found(torch.cat([1 - x, x])), truth(x, torch.zeros(2, dtype=torch.int64)))[0]
     assert sorted(row for row in one.matched if row is not None) == [0, 1]
     assert one.surplus == 2
-    assert one.note == "2 more than the 2 records were handed in, only the first 2 count"
+    assert one.note == "2 reconstructions more than the 2 records; only the first 2 count"
 
 
 def test_vectors_get_no_image_metric() -> None:

@@ -186,13 +186,16 @@ print(before, a is b is torchvision, tuple(out.shape), _torchvision.shimmed(), _
     [
         (
             "raise RuntimeError('operator torchvision::roi_align does not exist')",
-            "does not fit torch",
+            "is not compatible with torch",
         ),
-        ("raise RuntimeError('operator torchvision::nms does not exist ')", "does not fit torch"),
+        (
+            "raise RuntimeError('operator torchvision::nms does not exist ')",
+            "is not compatible with torch",
+        ),
         ("raise ImportError('no luck')", "cannot be imported (no luck)"),
         (
             "import torch; raise RuntimeError('operator torchvision::nms does not exist')",
-            "does not fit torch",
+            "is not compatible with torch",
         ),
     ],
 )

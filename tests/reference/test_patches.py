@@ -239,7 +239,7 @@ def test_a_layer_that_fits_makes_images_approximate_where_statistics_and_gradien
     assert found.y is not None
     kept = float((task.gradient(theta, found.x, found.y) - gradient).norm() / gradient.norm())
     assert objectives.FIT < kept < PART
-    assert f"the whole gradient keeps {kept:.2g}" in found.note
+    assert f"(whole gradient: {kept:.2g})" in found.note
     assert found.residual < objectives.FIT
     for wrong in (
         replace(attack, statistics=None),

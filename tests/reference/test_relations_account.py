@@ -252,7 +252,7 @@ def test_what_cannot_be_accounted_is_refused() -> None:
     p.relate(g[0] - g[1], p.noise("drift", 0.1, 0))
     with pytest.raises(
         LeakauditError,
-        match=r"a relation between g\[0\|0,0\], g\[0\|1,0\], drift\[0,0\] alone is a prior",
+        match=r"the relation between g\[0\|0,0\], g\[0\|1,0\], drift\[0,0\] is a prior",
     ):
         account(know(p, ALL), g, 1.0)
 
@@ -500,7 +500,7 @@ def test_noise_that_is_not_gaussian_is_estimated_but_has_no_mu(law: Any) -> None
     assert determined(k, [g]) == []
     with pytest.raises(
         LeakauditError,
-        match=rf"n\[0,0\] is {law} noise, and a mu is of Gaussian noise alone; declare it known",
+        match=rf"n\[0,0\] is {law} noise, but a mu requires Gaussian noise; declare it known",
     ) as caught:
         account(k, [g], 1.0)
     assert "\n" not in str(caught.value)

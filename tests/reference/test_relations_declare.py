@@ -83,26 +83,26 @@ def errors(p: Relations, other: Expression) -> dict[str, Any]:
         "cannot add 3": lambda: x + 3,
         "is not linear": lambda: x * y,  # type: ignore[operator]
         "by zero": lambda: x / 0,
-        "belong to two declarations": lambda: x + other,
-        "used before it exists here": lambda: p.state("new", 0, eq=other),
-        "ties nothing together": lambda: p.relate(x, x),
+        "belong to different declarations": lambda: x + other,
+        "use only vectors of this one": lambda: p.state("new", 0, eq=other),
+        "is trivial": lambda: p.relate(x, x),
         "is declared twice; reuse the first": lambda: p.secret("x", 0),
-        "mixed rounds": lambda: [list(p.rounds(2)), list(p.rounds(2))],
-        "goes to itself": lambda: p.send(0, 0, x),
-        "goes to nobody": lambda: p.send(0, (), x),
+        "only one rounds": lambda: [list(p.rounds(2)), list(p.rounds(2))],
+        "addressed to itself": lambda: p.send(0, 0, x),
+        "addressed to nobody": lambda: p.send(0, (), x),
         "they share no edge": lambda: p.send(0, 2, x),
-        "send a vector": lambda: p.send(0, 1, 0),
-        "expected an error of std >= 0": lambda: p.send(0, 1, x, "loud", std=-1.0),
-        r"a\[0\] is used before it exists here: .* belongs": lambda: p.grad(0, at=other),
-        "it belongs to another declaration": lambda: p.opaque(y, of=[other]),
+        "expected a vector to send": lambda: p.send(0, 1, 0),
+        "expected a channel error with std >= 0": lambda: p.send(0, 1, x, "loud", std=-1.0),
+        r"a\[0\] belongs to another declaration": lambda: p.grad(0, at=other),
+        r"\] belongs to another declaration": lambda: p.opaque(y, of=[other]),
         "cannot|belong": lambda: p.relate(x, other),
-        "there is no node 9": lambda: p.secret("far", 9),
-        r"there is no vector x\[0,7\] .* did you mean": lambda: p.find("x", 0, 7),
-        "expected std > 0": lambda: p.noise("n", 0, 0),
+        "node 9 does not exist": lambda: p.secret("far", 9),
+        r"vector x\[0,7\] does not exist .* did you mean": lambda: p.find("x", 0, 7),
+        "expected a finite std > 0": lambda: p.noise("n", 0, 0),
         "expected one vector": lambda: (x + y).vector,
         "expected a state without eq=": lambda: p.opaque(x, of=[y]),
-        "there is no node 5": lambda: know(p, Adversary(corrupt=frozenset({5}))),
-        r"x\[0,0\] is no target": lambda: determined(
+        "node 5 does not exist": lambda: know(p, Adversary(corrupt=frozenset({5}))),
+        r"x\[0,0\] cannot be a target": lambda: determined(
             know(p, Adversary(corrupt=frozenset({0}))), [x]
         ),
     }
@@ -173,7 +173,8 @@ def test_residuals_find_the_relation_that_does_not_describe_the_run() -> None:
     assert (found.checked, found.skipped) == (1, 1)
     run["m[0>1,0]"] = torch.tensor([0.0, 1e-2])
     with pytest.raises(
-        LeakauditError, match=r"round 0: the relation m\[0>1,0\] = 2 w\[0,0\] misses by 2.2e-03 of"
+        LeakauditError,
+        match=r"round 0: the relation m\[0>1,0\] = 2 w\[0,0\] has a relative residual of 2.2e-03",
     ):
         residuals(p, lambda v: run.get(v.label), 1e-6)
 
@@ -257,6 +258,6 @@ def test_a_recorded_trace_is_read_by_round_sender_receiver_and_name() -> None:
     assert fetch(p.vectors[w0.vector]).tolist() == [1, 1]
     with pytest.raises(
         LeakauditError,
-        match=r"x\[0,0\] is not recorded in a trace; build the knowledge with own=False",
+        match=r"x\[0,0\] is not part of a recorded trace; call know\(…, own=False\)",
     ):
         fetch(p.vectors[x.vector])

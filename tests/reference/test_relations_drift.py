@@ -183,7 +183,7 @@ def test_what_drift_cannot_bound_is_refused() -> None:
     k, g = know(p, ALL), p.gradients(0)
     with pytest.raises(
         LeakauditError,
-        match=r"g\[0\|1,1\] reacts to the change and is no target; name all gradients of one node",
+        match=r"g\[0\|1,1\] reacts to the change but is not a target; pass all gradients of one node",
     ):
         drift(k, g[:1], 1.0, 1.0)
     with pytest.raises(LeakauditError, match="expected a smoothness >= 0"):
@@ -198,7 +198,7 @@ def test_what_drift_cannot_bound_is_refused() -> None:
         hidden.send(0, 1, x + hidden.noise("n", 1.0, 0), "x")
     with pytest.raises(
         LeakauditError,
-        match=r"what is seen before g\[0,2\] and the node's own past do not bound where it was taken",
+        match=r"what is observed before g\[0,2\] and the node's own past gradients do not bound",
     ):
         drift(know(hidden, ALL), hidden.gradients(0), 1.0, 1.0)
     assert account(know(hidden, ALL), hidden.gradients(0), 1.0).certificate == (2, 0, 0)

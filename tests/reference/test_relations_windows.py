@@ -74,7 +74,7 @@ def test_weights_are_used_again_in_rounds_that_repeat() -> None:
             < 1e-10
         )
     with pytest.raises(
-        LeakauditError, match=r"is not declared; the estimate cannot be moved by 9 rounds"
+        LeakauditError, match=r"is not declared; the estimate cannot be shifted by 9 rounds"
     ):
         later(first, p, 9)
 

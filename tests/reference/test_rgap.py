@@ -243,13 +243,13 @@ def test_what_cannot_be_taken_apart_is_said() -> None:
     )
     for wrong, words in (
         (difference, "use differential"),
-        (replace(leak, batch=2), "takes one sample apart"),
-        (replace(leak, theta=None), "needs the models"),
+        (replace(leak, batch=2), "recovers one sample"),
+        (replace(leak, theta=None), "requires the models"),
         (
             replace(leak, value=leak.value[:, 3:], columns=(3, task.layout.size)),
             "gradients of all layers",
         ),
-        (replace(leak, value=leak.value.abs()), "does not show one label"),
+        (replace(leak, value=leak.value.abs()), "do not show a single label"),
     ):
         with pytest.raises(AttackError, match=words):
             attacked(task, wrong)
@@ -262,5 +262,5 @@ def test_what_cannot_be_taken_apart_is_said() -> None:
         with pytest.raises(AttackError, match=words):
             attacked(task, leak)
     task, leak, _ = case("resnet10", {"bn": "eval"}, pictures(16, 3)[:1])
-    with pytest.raises(AttackError, match="no plain chain of layers"):
+    with pytest.raises(AttackError, match="not a plain chain of layers"):
         attacked(task, leak)

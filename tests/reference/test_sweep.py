@@ -184,7 +184,7 @@ def test_what_an_attack_cannot_use_is_a_reason_and_no_failure(tmp_path: Path) ->
     result = Job(tmp_path).measure(cell)
     assert result.findings == ()
     assert result.records == 2
-    assert result.reasons["0"].startswith("rgap: it takes one sample apart")
+    assert result.reasons["0"].startswith("rgap: it recovers one sample")
 
 
 # --- the whole --------------------------------------------------------------------------------------------------------
@@ -250,7 +250,7 @@ def test_parts_in_several_folders_give_the_same_file_as_one_run(tmp_path: Path) 
     merge.write(folders, tmp_path / "all.json")
     assert (tmp_path / "all.json").read_bytes() == (tmp_path / "one" / "results.json").read_bytes()
     sweep(plan(gradients=3), tmp_path / "other", HERE)
-    with pytest.raises(LeakauditError, match="holds another sweep"):
+    with pytest.raises(LeakauditError, match="expected parts of one sweep"):
         merge.write([*folders, tmp_path / "other"], tmp_path / "no.json")
 
 
@@ -330,22 +330,25 @@ def test_a_cell_that_raises_is_recorded_and_the_others_go_on(
     [
         ({"attacks": ()}, "at least one attack"),
         ({"attacks": ("analitic",)}, "did you mean 'analytic'"),
-        ({"seeds": (1, 1)}, "different whole numbers"),
+        ({"seeds": (1, 1)}, "distinct integers"),
         ({"over": {"sigmma": (1,)}}, "did you mean 'sigma'"),
         (
             {"over": {"victim": ("dpsgd", "pdmm"), "sigma": (0.0,)}},
             r"neither pdmm nor mlp has a parameter .sigma.*\[sweep\.set\.VICTIM\]",
         ),
         ({"over": {"rounds": ("three",)}}, "rounds: expected a whole number, got 'three'"),
-        ({"own": {"dgl": {"steps": (1,)}}}, "neither such an attack nor such a victim"),
+        ({"own": {"dgl": {"steps": (1,)}}}, "expected the name of an attack or a victim"),
         ({"own": {"labels": {"stepz": (1,)}}}, "stepz"),
-        ({"set": {"pdmm": {"rho": 1}}}, "neither such an attack nor such a victim"),
+        ({"set": {"pdmm": {"rho": 1}}}, "expected the name of an attack or a victim"),
         ({"epsilon": (-1.0,)}, "sweep: epsilon"),
         ({"noise": "none"}, "sweep: noise"),
         ({"gradients": 0}, "sweep: gradients"),
         ({"figure": "sgma"}, "did you mean 'sigma'"),
         ({"psnr": math.nan}, "psnr"),
-        ({"attacks": ("auto",), "set": {"auto": {"steps": 3}}}, "auto: takes no hyper-parameters"),
+        (
+            {"attacks": ("auto",), "set": {"auto": {"steps": 3}}},
+            "auto: expected no hyper-parameters",
+        ),
     ],
 )
 def test_a_plan_that_cannot_be_used_is_refused_before_anything_runs(

@@ -233,7 +233,7 @@ def test_tags_choose_messages_and_say_their_kinds(tmp_path: Path) -> None:
     kinds = {(m.kinds[int(m.kind[k])], float(m.payload[int(m.row[k]), 0])) for k in range(len(m))}
     assert kinds == {("w", 4.0), ("y", 6.0)}
     with pytest.raises(
-        LeakauditError, match=r"tracking sends 2 kinds of messages \(w, y\); say which tag is which"
+        LeakauditError, match=r"tracking sends 2 kinds of messages \(w, y\); assign the tags"
     ):
         trace_of(tmp_path, 2, write, first="update", protocol="tracking", params=params)
 
@@ -245,7 +245,7 @@ def test_a_log_without_the_model_is_refused_and_says_what_it_holds(tmp_path: Pat
 
     with pytest.raises(
         LeakauditError,
-        match=f"no message has the size of the model, {D} numbers.*heard were 2 send of 7 numbers",
+        match=f"no message has the size of the model \\({D} numbers.*the log contains 2 send of 7 numbers",
     ):
         trace_of(tmp_path, 2, others)
 
@@ -263,7 +263,7 @@ def test_what_a_program_says_of_a_message_goes_before_the_count_and_is_not_belie
     assert {tuple(m["rounds"]) for m in trace.provenance["missing"]} == {(1, 1), (3, 3)}
     with pytest.raises(
         LeakauditError,
-        match="a message says that it is of round 2000000004, and the log holds 4 messages",
+        match="a message claims to be of round 2000000004, but the log contains 4 messages",
     ):
         trace_of(tmp_path / "far", 2, lambda logs: write(logs, 2_000_000_000), first="update")
 
@@ -294,7 +294,7 @@ def test_first_models_of_their_own_make_the_first_gradient_unknown(tmp_path: Pat
     trace = trace_of(tmp_path, 3, averaging(own_start=True), params={"alpha": 0.05, "samples": 1})
     x, y = data(3)
     assert "w0" not in trace.public
-    assert "differ from rank to rank" in trace.provenance["tap"]["notes"][0]
+    assert "first models differ" in trace.provenance["tap"]["notes"][0]
     for leak in la.leaks(trace):
         assert leak.theta is not None
         assert (leak.combination != 0).sum() == 4
@@ -361,7 +361,9 @@ def test_nothing_is_derived_from_a_step_that_is_not_known(tmp_path: Path) -> Non
     """A server that does not move by w - lr mean g: gradients and models stay as they were sent."""
     trace = trace_of(tmp_path, 4, gathering(3, -0.2), payload="gradients", params={"samples": 1})
     assert trace.params["server"] == "unknown"
-    assert any("another optimiser" in note for note in trace.provenance["tap"]["notes"])
+    assert any(
+        "the optimiser or lr is different" in note for note in trace.provenance["tap"]["notes"]
+    )
     x, y = data(3)
     for leak in la.leaks(trace):
         assert leak.theta is not None
@@ -389,7 +391,7 @@ def test_a_scale_makes_the_gradient_of_what_was_sent(tmp_path: Path) -> None:
 
 
 def test_a_server_that_is_none_of_the_ranks_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(LeakauditError, match="there is no rank 9, the program had ranks 0 to 3"):
+    with pytest.raises(LeakauditError, match="rank 9 does not exist"):
         trace_of(
             tmp_path, 4, gathering(0, 0.2), payload="gradients", params={}, messages={"server": 9}
         )
@@ -408,7 +410,7 @@ def test_a_guess_finds_step_order_and_model_and_its_text_says_the_same(
     assert found.description.task.layout.size == D
     assert found.description.task.spec.levels == 255
     assert description.of(tomllib.loads(found.toml)).params == found.description.params
-    assert any("gradient computed anew" in line for line in found.evidence)
+    assert any("gradient recomputed" in line for line in found.evidence)
 
 
 def consensus(sign: int, rounds: int = 4) -> Write:
@@ -482,7 +484,7 @@ def test_a_guess_does_not_invent_a_model(tmp_path: Path) -> None:
 
     found = guess(logged(tmp_path, 2, write))
     assert found.description is None
-    assert found.said == "weights (sure), dpsgd; say yourself: params.alpha, model.name"
+    assert found.said == "weights (sure), dpsgd; to be filled in: params.alpha, model.name"
     assert "NOT KNOWN: the step size" in found.toml
 
 
@@ -592,7 +594,7 @@ def test_a_model_with_one_output_is_guessed_from_the_lengths_of_its_tensors(
     """Its one row always has rank one, which proves nothing; the guess does not say that it does."""
     found = guess(logged(tmp_path, 2, one_output(payload, hidden)))
     assert found.said.startswith(f"{payload} (")
-    assert not any("gradient computed anew" in line for line in found.evidence)
+    assert not any("gradient recomputed" in line for line in found.evidence)
     model = tomllib.loads(found.toml)["model"]
     if payload != "duals" and hidden == 4:  # noise: not of rank one
         assert "model.name" in found.said
@@ -604,7 +606,7 @@ def test_a_model_with_one_output_is_guessed_from_the_lengths_of_its_tensors(
 
 def test_a_model_of_another_size_is_refused_by_a_guess(tmp_path: Path) -> None:
     task = Task.build(la.TaskSpec("logistic", shape=(1, 9, 9), classes=3))
-    with pytest.raises(LeakauditError, match="no message of 246 numbers, the model's size"):
+    with pytest.raises(LeakauditError, match="no message of the model's size"):
         guess(logged(tmp_path, 3, averaging()), task)
 
 

@@ -60,7 +60,7 @@ def test_every_number_format_of_the_log_is_torchs(tmp_path: Path) -> None:
         assert not log.write("send", torch.zeros(2, dtype=torch.complex64))
         assert log.write("send", np.arange(4.0))
     (found,) = read_logs(tmp_path)
-    assert found.events[0].notes["left_out"] == "its number format"
+    assert found.events[0].notes["left_out"] == "an unsupported number format"
     assert found.tensor(found.events[1]).tolist() == [0, 1, 2, 3]
     with pytest.raises(LeakauditError, match="event 0 of rank 0 has no payload"):
         found.tensor(found.events[0])
@@ -215,7 +215,7 @@ def test_lines_that_we_would_not_have_written_are_refused(
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     change(lines)
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    with pytest.raises(LeakauditError, match="is refused: ") as error:
+    with pytest.raises(LeakauditError, match=r"\.jsonl: ") as error:
         read_logs(tmp_path)
     assert "\n" not in str(error.value)
 
@@ -233,7 +233,7 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
 
 def test_a_folder_without_logs_is_refused(tmp_path: Path) -> None:
     (tmp_path / "rank0.0.bin").touch()
-    with pytest.raises(LeakauditError, match="holds no log of a tap"):
+    with pytest.raises(LeakauditError, match="contains no log of a tap"):
         read_logs(tmp_path)
     with pytest.raises(
         LeakauditError, match="No such file or directory; expected the folder of a tap"
@@ -327,4 +327,4 @@ def test_trouble_of_the_tap_does_not_reach_the_program(
     capture = Capture(str(tmp_path / "file" / "log"))
     capture.event("send", torch.ones(4), 1)
     capture.event("send", torch.ones(4), 1)
-    assert capfd.readouterr().err.count("leakaudit tap: stopped listening") == 1
+    assert capfd.readouterr().err.count("leakaudit tap: recording of process") == 1

@@ -411,7 +411,9 @@ def test_statistics_of_one_value_a_channel_are_refused_in_one_sentence(call: str
         else:
             getattr(task, call)(theta, x[:samples], y[:samples])
 
-    with pytest.raises(LeakauditError, match="bn=train has no statistics of one sample on 1x1"):
+    with pytest.raises(
+        LeakauditError, match="bn=train cannot compute statistics of one sample on 1x1"
+    ):
         run(task, 1)
     run(task, 2)
     run(Task.build(replace(spec, args={"bn": "eval"})), 1)
@@ -473,7 +475,7 @@ def test_problem_checks_shapes() -> None:
         ({"args": {"l2": -1}}, "l2 >= 0"),
         ({"args": {"l2": "much"}}, "l2 >= 0"),
         ({"args": {"bn": "eval"}}, "has no batch normalisation"),
-        ({"args": {"hidden": 10**9 - 1}}, "parameters, at most"),
+        ({"args": {"hidden": 10**9 - 1}}, "parameters, but the limit is"),
         ({"args": {"hiden": 10}}, "did you mean 'hidden'"),
         ({"model": "mpl"}, "did you mean 'mlp'"),
         ({"model": "resnet10", "shape": (192,)}, "needs images"),
@@ -624,11 +626,11 @@ def test_layers_that_are_used_twice_are_no_ends(
     [
         ("mine_bad:absent", {}, "has no attribute 'absent'"),
         ("mine_bad:constant", {}, "function or class"),
-        ("mine_bad:number", {}, "expected a torch.nn.Module back, got int"),
+        ("mine_bad:number", {}, "expected a torch.nn.Module, got int"),
         ("mine_bad:crash", {}, "raised KeyError"),
         ("mine_bad:sized", {"depth": 2}, "raised TypeError"),
         ("mine_bad:wide", {}, r"expected outputs \(2, 4\)"),
-        ("mine_bad:narrow", {}, "does not take inputs"),
+        ("mine_bad:narrow", {}, "does not accept inputs"),
         ("mine_bad:again", {}, "'3' is registered under two names"),
         ("mine_bad:empty", {}, "no parameters to train"),
         ("no_such_module_anywhere:f", {}, "No module named"),

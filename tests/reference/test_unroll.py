@@ -190,7 +190,7 @@ def test_what_is_missing_is_said() -> None:
     theta, y = task.init(torch.Generator().manual_seed(0)), torch.tensor([0, 2, 1, 1])
     leak = update_leak(task, theta, x[:4], y, Local(4, 0.1, 4, 2))
     assert local_training.missing(leak, None, None) is None
-    assert "their size is not known" in (
+    assert "local steps of unknown size" in (
         local_training.missing(replace(leak, step=None), None, None) or ""
     )
     assert "mini-batches" in (local_training.missing(leak, None, 40) or "")

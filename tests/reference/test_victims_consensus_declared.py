@@ -90,10 +90,11 @@ def test_wrong_constants_are_refused(name: str, constants: dict[str, Any], words
 
 def test_what_a_declaration_lacks_is_said() -> None:
     with pytest.raises(
-        LeakauditError, match="expected 8 positive numbers separated by commas, got '1,2'"
+        LeakauditError,
+        match="expected alphas to be 8 positive numbers separated by commas, got '1,2'",
     ):
         declare("nids", RING, 3, alphas="1,2")
-    with pytest.raises(LeakauditError, match="epsilon=1 needs samples"):
+    with pytest.raises(LeakauditError, match="set samples"):
         declare("dpsgd", RING, 3, epsilon=1.0, noise="step", horizon=3)
-    with pytest.raises(LeakauditError, match="batch=5 needs samples"):
+    with pytest.raises(LeakauditError, match="with batch=5 the number of steps"):
         declare("fedavg", RING, 3, batch=5)

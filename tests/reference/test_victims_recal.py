@@ -434,7 +434,7 @@ def test_a_node_that_draws_itself_keeps_the_baton() -> None:
         ({"activation": "iid"}, "complete"),
         ({"tau": "1.0", "s": "0.5"}, "tau_i"),
         ({"tau": "0.1,0.2"}, "one tau"),
-        ({"tau": "0.1,0.2", "s": "0.1,0.1,0.1"}, "as many tau"),
+        ({"tau": "0.1,0.2", "s": "0.1,0.1,0.1"}, "the same number of tau"),
         ({"tau": "fast"}, "tau: expected finite numbers joined by commas"),
         ({"tau": []}, "positive number"),
         ({"s": "-1"}, "positive number"),

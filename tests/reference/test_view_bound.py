@@ -77,14 +77,14 @@ def test_the_text_of_a_basis_is_made_from_its_values() -> None:
     """Every part that is set is in the sentence, and the unit of privacy begins it."""
     plain = Basis(Ground.MODELS_SEEN)
     assert plain.unit is Unit.RECORD
-    assert str(plain).startswith("record: the models are functions of what is seen")
+    assert str(plain).startswith("record: the models are functions of what is observed")
     smooth = Basis(Ground.SMOOTH, Stronger.ALL_MESSAGES, smoothness=0.25, own_view="not its own")
     assert str(smooth) == (
-        "record: gradients are 0.25-Lipschitz; upper value, priced for one who hears every message "
+        "record: gradients are 0.25-Lipschitz; upper bound, computed for one who observes every message "
         "that the node sends or receives (not its own)"
     )
     reacting = Basis(Ground.REACTING, not_smooth="no bound")
     assert reacting.unit is Unit.NODE
-    assert str(reacting).startswith("node: no epsilon for records")
+    assert str(reacting).startswith("node: no epsilon per record")
     assert str(reacting).endswith(" (with the smoothness: no bound)")
     assert Basis(Ground.STEERED).unit is Unit.NONE

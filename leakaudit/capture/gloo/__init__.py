@@ -1,1 +1,1 @@
-"""A victim as real processes over loopback, by torch.distributed's gloo (docs/engines.md)."""
+"""Victims as real processes over loopback, with torch.distributed and gloo (docs/engines.md)."""

@@ -1,4 +1,4 @@
-"""What every process of a run is doing, in a small file that all of them map."""
+"""The status of every process of a run, in a small file that all of them map into memory."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ STARTING, WORKING, WAITING, DONE = range(4)
 # Columns of the file.
 _STATE = 0
 _SINCE = 1  # seconds of the monotonic clock
-_ROUND = 2  # the last one that has ended
+_ROUND = 2  # the last completed round
 
 
 class Board:
-    """One row for each process: what it does, since when, and the last round that it has ended."""
+    """One row per process: its state, the time since when, and the last round that it completed."""
 
     def __init__(self, path: str | os.PathLike[str], procs: int, new: bool = False) -> None:
         """Map the file.
 
         Args:
-            path: Where it stands.
+            path: Location of the file.
             procs: Number of processes.
             new: Whether to create it first.
         """
@@ -32,12 +32,12 @@ class Board:
         self._rows = np.memmap(Path(path), dtype=np.float64, mode=mode, shape=(procs, 3))
 
     def tell(self, rank: int, state: int, round: int | None = None) -> None:
-        """Say what a process does from now on.
+        """Record the new state of a process.
 
         Args:
             rank: The process.
             state: `STARTING`, `WORKING`, `WAITING` or `DONE`.
-            round: The round that it has just ended, if any.
+            round: The round that it has just completed, if any.
         """
         self._rows[rank, _STATE] = state
         self._rows[rank, _SINCE] = time.monotonic()
@@ -46,34 +46,34 @@ class Board:
 
     @property
     def started(self) -> bool:
-        """Whether every process has met all others."""
+        """Whether every process is connected to all others."""
         return bool((self._rows[:, _STATE] != STARTING).all())
 
     def lowest(self) -> int:
-        """Return the last round that all running processes have ended."""
+        """Return the last round that all running processes have completed."""
         running = self._rows[:, _STATE] != DONE
         if running.any():
             return int(self._rows[running, _ROUND].min())
         return int(self._rows[:, _ROUND].max())
 
     def stuck(self, seconds: float) -> bool:
-        """Return whether no running process has done anything new.
+        """Return whether no running process has made progress.
 
         Args:
-            seconds: For how long.
+            seconds: The length of time to consider.
         """
         running = self._rows[:, _STATE] != DONE
         return bool((time.monotonic() - self._rows[running, _SINCE] > seconds).all())
 
     def silent(self, rank: int, seconds: float) -> bool:
-        """Return whether a message of a process is no longer waited for.
+        """Return whether to stop waiting for messages of a process.
 
-        That is so if the process has been at work for too long, or if all processes wait for each
-        other. One that waits itself is not silent: whoever keeps it waiting is.
+        This is the case if the process has been working for too long, or if all processes wait for
+        each other. A process that is waiting itself does not count; the one it waits for may.
 
         Args:
             rank: The process.
-            seconds: How long it may work.
+            seconds: Maximum working time.
         """
         state = self._rows[:, _STATE].copy()
         since = self._rows[:, _SINCE].copy()

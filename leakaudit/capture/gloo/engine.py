@@ -1,4 +1,4 @@
-"""Run a plan as processes, from the side that starts them and waits."""
+"""Run a plan in several processes: the parent's side, which starts them and waits for them."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from leakaudit.errors import LeakauditError
 from leakaudit.protocols.recording import Plan, opened, public
 from leakaudit.traces.recorder import Recorder
 
-POLL = 0.05  # seconds between two looks at the processes: a choice
-# Seconds in which all processes must have met; importing torch on a loaded machine takes tens of
-# them.
+POLL = 0.05  # seconds between two checks of the processes: a choice
+# Seconds within which all processes must be connected; importing torch on a loaded machine takes
+# tens of them.
 MEETING = 120.0
 MOST = 64  # processes: a choice, each of them holds its own copy of torch
-# Times the timeout, after which processes that do nothing new are ended: one timeout passes until a
-# process gives up a silent one, and only then does it go on.
+# Multiple of the timeout after which processes without progress are ended: a process needs one
+# timeout to give up a silent one, and only then continues.
 GRACE = 2.0
 
 
 class Cut(StrEnum):
-    """Why processes were ended that were still running."""
+    """Why processes were ended while still running."""
 
     NOT = ""
     INTERRUPTED = "the run was interrupted"
     FAILED = "another process failed"
-    HUNG = "it hung, and was given up"
+    HUNG = "it hung and was terminated"
 
 
 def record(
@@ -52,17 +52,17 @@ def record(
     trusted: bool = False,
     threads: bool = False,
 ) -> Recorder:
-    """Run the plan as processes over 127.0.0.1 and record it as `recording.record` does.
+    """Run the plan as processes over 127.0.0.1, and record it as `recording.record` does.
 
-    The faults that happened, and what is missing because a process ended, was late or lost a
-    message, stand in the trace's provenance (`leakaudit.traces.gaps`). Ctrl-C ends all processes
-    and leaves what they sent.
+    The faults that occurred, and the messages that are missing because a process ended, was late
+    or lost them, are listed in the trace's provenance (`leakaudit.traces.gaps`). Ctrl-C ends all
+    processes and keeps what they have sent.
 
     Args:
-        plan: What is run.
-        path: Of the trace; None records in memory.
-        options: How the run is spread.
-        max_bytes: Largest recording that is allowed.
+        plan: The plan to run.
+        path: File of the trace; None records in memory.
+        options: The distribution of the run over processes.
+        max_bytes: Maximum size of the recording in bytes.
         private: Plain values for the provenance of the truth only.
         trusted: Whether a custom model may be imported.
         threads: Whether to run threads of this process instead, without gloo.
@@ -71,12 +71,13 @@ def record(
         The closed recorder.
 
     Raises:
-        LeakauditError: Before anything is written, the plan cannot be run so; or a process fails.
+        LeakauditError: The plan cannot be run in this way (nothing has been written then), or a
+            process fails.
     """
     check(plan, options)
     plan.fit(max_bytes)
     known = public(plan)
-    # Refuses what cannot be recorded, before anything runs.
+    # Reject what cannot be recorded before anything runs.
     opened(plan, path, known, max_bytes, private)
     beside = None if path is None else Path(path).parent
     try:
@@ -98,7 +99,7 @@ def record(
             _stop(cut)
             raise LeakauditError(
                 failed
-                or f"the processes did not meet on 127.0.0.1: {cut or _said(folder)}; "
+                or f"the processes could not connect on 127.0.0.1: {cut or _said(folder)}; "
                 "see --engine threads"
             )
         engine = {
@@ -123,11 +124,11 @@ def record(
 
 
 def check(plan: Plan, options: Spread) -> None:
-    """Refuse a plan that cannot be run as these processes.
+    """Reject a plan that cannot be run in these processes.
 
     Args:
-        plan: What is run.
-        options: How the run is spread.
+        plan: The plan to run.
+        options: The distribution of the run over processes.
 
     Raises:
         LeakauditError: The victim, the curves, the device or an option does not allow it.
@@ -141,7 +142,7 @@ def check(plan: Plan, options: Spread) -> None:
         )
     if plan.scenario.curves:
         raise LeakauditError(
-            "--engine: curves are about all nodes at once; use --engine inline for --curves"
+            "--engine: curves need all nodes in one process; use --engine inline for --curves"
         )
     if plan.task.device.type != "cpu":
         raise LeakauditError(f"--engine: expected device cpu, got {plan.task.device}")
@@ -158,12 +159,12 @@ def check(plan: Plan, options: Spread) -> None:
         fault.check(plan.graph, plan.scenario.rounds)
     if options.faults and options.procs != nodes:
         raise LeakauditError(
-            f"--fault: expected a process for every node, so --procs {nodes}, got {options.procs}"
+            f"--fault: expected one process per node (--procs {nodes}), got {options.procs}"
         )
 
 
 def _threads(folder: Path) -> Cut:
-    """Run all processes as threads, to the same end as `_run`."""
+    """Run all processes as threads, with the same result as `_run`."""
     try:
         run_threads(Setup.read(folder))
     except KeyboardInterrupt:
@@ -172,7 +173,7 @@ def _threads(folder: Path) -> Cut:
 
 
 def _run(folder: Path, plan: Plan, options: Spread) -> Cut:
-    """Start the processes, wait until they have ended, and return why they were ended."""
+    """Start the processes, wait until they have ended, and return why they were stopped."""
     command = [sys.executable, "-P", "-m", "leakaudit.capture.gloo.supervisor", str(folder)]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     board = Board(folder / "board", options.procs)
@@ -214,7 +215,7 @@ def _said(folder: Path) -> str:
         for line in reversed(file.read_text(errors="replace").split("\n")):
             if line.strip():
                 return line
-    return "they ended at once"
+    return "they ended immediately"
 
 
 def _stop(cut: Cut) -> None:

@@ -1,4 +1,4 @@
-"""What is to go wrong in a run, on purpose: a node that stops, a late node, a lost message."""
+"""Deliberate faults of a run: a node that stops, a late node, or a lost message."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Kind: TypeAlias = Literal["stop", "late", "drop"]
 FORM = re.compile(
     r"(stop|late|drop):(\d{1,6})(?:-(\d{1,6}))?@(\d{1,9})(?::([0-9.eE+-]{1,20}))?", re.ASCII
 )
-# Whether a fault of each kind has a receiver, and seconds.
+# Whether a fault of each kind has a receiver, and a number of seconds.
 PARTS = {"stop": (False, False), "late": (False, True), "drop": (True, False)}
 LONGEST = 3600.0  # seconds: a choice
 
@@ -23,16 +23,16 @@ LONGEST = 3600.0  # seconds: a choice
 class Fault:
     """One fault.
 
-    ``stop:3@5``: the process of node 3 ends, without a word, when round 5 is over.
-    ``late:2@4:0.5``: node 2 sends what it sends in round 4 half a second late. ``drop:0-1@6``:
-    what node 0 sends to node 1 in round 6 is lost on its way, and nobody hears it.
+    ``stop:3@5``: the process of node 3 ends without notice after round 5. ``late:2@4:0.5``: node 2
+    sends its messages of round 4 half a second late. ``drop:0-1@6``: the message from node 0 to
+    node 1 in round 6 is lost, and nobody observes it.
 
     Attributes:
         kind: ``stop``, ``late`` or ``drop``.
         node: The node that stops, is late or sends.
-        round: When.
-        to: Who does not receive; None except for ``drop``.
-        seconds: How late; 0 except for ``late``.
+        round: The round of the fault.
+        to: The node that does not receive; None except for ``drop``.
+        seconds: The delay; 0 except for ``late``.
     """
 
     kind: Kind
@@ -46,10 +46,10 @@ class Fault:
         """Read one fault.
 
         Args:
-            text: In one of the three forms.
+            text: A fault in one of the three forms.
 
         Raises:
-            LeakauditError: It is in none of them; the message names them.
+            LeakauditError: The text has another form; the message lists the three.
         """
         found = FORM.fullmatch(text)
         kind, node, to, round, seconds = found.groups() if found else ("", "0", None, "0", None)
@@ -63,42 +63,42 @@ class Fault:
         return cls(known, int(node), int(round), receiver, _seconds(seconds))
 
     def __str__(self) -> str:
-        """The form that `parse` reads."""
+        """Return the form that `parse` reads."""
         ends = str(self.node) if self.to is None else f"{self.node}-{self.to}"
         delay = f":{self.seconds:g}" if self.kind == "late" else ""
         return f"{self.kind}:{ends}@{self.round}{delay}"
 
     @property
     def missed(self) -> str:
-        """Say that it did not happen, and why."""
+        """Return a sentence that the fault did not occur, and why."""
         why = {
-            "stop": "did not come to the end of",
+            "stop": "did not complete",
             "late": "sent nothing in",
             "drop": f"sent nothing to node {self.to} in",
         }[self.kind]
-        return f"--fault {self}: did not happen, node {self.node} {why} round {self.round}"
+        return f"--fault {self}: did not occur, because node {self.node} {why} round {self.round}"
 
     def check(self, graph: Graph, rounds: int) -> None:
-        """Refuse a fault that cannot happen.
+        """Reject a fault that cannot occur.
 
         Args:
-            graph: Of the run.
-            rounds: Of the run.
+            graph: Communication graph of the run.
+            rounds: Length of the run.
 
         Raises:
-            LeakauditError: The run has no such node, wire or round.
+            LeakauditError: The run has no such node, channel or round.
         """
         what = ""
         if self.to is None and self.node >= graph.nodes:
             what = f"nodes 0 to {graph.nodes - 1}"
         elif self.to is not None and (self.node, self.to) not in graph.arcs:
-            what = "no such wire"
+            what = "no such channel"
         if what:
             raise LeakauditError(
-                f"--fault {self}: the run has {what}; name a node or a wire of its graph"
+                f"--fault {self}: the run has {what}; use a node or a channel of its graph"
             )
         if self.round > rounds:
-            raise LeakauditError(f"--fault {self}: the run has {rounds} rounds; name one of them")
+            raise LeakauditError(f"--fault {self}: the run has {rounds} rounds; use one of them")
 
 
 def _seconds(text: str | None) -> float:

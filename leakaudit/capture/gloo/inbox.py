@@ -1,4 +1,4 @@
-"""What the other processes have sent, in the order in which each sent it."""
+"""The packets of the other processes, in the order in which each sent them."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from queue import Empty, Queue
 
 from torch import Tensor
 
-# Instead of the number of an exchange: the sender has ended, or its connection has.
+# In place of the number of an exchange: the sender has ended, or its connection has.
 GOODBYE = -1
 CUT = -2
-POLL = 0.02  # seconds between two looks at whether a peer is still waited for: a choice
+POLL = 0.02  # seconds between two checks whether to wait for a peer any longer: a choice
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,7 +24,7 @@ class _Packet:
 
 @dataclass(frozen=True)
 class _End:
-    """The last word of a sender: `GOODBYE` or `CUT`, and the exchange that it had reached."""
+    """The last notice of a sender: `GOODBYE` or `CUT`, and the exchange that it had reached."""
 
     word: int
     reached: int
@@ -33,7 +33,7 @@ class _End:
 class Inbox:
     """Packets by sender: the number of an exchange and its rows.
 
-    Packets of one sender arrive in order, so a later one tells of a loss.
+    Packets of one sender arrive in order, so a packet with a later number reveals a loss.
     """
 
     def __init__(self, peers: Iterable[int]) -> None:
@@ -43,21 +43,21 @@ class Inbox:
             peers: The other processes.
         """
         self._in: dict[int, Queue[_Packet | _End]] = {p: Queue() for p in peers}
-        self._early: dict[int, _Packet] = {}  # packets of later exchanges, kept until theirs
+        self._early: dict[int, _Packet] = {}  # packets of later exchanges, kept until needed
         self._gone: dict[int, _End] = {}
 
     def put(self, peer: int, number: int, rows: Tensor) -> None:
-        """Take what a peer sent; may be called by any thread.
+        """Add a packet of a peer; any thread may call this.
 
         Args:
             peer: The sender.
-            number: Of the exchange.
+            number: Number of the exchange.
             rows: (k, d) Its rows.
         """
         self._in[peer].put(_Packet(number, rows))
 
     def end(self, peer: int, word: int, reached: int = 0) -> None:
-        """Take the last word of a peer; may be called by any thread.
+        """Add the last notice of a peer; any thread may call this.
 
         Args:
             peer: The sender.
@@ -69,16 +69,16 @@ class Inbox:
     def take(
         self, peer: int, number: int, silent: Callable[[], bool], waiting: Callable[[], None]
     ) -> tuple[Tensor | None, str]:
-        """Return a peer's rows of an exchange; rows of earlier exchanges are thrown away.
+        """Return a peer's rows of an exchange; rows of earlier exchanges are discarded.
 
         Args:
             peer: The sender.
-            number: Of the exchange.
-            silent: Whether the peer is no longer waited for.
+            number: Number of the exchange.
+            silent: Returns whether to stop waiting for the peer.
             waiting: Called before the first wait.
 
         Returns:
-            The rows and an empty text, or None and why: ``lost``, ``ended``, ``closed`` or
+            The rows and an empty text, or None and the reason: ``lost``, ``ended``, ``closed`` or
             ``silent`` (`leakaudit.traces.gaps.WHY`).
         """
         told = False
@@ -103,7 +103,7 @@ class Inbox:
                 return None, "lost"
 
     def _next(self, peer: int) -> _Packet | _End | None:
-        """Return the next packet if it is there."""
+        """Return the next packet if it has arrived."""
         early = self._early.pop(peer, None)
         if early is not None:
             return early
@@ -113,7 +113,7 @@ class Inbox:
             return None
 
     def _wait(self, peer: int) -> _Packet | _End | None:
-        """Wait for the next packet, not for long."""
+        """Wait a short time for the next packet."""
         try:
             return self._in[peer].get(timeout=POLL)
         except Empty:
@@ -121,7 +121,7 @@ class Inbox:
 
 
 def _why(end: _End, number: int) -> str:
-    """Say why rows of an exchange did not come from a peer that is gone."""
+    """Return why rows of an exchange did not arrive from a peer that has ended."""
     if end.word == CUT:
         return "closed"
     return "lost" if number <= end.reached else "ended"

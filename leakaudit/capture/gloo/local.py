@@ -1,6 +1,6 @@
-"""The part of a problem that lives in one process.
+"""The part of a problem that one process holds.
 
-The others' inputs are NaN, and so is whatever would be computed from them.
+The inputs of other nodes are NaN, and so is everything computed from them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from leakaudit.tasks.task import Problem, Task
 
 @dataclass(frozen=True, eq=False)
 class LocalTask(Task):
-    """A task whose gradients are computed only for nodes that have inputs here; others are NaN."""
+    """A task that computes gradients only for nodes with inputs in this process; others are NaN."""
 
     def gradients(
         self,
@@ -26,14 +26,14 @@ class LocalTask(Task):
         chunk: int | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
-        """Do what `Task.gradients` does, for the rows of x that are not NaN.
+        """Compute `Task.gradients` for the rows of x that are not NaN.
 
         Args:
             thetas: (N, d) Models.
             x: (N, b, *shape) Inputs.
             y: (N, b) Labels.
             chunk: As for `Task.gradients`.
-            out: (N, d) Where gradients are written; None for new memory.
+            out: (N, d) Memory for the gradients; None allocates it.
 
         Returns:
             (N, d), NaN in the rows of other nodes.
@@ -50,12 +50,12 @@ class LocalTask(Task):
 
 
 def problem(task: LocalTask, nodes: int, here: Sequence[int], x: Tensor, y: Tensor) -> Problem:
-    """Return the problem of all nodes with the data of some.
+    """Return the problem of all nodes, with the data of some.
 
     Args:
-        task: Of the run.
-        nodes: How many there are in all.
-        here: The nodes whose data are given.
+        task: The task of the run.
+        nodes: Total number of nodes.
+        here: The nodes of this process.
         x: (k, b, *shape) Their inputs.
         y: (k, b) Their labels.
     """

@@ -1,8 +1,8 @@
-"""Packets between the processes of one run by gloo.
+"""Exchange of packets between the processes of one run by gloo.
 
-For each of the others there is one thread that sends and one that listens. A packet is a header
-(number of the exchange, rows, columns) and the rows; a goodbye has a negative number, and as many
-rows, of no columns, as there were exchanges.
+Each process has two threads per peer: one sends and one receives. A packet consists of a header
+(number of the exchange, rows, columns) and the rows. A goodbye has a negative number and, as its
+number of rows (without columns), the number of exchanges so far.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from torch import Tensor
 
 from leakaudit.capture.gloo.inbox import CUT, GOODBYE, Inbox
 
-# gloo's own timeout would end a process that waits; who is still waited for is decided elsewhere.
+# gloo's own timeout would end a waiting process; `Inbox` decides how long to wait for a peer.
 FOREVER = timedelta(days=30)
 
 
 class Mail:
-    """The post of one process.
+    """The connections of one process.
 
     Attributes:
-        inbox: What the others have sent.
+        inbox: Packets received from the others.
     """
 
     def __init__(self, folder: Path, rank: int, procs: int, dtype: torch.dtype) -> None:
-        """Meet the other processes; ports of 127.0.0.1 are chosen by the system.
+        """Connect to the other processes; the system chooses ports on 127.0.0.1.
 
         Args:
-            folder: That all processes share; they meet through a file in it.
+            folder: Folder shared by all processes; a file in it coordinates them.
             rank: This process.
             procs: Number of processes.
-            dtype: Of all rows.
+            dtype: Dtype of all rows.
 
         Raises:
             RuntimeError: The others cannot be reached.
@@ -59,26 +59,26 @@ class Mail:
             thread.start()
 
     def post(self, peer: int, number: int, rows: Tensor) -> None:
-        """Send rows; a process that is gone does not get them.
+        """Send rows; they are dropped if the peer has ended.
 
         Args:
             peer: The receiver.
-            number: Of the exchange.
+            number: Number of the exchange.
             rows: (k, d).
         """
         self._out[peer].put((number, rows))
 
     def flush(self) -> None:
-        """Wait until everything is sent."""
+        """Wait until everything has been sent."""
         for queue in self._out.values():
             queue.join()
 
     def close(self, seconds: float, reached: int) -> None:
-        """Say goodbye and wait for the others to do so, lest what they have not read is lost.
+        """Send a goodbye and wait for those of the others, so that unread packets are not lost.
 
         Args:
-            seconds: How long to wait at most.
-            reached: Exchanges that this process took part in.
+            seconds: Maximum waiting time.
+            reached: Number of exchanges in which this process took part.
         """
         for queue in self._out.values():
             queue.put((GOODBYE, torch.empty(reached, 0)))
@@ -102,7 +102,7 @@ class Mail:
             self._out[peer].task_done()
 
     def _listen(self, peer: int) -> None:
-        """Put what a peer sends into the inbox until it says goodbye."""
+        """Put a peer's packets into the inbox until its goodbye arrives."""
         head = torch.empty(3, dtype=torch.int64)
         try:
             while True:

@@ -1,4 +1,4 @@
-"""From the logs of all processes to one trace, and to what is missing in it."""
+"""Merging the logs of all processes into one trace, and finding what is missing in it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from leakaudit.capture.tap.reading import Event, RankLog, read_logs
 from leakaudit.trace import Json
 from leakaudit.traces.recorder import Recorder
 
-ERROR = "error"  # name of the file that a process leaves, before its number
+ERROR = "error"  # prefix of the file in which a process leaves its error; its number follows
 
 
 class Lost(NamedTuple):
     """Messages that are missing in consecutive rounds.
 
     Attributes:
-        missed: One of them.
+        missed: The missing message in one of these rounds.
         first: The first round.
         last: The last round.
     """
@@ -33,7 +33,7 @@ class Lost(NamedTuple):
     last: int
 
     def to_json(self) -> dict[str, Json]:
-        """Return the entry that `leakaudit.traces.gaps` reads."""
+        """Return the JSON entry for `leakaudit.traces.gaps`."""
         missed = self.missed
         return {
             "src": missed.src,
@@ -51,7 +51,7 @@ class Missed(NamedTuple):
         src: Its sender.
         dst: Its receiver.
         kind: Name of its kind.
-        why: Of `leakaudit.traces.gaps.WHY`.
+        why: One of `leakaudit.traces.gaps.WHY`.
     """
 
     src: int
@@ -62,10 +62,10 @@ class Missed(NamedTuple):
 
 @dataclass(frozen=True)
 class Logs:
-    """What all processes of a run wrote.
+    """The logs that all processes of a run wrote.
 
     Attributes:
-        ranks: Log by process; one that was killed at once has none.
+        ranks: Log by process; a process that was killed immediately has none.
         codes: Exit code by process, negative for a signal.
         place: The process of every node.
     """
@@ -76,10 +76,10 @@ class Logs:
 
     @classmethod
     def read(cls, folder: Path, place: Sequence[int]) -> Logs:
-        """Read the logs, and how each process ended.
+        """Read the logs and the exit codes.
 
         Args:
-            folder: Of the run.
+            folder: Folder of the run.
             place: The process of every node.
 
         Raises:
@@ -95,7 +95,7 @@ class Logs:
 
     @property
     def begun(self) -> bool:
-        """Whether any process got so far as to send something, or to end a round."""
+        """Whether any process sent a message or completed a round."""
         return self.rounds >= 0 or any(self.events("send"))
 
     def nodes(self, rank: int) -> list[int]:
@@ -107,7 +107,7 @@ class Logs:
         return [i for i, p in enumerate(self.place) if p == rank]
 
     def events(self, op: str) -> Iterator[tuple[RankLog, Event]]:
-        """Yield all events of one kind, with the logs that hold them.
+        """Yield all events of one kind, with the logs that contain them.
 
         Args:
             op: The kind.
@@ -118,7 +118,7 @@ class Logs:
                     yield log, event
 
     def last(self, rank: int) -> int:
-        """Return the last round that a process ended, -1 for none.
+        """Return the last round that a process completed, -1 for none.
 
         Args:
             rank: The process.
@@ -130,24 +130,24 @@ class Logs:
 
     @property
     def faults(self) -> set[str]:
-        """The faults that happened, as they are written on the command line."""
+        """The faults that occurred, as written on the command line."""
         return {str(e.notes["what"]) for _, e in self.events("fault")}
 
     @property
     def rounds(self) -> int:
-        """The last round that some process ended."""
+        """The last round that at least one process completed."""
         return max(map(self.last, self.place))
 
     def about(self, planned: int, cut: str = "") -> dict[str, Json]:
-        """Return what the provenance holds about the run.
+        """Return the provenance of the run.
 
         Args:
-            planned: Rounds that were planned.
-            cut: Why the processes that were still running were ended, empty if they were not.
+            planned: Planned number of rounds.
+            cut: Why the processes that were still running were stopped; empty if they were not.
 
         Returns:
-            The rounds planned, messages missing, nodes ended early, and the round up to which the
-            relations hold, if messages are missing.
+            The planned rounds, missing messages, nodes that ended early, and the round up to which
+            the relations hold if messages are missing.
         """
         missing = list(_grouped(e for _, e in self.events("missed")))
         ended: list[Json] = []
@@ -166,7 +166,7 @@ class Logs:
         return found
 
     def _why(self, rank: int, cut: str) -> str:
-        """Say why a process ended early."""
+        """Return why a process ended early."""
         for log, event in self.events("silence"):
             if log.rank == rank:
                 return str(event.notes["why"])
@@ -177,7 +177,7 @@ class Logs:
 
 
 def _grouped(events: Iterable[Event]) -> Iterator[Lost]:
-    """Join messages that are missing in consecutive rounds."""
+    """Combine messages that are missing in consecutive rounds."""
     rounds: dict[Missed, list[int]] = {}
     for e in events:
         for src, dst in zip(e.notes["src"], e.notes["dst"], strict=True):
@@ -204,12 +204,12 @@ def _runs(rounds: Iterable[int]) -> Iterator[tuple[int, int]]:
 def fill(recorder: Recorder, logs: Logs, complete: bool) -> None:
     """Write all messages and private states into the recorder.
 
-    They come in the order of rounds, exchanges, senders and receivers. A run that is not complete
-    ends with its last message in a round that some process ended.
+    They are ordered by round, exchange, sender and receiver. An incomplete run ends with its last
+    message in a round that at least one process completed.
 
     Args:
-        recorder: Open, without a message.
-        logs: Of all processes.
+        recorder: Open, without messages.
+        logs: The logs of all processes.
         complete: Whether all rounds were run and nothing is missing.
     """
     last = logs.rounds
@@ -232,7 +232,7 @@ def fill(recorder: Recorder, logs: Logs, complete: bool) -> None:
 
 
 def _exchange_of(sent: tuple[RankLog, Event]) -> tuple[int, int]:
-    """Return the round of what was sent, and the number of its exchange."""
+    """Return the round of a sent message and the number of its exchange."""
     _, event = sent
     return int(event.notes["round"]), event.tag
 
@@ -257,7 +257,7 @@ def _exchange(recorder: Recorder, round: int, together: Sequence[tuple[RankLog, 
     row: list[int] = []
     sender = None
     for message in messages:
-        # Payloads are views of the log, so the same memory is the same row.
+        # Payloads are views of the log, so equal memory addresses mean the same row.
         same = sender == message.src and message.payload.data_ptr() == payloads[-1].data_ptr()
         if not same:
             payloads.append(message.payload)
@@ -280,7 +280,7 @@ def last_word(folder: Path) -> str:
     """Return the error that a process left, empty if there is none.
 
     Args:
-        folder: Of the run.
+        folder: Folder of the run.
     """
     found = {int(file.name.removeprefix(ERROR)): file for file in folder.glob(f"{ERROR}*")}
     if not found:

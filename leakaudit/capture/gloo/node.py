@@ -1,6 +1,7 @@
 """The recorder of one process.
 
-What its nodes send goes over gloo and into the log of a tap; what arrives is what they use.
+Messages of its nodes are sent over gloo and written to the log of a tap; received messages are what
+the nodes use.
 """
 
 from __future__ import annotations
@@ -22,47 +23,47 @@ from leakaudit.capture.tap.log import Log
 from leakaudit.errors import LeakauditError
 from leakaudit.traces.arcs import Arcs
 
-TOGETHER = 1000  # messages of one event in the log: a choice, so that a line stays short
-ROUTES = 64  # that are remembered: a choice; victims use a few exchanges over and over
+TOGETHER = 1000  # messages per event in the log: a choice that keeps lines short
+ROUTES = 64  # routes to remember: a choice; victims repeat a few exchanges
 
 
 class Transport(Protocol):
-    """How packets come and go: by gloo between processes, by hand between threads.
+    """The transport of packets: gloo between processes, direct delivery between threads.
 
     Attributes:
-        inbox: What the others have sent.
+        inbox: Packets received from the others.
     """
 
     inbox: Inbox
 
     def post(self, peer: int, number: int, rows: Tensor) -> None:
-        """Send rows; a process that is gone does not get them.
+        """Send rows; they are dropped if the peer has ended.
 
         Args:
             peer: The receiver.
-            number: Of the exchange.
+            number: Number of the exchange.
             rows: (k, d).
         """
 
     def flush(self) -> None:
-        """Wait until everything is sent."""
+        """Wait until everything has been sent."""
 
 
 class Silence(Exception):
-    """A message did not arrive, and the protocol has nothing to put in its place."""
+    """A message did not arrive, and the protocol has no substitute for it."""
 
 
 class NodeRecorder:
-    """What a victim sees of a `Recorder`, if only some nodes live in this process.
+    """The `Recorder` of a victim of which only some nodes run in this process.
 
     Attributes:
-        partial: Whether some nodes live in other processes.
-        keep_curves: Whether `curve` keeps anything.
-        graph: The network.
-        public: Tensors that everybody has.
+        partial: Whether some nodes run in other processes.
+        keep_curves: Whether `curve` records anything.
+        graph: The communication graph.
+        public: Public tensors.
         columns: (start, stop) of the flat vector that is recorded.
         here: The nodes of this process.
-        reached: Exchanges that this process has taken part in.
+        reached: Number of exchanges in which this process has taken part.
     """
 
     partial = True
@@ -77,15 +78,15 @@ class NodeRecorder:
         board: Board,
         stop: Callable[[], None],
     ) -> None:
-        """Begin before the first exchange.
+        """Prepare the recorder, before the first exchange.
 
         Args:
-            setup: Of the run.
+            setup: The setup of the run.
             rank: This process.
-            mail: By which packets come and go.
-            log: Into which everything that is sent is written.
-            board: On which this process says what it does.
-            stop: Ends this process without a word.
+            mail: The transport of packets.
+            log: Receives everything that is sent.
+            board: Receives the status of this process.
+            stop: Ends this process without notice.
         """
         self.setup = setup
         self.rank = rank
@@ -100,7 +101,7 @@ class NodeRecorder:
         self._stop = stop
         self._own = torch.tensor(self.here)
         self._happened = set[Fault]()
-        # By the identity of the arcs, which are kept with the route so that it stays theirs.
+        # By identity of the arcs; the route keeps a reference to them, so that the id stays valid.
         self._routes: dict[int, tuple[Arcs, Route]] = {}
 
     def exchange(
@@ -112,18 +113,18 @@ class NodeRecorder:
         secure: bool = False,
         instead: Callable[[], Tensor] | None = None,
     ) -> Tensor:
-        """Send the rows whose senders live here, and return them with those that arrived.
+        """Send the rows of this process's nodes, and return them with the received rows.
 
         Args:
-            round: Of the messages.
+            round: Round of the messages.
             kind: Name of their kind.
-            values: (rows, d) The payloads; rows of other processes are not looked at.
+            values: (rows, d) The payloads; rows of other processes are ignored.
             arcs: Who sends which of them to whom.
-            secure: Whether they travel encrypted.
-            instead: Gives (rows, d) from which a row is taken that should have arrived and did not.
+            secure: Whether they are encrypted.
+            instead: Returns (rows, d), which replace rows that were expected but did not arrive.
 
         Returns:
-            (rows, d) The payloads as received; NaN in rows that nobody here receives.
+            (rows, d) The payloads as received; NaN in rows that no node of this process receives.
 
         Raises:
             Silence: A row did not arrive and `instead` is None.
@@ -161,32 +162,32 @@ class NodeRecorder:
         missing = route.wanted[~came[route.wanted]]
         if len(missing):
             if instead is None:
-                raise Silence(f"waited in vain for a message {kind!r} of round {round}")
+                raise Silence(f"message {kind!r} of round {round} did not arrive")
             received[missing] = instead()[missing]
         return received
 
     def state(self, name: str, round: int, value: Tensor) -> None:
-        """Log the private vectors of the nodes of this process, if the run keeps states.
+        """Log the private vectors of this process's nodes, if the run records states.
 
         Args:
-            name: Of the vectors.
-            round: At whose end they have these values.
-            value: (N, ...) Of all nodes.
+            name: Name of the vectors.
+            round: The round at the end of which they have these values.
+            value: (N, ...) The vectors of all nodes.
         """
         if self.setup.scenario.states:
             self.log.write("state", value[self._own], round=round, kind=name)
 
     def curve(self, name: str, round: int, value: float) -> None:
-        """Keep nothing: a curve is about all nodes.
+        """Record nothing: a curve needs all nodes.
 
         Args:
-            name: Of the number.
+            name: Name of the number.
             round: Its round.
             value: The number.
         """
 
     def end_round(self, round: int) -> None:
-        """Say that a round is over, and stop if a fault says so.
+        """Record that a round is complete, and stop if a fault requires it.
 
         Args:
             round: The round.
@@ -200,7 +201,7 @@ class NodeRecorder:
                 self._stop()
 
     def send(self, *_: Any, **__: Any) -> NoReturn:
-        """Refuse what does not go through `exchange`."""
+        """Reject messages that do not go through `exchange`."""
         raise LeakauditError("this victim does not run as separate processes; use --engine inline")
 
     send_many = send
@@ -218,7 +219,7 @@ class NodeRecorder:
     def _tell(
         self, round: int, kind: str, values: Tensor, arcs: Arcs, which: Tensor, secure: bool
     ) -> None:
-        """Log what is sent; `at` tells which payload each message carries."""
+        """Log the messages; `at` gives the payload of each message."""
         if not len(which):
             return
         for some in which.split(TOGETHER):
@@ -237,7 +238,7 @@ class NodeRecorder:
             )
 
     def _faults(self, round: int, route: Route, arcs: Arcs) -> Tensor:
-        """Be late if a fault says so, and return the arcs whose messages are lost."""
+        """Wait if a fault requires it, and return the arcs with lost messages."""
         lost = [torch.empty(0, dtype=torch.int64)]
         for fault in self.setup.options.faults:
             if fault.round != round or fault.node not in self.here or not route.out:
@@ -252,7 +253,7 @@ class NodeRecorder:
         return torch.cat(lost)
 
     def _happens(self, fault: Fault) -> bool:
-        """Log that a fault happens, and return whether it is the first time."""
+        """Log that a fault occurs, and return whether it is the first time."""
         if fault in self._happened:
             return False
         self._happened.add(fault)

@@ -22,10 +22,10 @@ from leakaudit.traces.recorder import Recorder
 
 
 def run(folder: Path, rank: int) -> int:
-    """Run the nodes of one process; an error is left in ``error<rank>`` as one line.
+    """Run the nodes of one process; an error is written to ``error<rank>`` as one line.
 
     Args:
-        folder: Of the run.
+        folder: Folder of the run.
         rank: The process.
 
     Returns:
@@ -40,7 +40,7 @@ def run(folder: Path, rank: int) -> int:
 
 
 def _run(setup: Setup, rank: int) -> None:
-    """Meet the others, take part, and say goodbye."""
+    """Connect to the others, run the victim, and say goodbye."""
     dtype = getattr(torch, setup.scenario.dtype)
     task = task_of(setup)
     with Log(setup.folder, rank, engine="gloo", nodes=setup.here(rank)) as log:
@@ -53,7 +53,7 @@ def task_of(setup: Setup) -> local.LocalTask:
     """Build the task of a run.
 
     Args:
-        setup: Of the run.
+        setup: The setup of the run.
     """
     dtype = getattr(torch, setup.scenario.dtype)
     task = local.LocalTask.build(setup.spec, dtype=dtype, trusted=setup.trusted)
@@ -61,7 +61,7 @@ def task_of(setup: Setup) -> local.LocalTask:
 
 
 def die() -> None:
-    """End this process as a crash does."""
+    """End this process like a crash."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -73,18 +73,18 @@ def serve(
     log: Log,
     stop: Callable[[], None] = die,
 ) -> int:
-    """Run the victim for the nodes of one process, which has met the others.
+    """Run the victim for the nodes of one process that is connected to the others.
 
     Args:
-        setup: Of the run.
+        setup: The setup of the run.
         rank: The process.
-        task: Of the run, not used by another thread.
-        mail: By which packets come and go.
-        log: Into which everything that is sent is written.
-        stop: Ends the process without a word.
+        task: The task of the run, not used by another thread.
+        mail: The transport of packets.
+        log: Receives everything that is sent.
+        stop: Ends the process without notice.
 
     Returns:
-        How many exchanges it took part in.
+        The number of exchanges in which it took part.
     """
     board = Board(setup.folder / "board", setup.options.procs)
     board.tell(rank, WORKING)
@@ -108,12 +108,12 @@ def serve(
 
 
 def failed(folder: Path, rank: int, error: Exception) -> None:
-    """Leave an error as one line for whoever started the processes.
+    """Write an error as one line, for the parent process.
 
     Args:
-        folder: Of the run.
+        folder: Folder of the run.
         rank: The process.
-        error: What ended it.
+        error: The error that ended it.
     """
     text = str(error) if isinstance(error, LeakauditError) else f"{type(error).__name__}: {error}"
     with replacing(folder / f"error{rank}") as file:

@@ -1,4 +1,4 @@
-"""Which rows of an exchange go from one process to which others, and what comes from where."""
+"""The rows of an exchange that one process sends to and receives from each of the others."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from leakaudit.traces.arcs import Arcs
 
-# By the other process: which arcs, and their rows, each once.
+# By the other process: the arcs, and their rows, each row once.
 Parts = dict[int, tuple[Tensor, Tensor]]
 
 
@@ -21,9 +21,9 @@ class Route:
     Attributes:
         out: Arcs and rows that it sends, by the other process.
         into: Arcs and rows that it receives, by the other process.
-        foreign: Rows that are carried only by arcs which start elsewhere.
-        wanted: Those of them that end here.
-        told: Arcs that start here and are recorded.
+        foreign: Rows that are sent only on arcs which start in other processes.
+        wanted: Those of them that end in this process.
+        told: Arcs that start in this process and are recorded.
     """
 
     out: Parts
@@ -34,10 +34,10 @@ class Route:
 
     @classmethod
     def of(cls, arcs: Arcs, place: Sequence[int], rank: int) -> Route:
-        """Find the part of one process.
+        """Determine the part of one process.
 
         Args:
-            arcs: Of the exchange.
+            arcs: The arcs of the exchange.
             place: The process of every node.
             rank: The process.
         """

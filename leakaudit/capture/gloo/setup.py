@@ -1,4 +1,4 @@
-"""What the processes of a run are told, in a folder that only they and the parent read."""
+"""The setup of a run for its processes, in a folder that only they and their parent read."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from leakaudit.trace import Graph, TaskSpec
 
 @dataclass(frozen=True)
 class Spread:
-    """How a run is spread over processes.
+    """The distribution of a run over processes.
 
     Attributes:
-        procs: How many; nodes are dealt out in blocks.
+        procs: Number of processes; each gets a block of consecutive nodes.
         timeout: Seconds after which a process that neither sends nor waits is given up.
-        faults: What is to go wrong.
+        faults: Deliberate faults.
     """
 
     procs: int
@@ -36,25 +36,25 @@ class Spread:
         """Return the process of every node.
 
         Args:
-            nodes: How many.
+            nodes: Number of nodes.
         """
         return [i * self.procs // nodes for i in range(nodes)]
 
 
 @dataclass(frozen=True)
 class Setup:
-    """One run as its processes find it.
+    """The setup of one run, as its processes read it.
 
     Attributes:
-        folder: Where they find it.
-        scenario: What is run.
+        folder: Folder of the setup.
+        scenario: The scenario to run.
         spec: The task.
-        graph: The network.
+        graph: The communication graph.
         wires: Undirected edges that are recorded.
         columns: (start, stop) of the flat vector that is recorded.
-        public: Tensors that everybody has.
-        random: State of the generator that all processes have in common.
-        options: How the run is spread.
+        public: Public tensors.
+        random: Initial state of the generator, common to all processes.
+        options: The distribution of the run over processes.
         trusted: Whether a custom model may be imported.
     """
 
@@ -85,14 +85,14 @@ class Setup:
     def generator(self) -> Generator:
         """Return the common generator at the start of the run.
 
-        Every process draws for all nodes, and uses what its own drew.
+        Every process draws for all nodes, and uses what it drew for its own.
         """
         made = Generator()
         made.set_state(self.random)
         return made
 
     def data(self, rank: int) -> tuple[Tensor, Tensor]:
-        """Return the data of a process's nodes, and remove the file that held them.
+        """Return the data of a process's nodes, and remove the file that contained them.
 
         Args:
             rank: The process.
@@ -107,10 +107,10 @@ class Setup:
 
     @classmethod
     def read(cls, folder: Path) -> Setup:
-        """Read what `write` wrote.
+        """Read the files that `write` created.
 
         Args:
-            folder: Of the run.
+            folder: Folder of the run.
         """
         tree = torch.load(folder / "setup.pt", weights_only=True)
         told = json.loads(tree["meta"])
@@ -138,13 +138,13 @@ def _pairs(value: list[list[int]]) -> tuple[tuple[int, int], ...]:
 def write(
     folder: Path, plan: Plan, public: Mapping[str, Tensor], options: Spread, trusted: bool
 ) -> None:
-    """Write what the processes need: what all know, the data of each apart, and an empty board.
+    """Write the files of the processes: the common setup, the data of each, and an empty board.
 
     Args:
-        folder: Of the run.
-        plan: What is run.
-        public: Tensors that everybody has.
-        options: How the run is spread.
+        folder: Folder of the run.
+        plan: The plan to run.
+        public: Public tensors.
+        options: The distribution of the run over processes.
         trusted: Whether a custom model may be imported.
     """
     told = {

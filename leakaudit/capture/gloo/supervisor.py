@@ -1,10 +1,10 @@
-"""The parent of the processes of a run.
+"""The parent of a run's processes.
 
-It imports once, forks each, and lets none outlive whoever started it:
+It imports once, forks each process, and ends them all if the process that started it ends:
 
     python -m leakaudit.capture.gloo.supervisor FOLDER
 
-Standard input is a pipe that nobody writes to; when its other end goes, all processes end.
+Standard input is a pipe to which nothing is written; when its other end closes, all processes end.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from leakaudit.capture.gloo.setup import Setup
 
 
 def main(folder: Path) -> int:
-    """Start all processes and write how each ended into ``ended``, one line for each.
+    """Start all processes and write how each ended to ``ended``, one line per process.
 
     Args:
-        folder: Of the run.
+        folder: Folder of the run.
 
     Returns:
         The exit code.
     """
     torch.set_num_threads(1)
     setup = Setup.read(folder)
-    setup.scenario.parts()  # imports the victims, once for all
+    setup.scenario.parts()  # imports the victims, once for all processes
     ranks: dict[int, int] = {}  # by process id
     for rank in range(setup.options.procs):
         pid = os.fork()

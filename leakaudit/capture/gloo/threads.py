@@ -1,4 +1,4 @@
-"""The processes of a run as threads of this one: the same exchanges, faults and logs, no gloo."""
+"""The processes of a run as threads: the same exchanges, faults and logs, without gloo."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from leakaudit.capture.gloo.inbox import CUT, GOODBYE, Inbox
 from leakaudit.capture.gloo.setup import Setup
 from leakaudit.capture.tap.log import Log
 
-POLL = 0.02  # seconds between two looks at the threads: a choice
+POLL = 0.02  # seconds between two checks of the threads: a choice
 
 
 class Stopped(BaseException):
-    """The thread ends here, as a process does that is killed."""
+    """Ends a thread, as a process ends when it is killed."""
 
 
 class Hand:
-    """The post of one thread: what is sent lies in the other's inbox at once.
+    """The connections of one thread: packets go directly into the receiver's inbox.
 
     Attributes:
-        hands: Of all threads.
+        hands: The connections of all threads.
         rank: This thread.
-        halted: Whether the run is over; then nothing is sent any more.
-        inbox: What the others have sent.
+        halted: Whether the run is over; then nothing more is sent.
+        inbox: Packets received from the others.
     """
 
     def __init__(self, hands: list[Hand], rank: int, procs: int) -> None:
         """Start with an empty inbox.
 
         Args:
-            hands: Of all threads, this one among them when the run begins.
+            hands: Those of all threads, including this one when the run begins.
             rank: This thread.
             procs: Number of threads.
         """
@@ -50,7 +50,7 @@ class Hand:
 
         Args:
             peer: The receiver.
-            number: Of the exchange.
+            number: Number of the exchange.
             rows: (k, d).
 
         Raises:
@@ -61,14 +61,14 @@ class Hand:
         self.hands[peer].inbox.put(self.rank, number, rows.clone())
 
     def flush(self) -> None:
-        """Nothing is under way."""
+        """Do nothing: packets are delivered immediately."""
 
     def end(self, word: int, reached: int = 0) -> None:
-        """Tell all others that this one has ended or is gone.
+        """Notify all others that this thread has ended or crashed.
 
         Args:
             word: `GOODBYE` or `CUT`.
-            reached: Exchanges that it took part in.
+            reached: Number of exchanges in which it took part.
         """
         for other in self.hands:
             if other is not self:
@@ -78,16 +78,16 @@ class Hand:
 def run(setup: Setup) -> None:
     """Run all threads and wait for them; Ctrl-C ends them.
 
-    Errors are left as processes leave them.
+    Errors are written to files, as processes do.
 
     Args:
-        setup: Of the run.
+        setup: The setup of the run.
     """
     procs = setup.options.procs
     hands: list[Hand] = []
     hands += [Hand(hands, rank, procs) for rank in range(procs)]
     board = Board(setup.folder / "board", procs)
-    tasks = [process.task_of(setup) for _ in hands]  # a model serves one thread at a time
+    tasks = [process.task_of(setup) for _ in hands]  # a model cannot be shared between threads
 
     def serve(hand: Hand) -> None:
         rank = hand.rank

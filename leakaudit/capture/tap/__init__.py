@@ -1,1 +1,1 @@
-"""Record what a torch.distributed program sends, and make a trace of it (docs/tap.md)."""
+"""Record what a torch.distributed program sends, and convert it to a trace (docs/tap.md)."""

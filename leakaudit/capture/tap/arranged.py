@@ -1,4 +1,4 @@
-"""Messages in the terms of a protocol: nodes, rounds, kinds, senders and receivers."""
+"""Messages in terms of a protocol: nodes, rounds, kinds, senders and receivers."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from leakaudit.trace import Graph
 
 @dataclass(frozen=True)
 class Sent:
-    """One message in the terms of the protocol.
+    """One message in terms of the protocol.
 
     Attributes:
-        round: in which it was sent.
+        round: the round in which it was sent.
         src: node that sent it.
         dst: all nodes that receive it.
         kind: its name in the protocol.
@@ -34,7 +34,7 @@ class Sent:
 
 @dataclass(frozen=True)
 class Missing:
-    """Messages of a wire that were not sent in some rounds.
+    """Messages of a channel that were not sent in some rounds.
 
     Attributes:
         src: node that should have sent them.
@@ -53,17 +53,17 @@ class Missing:
 
 @dataclass(frozen=True)
 class ArrangedLog:
-    """What a log holds, ready to be written as a trace.
+    """The contents of a log, ready to be written as a trace.
 
     Attributes:
-        description: of the program's messages.
-        graph: of the nodes that exchange messages.
+        description: the description of the program's messages.
+        graph: the graph of the nodes that exchange messages.
         sent: all messages.
-        start: the common initial model (d,); None if it was not seen.
+        start: the common initial model (d,); None if it was not observed.
         rounds: number of the last round.
-        missing: what was never sent in the rounds up to `rounds`.
-        left_out: reason -> how many messages lack their payload.
-        notes: what a reader of the trace should know.
+        missing: messages that were never sent in the rounds up to `rounds`.
+        left_out: reason -> number of messages without payload.
+        notes: remarks for the reader of the trace.
         optional_senders: nodes that need not send.
     """
 
@@ -79,7 +79,7 @@ class ArrangedLog:
 
     @property
     def slices(self) -> list[slice]:
-        """Where each parameter of a message lies in the model's vector."""
+        """The position of each parameter of a message in the model's vector."""
         layout = self.description.task.layout
         return [layout.slices[name] for name in self.description.order or layout.names]
 
@@ -88,8 +88,8 @@ def receivers(message: LoggedMessage, nodes: int) -> tuple[int, ...]:
     """Return the nodes that receive a message.
 
     Args:
-        message: whose ranks are nodes.
-        nodes: how many there are.
+        message: a message with nodes as ranks.
+        nodes: number of nodes.
     """
     if message.dst is not None:
         return (message.dst,)
@@ -97,11 +97,11 @@ def receivers(message: LoggedMessage, nodes: int) -> tuple[int, ...]:
 
 
 def round_of(message: LoggedMessage, start: int) -> int:
-    """Return the round of a message: the one that the program noted, else by its place on the wire.
+    """Return the round of a message: as noted by the program, or from its position on the channel.
 
     Args:
-        message: of the log.
-        start: round of the first message of a wire.
+        message: a message of the log.
+        start: round of the first message of a channel.
     """
     noted = message.note("round")
     if type(noted) is int and 0 <= noted < 1 << 31:
@@ -110,14 +110,14 @@ def round_of(message: LoggedMessage, start: int) -> int:
 
 
 def common(plan: ArrangedLog, starts: Sequence[LoggedMessage]) -> Tensor | None:
-    """Return the model (d,) with which all nodes began.
+    """Return the initial model (d,) common to all nodes.
 
     Args:
-        plan: that says where the parameters lie.
+        plan: the plan, with the positions of the parameters.
         starts: the messages with the initial models.
 
     Returns:
-        The model; None if the models differ, or if none was kept.
+        The model; None if the models differ, or if no payload was kept.
     """
     values = (message.value(plan.slices) for message in starts if message.kept)
     first = next(values, None)

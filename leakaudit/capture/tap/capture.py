@@ -1,4 +1,4 @@
-"""What one process of a tapped program records, what it omits, and how long that took."""
+"""The recording in one process of a tapped program: events, omissions and time spent."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class Capture:
     None of its methods raises into the program: an error ends the recording, with a line on stderr.
 
     Args:
-        folder: where the logs are written.
-        ranks: ranks whose payloads are kept; None keeps all.
-        rounds: (first, stop) of the rounds whose payloads are kept; None keeps all.
+        folder: folder of the logs.
+        ranks: ranks with payloads to keep; None keeps all.
+        rounds: (first, stop) of the rounds with payloads to keep; None keeps all.
         start: number of the first round.
         sizes: lengths of the tensors that make up a model, followed by the model's own length.
-            None if the model is not described: every message then counts as a round of its own.
+            None if the model is not described: every message then counts as its own round.
         max_bytes: limit on the payloads of all processes together; None for no limit.
-        receive: whether arriving messages are logged too.
+        receive: whether received messages are logged too.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Capture:
         self.sizes = sizes
         self.max_bytes = max_bytes
         self.receive = receive
-        # With `sizes`: numbers sent so far, by (op, peer). Without: messages, by (op, peer, tag).
+        # With `sizes`: numbers sent so far, by (op, peer). Otherwise: messages, by (op, peer, tag).
         self._seen: dict[tuple[Any, ...], int] = defaultdict(int)
         self._log: Log | None = None
         self._broken = False
@@ -74,8 +74,8 @@ class Capture:
             op: send, recv, allreduce, broadcast or another word.
             value: the payload; None for an event without one.
             peer: the other rank, if there is one.
-            tag: of the message.
-            at: place of the message among those of its wire; None counts it here.
+            tag: tag of the message.
+            at: position of the message on its channel; None counts it here.
             notes: plain values to log with the event.
         """
         begun = time.perf_counter()
@@ -92,18 +92,18 @@ class Capture:
         except Exception as error:
             self._broken = True
             sys.stderr.write(
-                f"leakaudit tap: stopped listening to process {os.getpid()}: {error}\n"
+                f"leakaudit tap: recording of process {os.getpid()} stopped: {error}\n"
             )
 
     def unlogged(self, call: Callable[..., Result], *args: Any) -> Result:
-        """Call a function and log none of the messages that it sends.
+        """Call a function without logging the messages that it sends.
 
         Args:
             call: the function.
             args: its arguments.
 
         Returns:
-            What the function returns.
+            The result of the function.
         """
         self._unlogged.inside = True
         try:
@@ -138,7 +138,7 @@ class Capture:
         self._log = Log(self.folder, self.rank, share, world=world, program=program)
         util = sys.modules.get("multiprocessing.util")
         if util is not None and _is_child():
-            # Children of multiprocessing leave without running atexit.
+            # Children of multiprocessing exit without running atexit.
             util.Finalize(None, self.end, exitpriority=-100)
         else:
             atexit.register(self.end)
@@ -154,7 +154,7 @@ class Capture:
             return ""
         if at is None:
             at = self._place(op, value, peer, tag)
-        # What is no part of a model, and the initial model (round 0), are always kept.
+        # Tensors that are not part of a model, and the initial model (round 0), are always kept.
         if at is None or at + self.start == 0:
             return ""
         first, stop = self.rounds
@@ -163,7 +163,7 @@ class Capture:
         return "rounds"
 
     def _place(self, op: str, value: Tensor, peer: int | None, tag: int) -> int | None:
-        """Return the place, on its wire, of the message that a tensor belongs to.
+        """Return the position, on its channel, of the message to which a tensor belongs.
 
         None if the tensor is not part of a model.
         """
@@ -179,7 +179,7 @@ class Capture:
         return before // self.sizes[-1]
 
     def _forked(self) -> None:
-        """Start afresh in the child of a fork; the parent goes on with the log."""
+        """Start a new log in the child of a fork; the parent continues its own."""
         if self._log is not None:
             self._log.abandon()
         self._log = None

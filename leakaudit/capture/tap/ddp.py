@@ -1,6 +1,6 @@
-"""Tap DistributedDataParallel by a communication hook.
+"""Tap DistributedDataParallel with a communication hook.
 
-Its all-reduce runs in C++ and does not pass through the process group's Python methods.
+Its all-reduce runs in C++ and does not use the process group's Python methods.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ HOOKED = "_leakaudit_tapped"  # attribute of a model that has our hook
 
 
 def listen(module: ModuleType, capture: Capture) -> None:
-    """Give every DistributedDataParallel a hook that logs the rank's own gradients.
+    """Install a hook in every DistributedDataParallel that logs the rank's own gradients.
 
-    It goes around the hook that the program registers, or else around the default average.
+    It wraps the hook that the program registers, or the default average.
 
     Args:
         module: torch.nn.parallel.distributed.
@@ -47,7 +47,7 @@ def listen(module: ModuleType, capture: Capture) -> None:
                 register(self, self.process_group, _listening(self, allreduce_hook, capture))
             except RuntimeError as error:
                 reason = str(error).splitlines()[0]
-                sys.stderr.write(f"leakaudit tap: this model's gradients are not heard: {reason}\n")
+                sys.stderr.write(f"leakaudit tap: gradients of a model are not logged: {reason}\n")
         return forward(self, *args, **named)
 
     kind.register_comm_hook = registering
@@ -58,7 +58,7 @@ def _listening(model: Any, hook: Callable[..., Any], capture: Capture) -> Callab
     """Return a hook that logs a bucket of the rank's own gradients and then calls `hook`.
 
     With the first bucket of a backward pass, rank 0 also logs the model at which the gradients were
-    taken; all ranks hold the same one.
+    computed; it is the same on all ranks.
     """
     parameters = [p for _, p in model.module.named_parameters() if p.requires_grad]
     place = {id(p): k for k, p in enumerate(parameters)}
@@ -81,7 +81,7 @@ def _listening(model: Any, hook: Callable[..., Any], capture: Capture) -> Callab
 
 
 def _gradients(bucket: Any) -> Tensor:
-    """Return the gradients of a bucket in one vector, without a copy if its buffer is just that."""
+    """Return the gradients of a bucket as one vector, without a copy if its buffer has no gaps."""
     buffer: Tensor = bucket.buffer()
     gradients: list[Tensor] = bucket.gradients()
     filled = sum(g.numel() for g in gradients) == buffer.numel()

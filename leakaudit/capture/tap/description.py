@@ -1,4 +1,4 @@
-"""What a program's messages are: a TOML file that the user writes or corrects (docs/tap.md)."""
+"""The description of a program's messages, in a TOML file that the user checks (docs/tap.md)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from leakaudit.trace import TaskSpec
 if TYPE_CHECKING:
     from leakaudit.victim import Victim
 
-USUAL = {  # payload -> the protocol if none is named
+USUAL = {  # payload -> the default protocol
     "weights": "dpsgd",
     "gradients": "fedsgd",
     "duals": "pdmm",
@@ -29,7 +29,7 @@ TOP = ("payload", "protocol", "first", "params", "model", "messages")
 
 
 class _Head(Struct, frozen=True, kw_only=True):
-    """What is needed to know the protocol."""
+    """The keys that determine the protocol."""
 
     payload: Annotated[
         Literal["weights", "gradients", "duals"], Meta(description="weights, gradients or duals")
@@ -64,7 +64,7 @@ class _Messages(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class _Body(Struct, frozen=True, kw_only=True):
-    """What is sent, once the protocol is known."""
+    """The keys that are read once the protocol is known."""
 
     model: _Model
     messages: _Messages = _Messages()
@@ -72,20 +72,21 @@ class _Body(Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Description:
-    """What is sent, in which protocol, of which model.
+    """The content of the messages, their protocol and their model.
 
     Attributes:
         payload: weights, gradients or duals.
         protocol: name of a victim.
-        params: the constants of the protocol that the program uses.
-        task: what is trained.
-        first: ``start`` if the first message of a wire is the initial model, ``update`` if it is
+        params: the protocol's constants in the program.
+        task: the task.
+        first: ``start`` if the first message of a channel is the initial model, ``update`` if it is
             the first update.
-        scale: of the payload; what is sent times it is what the protocol names.
-        server: its rank; None if there is none, or if it is the average that all ranks compute.
-        tags: of the messages that count; None for all.
+        scale: factor of the payload: the sent value times it is the protocol's value.
+        server: rank of the server; None if there is none, or if it is the average that all ranks
+            compute.
+        tags: tags of the messages to use; None for all.
         kinds: tag -> kind, if the protocol has several kinds.
-        order: parameters as they stand in a message; empty for the model's order.
+        order: parameters in the order of a message; empty for the model's order.
     """
 
     payload: str
@@ -106,14 +107,14 @@ class Description:
 
     @property
     def start(self) -> int:
-        """Round of the first message of a wire."""
+        """Round of the first message of a channel."""
         if self.first == "start":
             return 0
         return 1
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Lengths of the parameters as they stand in a message, followed by the model's length."""
+        """Lengths of the parameters in the order of a message, followed by the model's length."""
         slices = self.task.layout.slices
         sizes = [slices[name].stop - slices[name].start for name in self.order or slices]
         return (*sizes, self.task.layout.size)
@@ -123,18 +124,18 @@ def read(path: Path, trusted: bool = True) -> Description:
     """Read a description.
 
     Args:
-        path: of the TOML file.
+        path: the TOML file.
         trusted: whether a model ``package.module:factory`` may be imported and run; it is also
-            looked for beside the file.
+            searched for beside the file.
 
     Raises:
-        LeakauditError: a key is missing, unknown or does not fit; the message names it.
+        LeakauditError: a key is missing, unknown or invalid; the message names it.
     """
     try:
         file = config.read(path, f"description {path}")
     except LeakauditError as error:
         raise LeakauditError(
-            f"{error}; 'leakaudit tap describe' writes one to start from"
+            f"{error}; 'leakaudit tap describe' writes a file to start from"
         ) from None
     beside = str(path.resolve().parent)
     if trusted and beside not in sys.path:
@@ -146,26 +147,26 @@ def read(path: Path, trusted: bool = True) -> Description:
 
 
 def of(values: Mapping[str, Any], trusted: bool = True, text: str = "") -> Description:
-    """Return the description that values give.
+    """Return the description given by the values of a TOML file.
 
     Args:
-        values: as they stand in the TOML file.
+        values: the values, structured as in the TOML file.
         trusted: whether a model ``package.module:factory`` may be imported and run.
-        text: of the file, in which the line of a wrong value is looked up.
+        text: text of the file, in which the line of an invalid value is searched.
 
     Raises:
-        LeakauditError: a key is missing, unknown or does not fit; the message names it.
+        LeakauditError: a key is missing, unknown or invalid; the message names it.
     """
     file = config.Table(values, text=text)
     _require_known(file, TOP, "")
-    # A payload that is missing is reported like a wrong one.
+    # A missing payload is reported like an invalid one.
     needed = replace(file, values={"payload": None, **values})
     head = needed.only("payload", "protocol", "first", "params").decode(_Head, _Head)
     protocol = USUAL[head.payload]
     if head.protocol is not None:
         protocol = head.protocol
     _check_protocol(protocol, file)
-    # So is a model: the keys that it needs are named.
+    # The same applies to the model: the required keys are named.
     needed = replace(file, values={**values, "model": values.get("model", {})})
     body = needed.only("model", "messages").decode(_Body, _Body)
     task = Task.build(_spec(body.model), trusted=trusted)
@@ -200,7 +201,7 @@ def _check_protocol(protocol: str, file: config.Table) -> None:
 
 
 def _configured(protocol: str, params: Mapping[str, Any]) -> Victim:
-    """Return the protocol with those of the constants that it takes."""
+    """Return the protocol, with the constants that it accepts."""
     kind = registry.get("victims", protocol)
     known = registry.parameters(kind)
     taken = {name: value for name, value in params.items() if name in known}
@@ -209,14 +210,14 @@ def _configured(protocol: str, params: Mapping[str, Any]) -> Victim:
 
 
 def _spec(model: _Model) -> TaskSpec:
-    """Return what the table [model] says is trained."""
+    """Return the task that the table [model] describes."""
     values = present(model)
     values["model"] = values.pop("name")
     return TaskSpec(**values)
 
 
 def _order(order: tuple[str, ...], task: Task) -> tuple[str, ...]:
-    """Return the order of the parameters in a message; empty if the model's own."""
+    """Return the order of the parameters in a message; empty for the model's own."""
     if order and sorted(order) != sorted(task.layout.names):
         names = ", ".join(task.layout.names)
         raise LeakauditError(f"messages.order: expected each parameter once: {names}")
@@ -224,7 +225,7 @@ def _order(order: tuple[str, ...], task: Task) -> tuple[str, ...]:
 
 
 def _tags_and_kinds(messages: _Messages) -> tuple[frozenset[int] | None, dict[int, str]]:
-    """Return the tags of the messages that count, None for all, and the kind of each tag."""
+    """Return the tags of the messages to use, None for all, and the kind of each tag."""
     try:
         kinds = {int(tag): kind for tag, kind in messages.kinds.items()}
     except ValueError:

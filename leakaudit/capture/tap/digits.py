@@ -1,15 +1,15 @@
-"""Constants of a program, recovered from measured values: programs use round numbers."""
+"""Recovery of a program's constants from measured values: programs use round numbers."""
 
 from __future__ import annotations
 
-DIGITS = 17  # give back every float exactly
+DIGITS = 17  # reproduce every float exactly
 
 
 def shortest(value: float, near: float) -> float:
-    """Return a value in the fewest significant digits that agree with a measurement.
+    """Return a value with the fewest significant digits that agree with a measurement.
 
     Args:
-        value: that was measured.
+        value: the measured value.
         near: relative distance within which digits agree.
     """
     for digits in range(1, DIGITS):

@@ -1,4 +1,4 @@
-"""Step size, penalty and model behind the duals of PDMM or ECL, from the messages alone.
+"""Step size, penalty and model behind the duals of PDMM or ECL, from the messages only.
 
 With theta = 1 and one gradient step per round, node i sends
 
@@ -8,9 +8,9 @@ so u = A_ij (m_ij(t+1) - m_ji(t)) is 2 rho w_i, and with S = sum_j A_ij m_ji and
 
     u(t) - u(t+1) = a (g(t) + V(t)),   V = S + d u / 2,   a = 2 rho alpha.
 
-Both sides but a and g follow from the messages. For one record, the first layer's block of
+All terms except a and g follow from the messages. For one record, the first layer's block of
 g = (u(t) - u(t+1)) / a - V has rank one, which for two of its rows is a quadratic equation in 1 / a
-in every column. rho is then the scale at which the gradient computed anew fits best.
+in every column. rho is then the scale at which the recomputed gradient fits best.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from leakaudit.capture.tap.fit import GradientSample, ModelFit, explained, fit
 from leakaudit.capture.tap.observed import Observed
 from leakaudit.tasks.task import Task
 
-# Penalties that are tried first, in steps of 21 %: a choice that golden sections refine.
+# Penalties to try first, in steps of 21 %: a choice that golden sections refine.
 GRID = np.geomspace(1e-3, 1e2, 61)
 GOLDEN = (math.sqrt(5) - 1) / 2
 SECTIONS = 60  # golden sections: they shrink the interval by .618^60 = 3e-13
-ROWS = 8  # rows that are compared with the one of the largest bias
+ROWS = 8  # rows to compare with the one of the largest bias
 REAL = 1e-6  # |imaginary part| of a root, relative to it, that counts as rounding
-# Measured on examples/tap/ecl.py, whose messages are float32: the miss is 1e-7 for one record and
+# Measured on examples/tap/ecl.py with float32 messages: the miss is 1e-7 for one record and
 # 1e-3 for two.
-FLAT = 1e-4  # miss of the quadratic, relative to its terms, above which no 1 / a is believed
+FLAT = 1e-4  # miss of the quadratic, relative to its terms, above which every 1 / a is rejected
 
 
 @dataclass(frozen=True)
 class _Move:
-    """What one node did in one round.
+    """The move of one node in one round.
 
     Attributes:
         u: (d,) 2 rho times its model.
@@ -62,7 +62,7 @@ class Solved:
     """The constants and the model behind duals.
 
     Attributes:
-        fit: of the gradients; its step is 1 if all is right.
+        fit: the fit of the gradients; its step is 1 if everything is correct.
         alpha: step size.
         rho: penalty.
         sign: -1 if the program's duals have the opposite sign of ours.
@@ -110,7 +110,7 @@ def _sample(move: _Move, inverse: float, sign: int, rho: float) -> GradientSampl
 
 
 def _moves(seen: Observed) -> Iterator[_Move]:
-    """Yield what every node did in its third round: its first two models are known by then."""
+    """Yield every node's move in its third round: its first two models are known by then."""
     for i, near in enumerate(seen.graph.neighbours):
         out = {j: seen.streams.get((i, j, "send"), []) for j in near}
         back = {j: seen.streams.get((j, i, "send"), []) for j in near}
@@ -120,7 +120,7 @@ def _moves(seen: Observed) -> Iterator[_Move]:
         if any(stream[t].index != t for stream in streams for t in range(3)):
             continue
         sign = {j: 1.0 if i < j else -1.0 for j in near}  # A_ij
-        # u can be read on any wire of the node; S needs all of them.
+        # u can be read on any channel of the node; S needs all of them.
         j = near[0]
         sent = [seen.value(message).double() for message in out[j][:3]]
         got = [seen.value(message).double() for message in back[j][:3]]
@@ -141,10 +141,10 @@ def _moves(seen: Observed) -> Iterator[_Move]:
 
 
 def _inverse(task: Task, move: _Move) -> float | None:
-    """Return the s = 1 / a at which the first layer's block is nearest to rank one.
+    """Return the s = 1 / a at which the first layer's block is closest to rank one.
 
-    None if there is no such layer, if it has one row, which has rank one at every s, or if no block
-    is nearly of rank one.
+    None if there is no such layer, if it has only one row (which has rank one at every s), or if no
+    block is approximately of rank one.
     """
     if task.first_linear is None or task.first_linear[1] is None:
         return None

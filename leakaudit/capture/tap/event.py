@@ -1,4 +1,4 @@
-"""One line of a raw log; nothing in it is trusted before it has been checked."""
+"""One line of a raw log; its content is not trusted before it has been checked."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ WORD = re.compile(r"[a-z][a-z0-9_.]{0,39}", re.ASCII)
 FIELDS = frozenset(
     {"seq", "time", "rank", "op", "peer", "tag", "dtype", "shape", "offset", "nbytes", "spent"}
 )
-# Limits far above what a tap writes. They keep a malformed file from costing memory or overflowing
-# the 64-bit numbers of torch; within that they are plain choices.
+# Limits far above what a tap writes. They prevent a malformed file from using up memory or
+# overflowing torch's 64-bit numbers; below that they are arbitrary.
 COUNT = 1 << 48  # of ranks, offsets, bytes and tags
 LENGTH = 1 << 40  # of one dimension
 DIMENSIONS = 16
-KEY = 40  # letters of a note's name
-TEXT = 500_000  # letters of a note
+KEY = 40  # characters of a note's name
+TEXT = 500_000  # characters of a note
 
 
 @dataclass(frozen=True)
@@ -31,16 +31,16 @@ class Event:
     """One message or mark that a rank logged.
 
     Attributes:
-        seq: its place in the log.
+        seq: its position in the log.
         time: seconds since the epoch.
-        rank: of the process that logged it.
+        rank: rank of the process that logged it.
         op: send, recv, allreduce, broadcast or another word.
         peer: the other rank, None if there is none.
-        tag: of the message.
+        tag: tag of the message.
         dtype: number format of the tensor, None if there is none or it is unknown.
-        shape: of the tensor.
-        offset: of the payload in the file of payloads.
-        nbytes: of the payload; 0 if it was left out.
+        shape: shape of the tensor.
+        offset: offset of the payload in the file of payloads.
+        nbytes: bytes of the payload; 0 if it was omitted.
         notes: all other values of the line.
     """
 
@@ -63,7 +63,7 @@ class Event:
 
     @property
     def kept(self) -> bool:
-        """Whether all of the tensor is in the log."""
+        """Whether the complete tensor is in the log."""
         if self.dtype is None or LEFT_OUT in self.notes:
             return False
         return self.nbytes == self.numel * DTYPES[self.dtype]
@@ -73,10 +73,10 @@ def parse(line: bytes) -> dict[str, Any] | None:
     """Parse one line.
 
     Args:
-        line: with its line break.
+        line: the line, with its line break.
 
     Returns:
-        Its values, None if it was cut off.
+        Its values, None if it was truncated.
     """
     if not line.endswith(b"\n"):
         return None
@@ -93,12 +93,12 @@ def first(line: bytes, rank: int, path: Path) -> dict[str, Any]:
     """Check the first line of a log.
 
     Args:
-        line: with its line break.
-        rank: that the file's name gives.
-        path: of the file, for messages.
+        line: the line, with its line break.
+        rank: rank in the file's name.
+        path: the file, for messages.
 
     Returns:
-        Its values, empty if the line was cut off.
+        Its values, empty if the line was truncated.
 
     Raises:
         LeakauditError: the file is not the log of this rank.
@@ -109,7 +109,7 @@ def first(line: bytes, rank: int, path: Path) -> dict[str, Any]:
     found = (value.get("format"), value.get("version"), value.get("rank"))
     if found != (FORMAT, VERSION, rank):
         raise LeakauditError(
-            f"{path} is refused: expected the log of rank {rank} in version {VERSION} of {FORMAT}"
+            f"{path}: expected the log of rank {rank} in version {VERSION} of {FORMAT}"
         )
     return _checked_notes(value, path, 0)
 
@@ -118,22 +118,22 @@ def event(value: dict[str, Any], rank: int, path: Path, line: int) -> Event:
     """Check the values of a line and return its event.
 
     Args:
-        value: as `parse` returns it.
-        rank: that the file's name gives.
-        path: of the file, for messages.
+        value: the result of `parse`.
+        rank: rank in the file's name.
+        path: the file, for messages.
         line: number of the line from 0, for messages.
 
     Raises:
-        LeakauditError: no tap writes such a line; the message names it.
+        LeakauditError: a tap does not write such a line; the message gives its number.
     """
     if not _is_sound(value, rank):
-        raise LeakauditError(f"{path} is refused: line {line + 1} does not describe an event")
+        raise LeakauditError(f"{path}: line {line + 1} does not describe an event")
     others = {key: held for key, held in value.items() if key not in FIELDS}
     notes = _checked_notes(others, path, line)
     dtype = value.get("dtype")
     if dtype not in DTYPES:
         dtype = None
-        notes = {LEFT_OUT: "its number format", **notes}
+        notes = {LEFT_OUT: "an unsupported number format", **notes}
     return Event(
         seq=value["seq"],
         time=number(value.get("time")),
@@ -174,7 +174,7 @@ def _is_sound(value: dict[str, Any], rank: int) -> bool:
 
 
 def _payload_fits(value: dict[str, Any]) -> bool:
-    """Return whether the payload, if there is one, is all of the tensor, and aligned."""
+    """Return whether the payload, if there is one, is the complete tensor, and aligned."""
     if value["nbytes"] == 0:
         return True
     if value.get("dtype") not in DTYPES:
@@ -184,17 +184,17 @@ def _payload_fits(value: dict[str, Any]) -> bool:
 
 
 def _is_whole(value: object, limit: int) -> bool:
-    """Return whether a value is a whole number from 0 to below a limit; a bool is not."""
+    """Return whether a value is an integer from 0 to below a limit; a bool is not."""
     return type(value) is int and 0 <= value < limit
 
 
 def _checked_notes(value: dict[str, Any], path: Path, line: int) -> dict[str, Any]:
-    """Return notes as they are; reject long and nested ones."""
+    """Return notes unchanged; reject long and nested ones."""
     for key, held in value.items():
         entries = held if isinstance(held, list) else [held]
         flat = all(n is None or isinstance(n, bool | int | float | str) for n in entries)
         if not flat or len(key) > KEY or len(str(held)) > TEXT:
-            raise LeakauditError(f"{path} is refused: line {line + 1} holds more than short notes")
+            raise LeakauditError(f"{path}: line {line + 1} contains more than short notes")
     return value
 
 
@@ -202,7 +202,7 @@ def number(value: Any) -> float:
     """Return a value as a float.
 
     Args:
-        value: anything that JSON may hold.
+        value: any JSON value.
 
     Returns:
         The number; 0 if it is not a finite number.

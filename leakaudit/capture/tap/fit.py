@@ -1,9 +1,9 @@
 """Find the model behind a vector that should be a gradient of one record, and prove it.
 
 The gradient of a fully connected layer for one record is delta x^T for the weights and delta for
-the bias. So if such a layer comes first, the block of its weights has rank one, which reveals its
-widths. x follows from the block whatever the step size is. The gradient at x, computed anew, must
-then be the whole vector up to one factor, which is the step size: that is the proof.
+the bias. If such a layer comes first, the block of its weights therefore has rank one, which
+reveals its widths. x follows from the block for any step size. The gradient recomputed at x must
+then equal the whole vector up to one factor, the step size: this is the proof.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from leakaudit.tasks.models import ACTIVATIONS
 from leakaudit.tasks.task import Task
 from leakaudit.trace import TaskSpec
 
-# Widths that are tried if only the number of parameters is known: choices that bound the search.
+# Widths to try if only the number of parameters is known: choices that bound the search.
 WIDEST = 8192  # of a hidden layer
 CLASSES = 1000
 NARROWEST = 4  # inputs
 
-# Measured on examples/tap/dpsgd_ring.py, whose messages are float32: at the right widths the miss
-# is 1e-6 to 3e-6, at every wrong width .3 or more, and .09 for the sum of two gradients.
+# Measured on examples/tap/dpsgd_ring.py with float32 messages: at the correct widths the miss is
+# 1e-6 to 3e-6, at every wrong width .3 or more, and .09 for the sum of two gradients.
 RANK_ONE = 0.02  # relative miss of the rank-one test
-COLUMNS = 64  # inputs in which two rows are compared first, before the whole block is: a choice
+COLUMNS = 64  # inputs in which two rows are compared before the whole block is: a choice
 
-# The same run leaves 255 x within 1e-4 of whole numbers; other data would be .45 away.
-LEVELS = 0.05  # distance of 255 x from whole numbers, in QUANTILE of the inputs
+# In the same run, 255 x is within 1e-4 of integers; other data would be .45 away.
+LEVELS = 0.05  # distance of 255 x from integers, in QUANTILE of the inputs
 QUANTILE = 0.9
-OUTSIDE = 0.01  # by which noise may move an input out of [0, 1]
+OUTSIDE = 0.01  # distance by which noise may move an input out of [0, 1]
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class GradientSample:
 
     Attributes:
         value: (d,) the vector.
-        thetas: models (d,) at which it may have been taken, by name.
+        thetas: models (d,) at which it may have been computed, by name.
     """
 
     value: Tensor
@@ -51,14 +51,14 @@ class GradientSample:
 
 @dataclass(frozen=True)
 class ModelFit:
-    """A model that explains samples.
+    """A model that explains the samples.
 
     Attributes:
         task: the model.
-        point: name of the theta at which the gradients were taken.
+        point: name of the theta at which the gradients were computed.
         step: the factor, median over the better half of the samples.
-        spread: largest distance of a sample's factor from it, relative.
-        miss: what the gradients leave of the samples, relative, median.
+        spread: largest relative distance of a sample's factor from it.
+        miss: relative residual of the samples after subtracting the gradients, median.
     """
 
     task: Task
@@ -72,7 +72,7 @@ def layers(value: Tensor, sizes: Sequence[int] = ()) -> Iterator[tuple[int, ...]
     """Yield the widths of fully connected networks whose first block has rank one.
 
     Args:
-        value: (d,) as it was sent.
+        value: (d,) the vector as sent.
         sizes: lengths of its parameters if they were sent one by one.
 
     Yields:
@@ -89,10 +89,10 @@ def layers(value: Tensor, sizes: Sequence[int] = ()) -> Iterator[tuple[int, ...]
 
 
 def _is_rank_one(block: np.ndarray, bias: np.ndarray) -> bool:
-    """Return whether a block (rows, inputs) is bias x^T for some x."""
+    """Return whether a block (rows, inputs) equals bias x^T for some x."""
     if len(bias) == 1:
         return bool(bias[0] != 0)  # one row has rank one
-    # Most widths are wrong. Two rows show that quickly: block_k bias_m = block_m bias_k.
+    # Most widths are wrong, which two rows show quickly: block_k bias_m = block_m bias_k.
     k, m = np.argsort(-np.abs(bias))[:2]
     some = slice(0, min(COLUMNS, block.shape[1]))
     left = block[k, some] * bias[m]
@@ -136,12 +136,12 @@ def widths(d: int, sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
 
 
 def candidates(found: tuple[int, ...]) -> Iterator[Task]:
-    """Yield the models of these widths, one for each activation.
+    """Yield the models of these widths, one per activation.
 
-    One output is taken for the logit of loss ``binary``; ``squared`` would have the same widths.
+    One output is interpreted as the logit of loss ``binary``; ``squared`` would have equal widths.
 
     Args:
-        found: widths as `widths` yields them.
+        found: widths as yielded by `widths`.
     """
     inputs = found[0]
     spec = TaskSpec("logistic", shape=image(inputs), classes=found[-1])
@@ -156,13 +156,13 @@ def candidates(found: tuple[int, ...]) -> Iterator[Task]:
 
 
 def image(inputs: int) -> tuple[int, ...]:
-    """Return the shape of a square picture with so many values.
+    """Return the shape of a square picture with this number of values.
 
     Args:
-        inputs: how many.
+        inputs: the number of values.
 
     Returns:
-        (1, side, side) for grey, (3, side, side) for colour, (inputs,) if it is neither.
+        (1, side, side) for grey, (3, side, side) for colour, (inputs,) otherwise.
     """
     for channels in (1, 3):
         side = math.isqrt(inputs // channels)
@@ -172,7 +172,7 @@ def image(inputs: int) -> tuple[int, ...]:
 
 
 def fit(tasks: Iterable[Task], samples: Sequence[GradientSample]) -> ModelFit | None:
-    """Return the model, and the point, that explain the samples best.
+    """Return the model and the point that explain the samples best.
 
     Args:
         tasks: models to try.
@@ -194,7 +194,7 @@ def fit(tasks: Iterable[Task], samples: Sequence[GradientSample]) -> ModelFit | 
 
 
 def _fit(task: Task, point: str, samples: Sequence[GradientSample]) -> ModelFit | None:
-    """Return how well one model, at one point, explains samples; None if it cannot be tried."""
+    """Return how well one model, at one point, explains the samples; None if not applicable."""
     tried: list[tuple[float, float]] = []
     for sample in samples:
         found = explained(task, sample.value, sample.thetas[point])
@@ -202,7 +202,7 @@ def _fit(task: Task, point: str, samples: Sequence[GradientSample]) -> ModelFit 
             tried.append(found)
     if not tried:
         return None
-    # A node with several records, or none, is explained by no model, so the better half decides.
+    # No model explains a node with several records, or none, so the better half decides.
     tried.sort(key=lambda pair: pair[1])
     half = len(tried) // 2
     steps = np.array([step for step, _ in tried[: 1 + half]])
@@ -214,7 +214,7 @@ def _fit(task: Task, point: str, samples: Sequence[GradientSample]) -> ModelFit 
 
 
 def record(task: Task, value: Tensor) -> Tensor | None:
-    """Return the record that the first layer's rows show.
+    """Return the record that the first layer's rows reveal.
 
     Args:
         task: the model.
@@ -234,7 +234,7 @@ def record(task: Task, value: Tensor) -> Tensor | None:
 
 
 def levels(task: Task, samples: Sequence[GradientSample]) -> int:
-    """Return the number of steps in which the records that the samples show are quantised.
+    """Return the number of quantisation steps of the records that the samples reveal.
 
     Args:
         task: the model.
@@ -260,7 +260,7 @@ def levels(task: Task, samples: Sequence[GradientSample]) -> int:
 
 
 def explained(task: Task, value: Tensor, theta: Tensor) -> tuple[float, float] | None:
-    """Compute the gradient anew at the record that a vector shows, and compare.
+    """Recompute the gradient at the record that a vector reveals, and compare.
 
     The label is the class with the most negative bias gradient of the last layer: for cross-entropy
     that gradient is softmax minus the one-hot label.
@@ -268,11 +268,11 @@ def explained(task: Task, value: Tensor, theta: Tensor) -> tuple[float, float] |
     Args:
         task: the model.
         value: (d,) a gradient up to a factor.
-        theta: (d,) the parameters at which it was taken.
+        theta: (d,) the parameters at which it was computed.
 
     Returns:
         The factor, by least squares, and the relative miss; None if the model's layers or loss do
-        not allow it.
+        not allow the computation.
     """
     x = record(task, value)
     if x is None or task.spec.loss != "cross_entropy":

@@ -1,4 +1,4 @@
-"""Tap torch.distributed's process groups: log each payload as it is handed over by Python."""
+"""Tap torch.distributed's process groups: log each payload when Python passes it on."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from leakaudit.capture.tap.capture import Capture
 
-HEARD = (  # methods of a process group whose tensors are logged
+HEARD = (  # methods of a process group that log their tensors
     "send",
     "allreduce",
     "broadcast",
@@ -19,7 +19,7 @@ HEARD = (  # methods of a process group whose tensors are logged
     "reduce",
     "scatter",
 )
-UNHEARD = (  # methods of which only the call is logged
+UNHEARD = (  # methods that only log the call
     "alltoall",
     "alltoall_base",
     "reduce_scatter",
@@ -30,7 +30,7 @@ UNHEARD = (  # methods of which only the call is logged
 
 
 def listen(dist: ModuleType, capture: Capture) -> None:
-    """Wrap the methods of ``dist.ProcessGroup`` that carry tensors.
+    """Wrap the methods of ``dist.ProcessGroup`` that send or receive tensors.
 
     Args:
         dist: torch.distributed.
@@ -53,7 +53,7 @@ def listen(dist: ModuleType, capture: Capture) -> None:
 
 
 def _wrap(kind: Any, name: str, before: Callable[..., None]) -> None:
-    """Have a method of a class call `before` first; not every torch has every method."""
+    """Make a method of a class call `before` first; some torch versions lack some methods."""
     real = getattr(kind, name, None)
     if real is None:
         return
@@ -68,11 +68,11 @@ def _wrap(kind: Any, name: str, before: Callable[..., None]) -> None:
 
 # The methods of a process group are bound C++ functions with several overloads each: a tensor or a
 # list of tensors, an options object or plain numbers, by position or by name, and the names differ
-# between the overloads. So the arguments below are taken as they come.
+# between the overloads. The signatures below therefore accept any arguments.
 
 
 class _Calls:
-    """Log what this rank contributes: a method for each method of a process group, same arguments.
+    """Log what this rank contributes: one method per method of a process group, same arguments.
 
     Args:
         dist: torch.distributed.
@@ -138,16 +138,16 @@ class _Calls:
                     self.capture.event("scatter", tensor, self._world(group, place))
 
     def unheard(self, name: str) -> Callable[..., None]:
-        """Return a function that logs only that a call was made."""
+        """Return a function that only logs that a call was made."""
         op = name.strip("_")
 
         def before(*_: Any, **__: Any) -> None:
-            self.capture.event(op, None, left_out="this call is not listened to")
+            self.capture.event(op, None, left_out="an unsupported operation")
 
         return before
 
     def receiving(self, real: Callable[..., Any], named: bool) -> Callable[..., Any]:
-        """Return a method that logs what arrived once the program has waited for it.
+        """Return a method that logs a received message once the program has waited for it.
 
         Args:
             real: the method to call.
@@ -174,7 +174,7 @@ class _Calls:
 
 
 class _Work:
-    """A pending receive: calls a function, once, when its buffer is known to be full.
+    """A pending receive: calls a function once, when its buffer is known to be complete.
 
     Args:
         work: the pending receive of the process group.

@@ -1,4 +1,4 @@
-"""Guess what a log's messages are, and how sure that is."""
+"""Guess the meaning of a log's messages, and state how certain the guess is."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from leakaudit.errors import LeakauditError
 from leakaudit.tasks.task import Task
 from leakaudit.trace import TaskSpec
 
-# Measured on examples/tap (float32 messages): the right model misses by 6e-7 to 5e-6, and a wrong
+# Measured on examples/tap (float32 messages): the correct model misses by 6e-7 to 5e-6, a wrong
 # activation or point by .5 or more.
-PROVED = 0.01  # miss of a gradient that was computed anew
+PROVED = 0.01  # miss of a recomputed gradient
 NEAREST = 1e-5  # relative distance within which a constant is rounded even if samples agree better
-SPREADS = 4  # spreads of the samples within which it is rounded otherwise: a choice
+SPREADS = 4  # otherwise, number of the samples' spreads within which it is rounded: a choice
 
 
 @dataclass(frozen=True)
 class Guess:
-    """What was found.
+    """The result of a guess.
 
     Attributes:
         said: the finding in one line.
-        evidence: the reasons, a line each.
+        evidence: the reasons, one line each.
         toml: a description to start from.
         description: the same as a value; None if it has gaps.
     """
@@ -42,11 +42,11 @@ class Guess:
 
 @dataclass(frozen=True)
 class _Draft:
-    """A description in the making.
+    """A description under construction.
 
     Attributes:
-        values: as `description.of` takes them.
-        comments: dotted key -> what is said beside its value.
+        values: in the form that `description.of` expects.
+        comments: dotted key -> comment beside its value.
     """
 
     values: dict[str, Any]
@@ -65,26 +65,26 @@ def named(
     classes: int | None,
     loss: str,
 ) -> Task | None:
-    """Return the task that a user names for a guess.
+    """Return the task that a user specifies for a guess.
 
     Args:
         model: name of a model, or ``package.module:factory``.
-        args: of the model.
-        shape: of one input.
-        classes: how many there are.
+        args: arguments of the model.
+        shape: shape of one input.
+        classes: number of classes.
         loss: cross_entropy, binary or squared.
 
     Returns:
-        The task; None if no model is named.
+        The task; None if no model is given.
 
     Raises:
-        LeakauditError: a model is named without its shape or classes.
+        LeakauditError: a model is given without its shape or number of classes.
     """
     if model is None:
         return None
     if shape is None or classes is None:
         raise LeakauditError(
-            "--model needs --shape and --classes: what goes in, and how many classes come out"
+            "--model also needs --shape (of one input) and --classes (their number)"
         )
     spec = TaskSpec(model, dict(args), loss=loss, shape=shape, classes=classes)
     return Task.build(spec, trusted=True)
@@ -94,11 +94,11 @@ def guess(logs: Sequence[RankLog], task: Task | None = None) -> Guess:
     """Guess a description from the messages of a log.
 
     Args:
-        logs: of all processes.
-        task: whose model is sent, if known.
+        logs: the logs of all processes.
+        task: the task of the model that is sent, if known.
 
     Raises:
-        LeakauditError: the log holds no vectors, or none of the size of the model.
+        LeakauditError: the log contains no vectors, or none of the size of the model.
     """
     seen = observed.collect(latest(logs), task)
     sent = observed.payload(seen)
@@ -108,7 +108,7 @@ def guess(logs: Sequence[RankLog], task: Task | None = None) -> Guess:
     count = sum(map(len, seen.streams.values()))
     evidence = (
         sent.why,
-        f"{count} messages of {size} numbers on {len(seen.streams)} wires",
+        f"{count} messages of {size} numbers on {len(seen.streams)} channels",
         _evidence(model, task is not None, size),
     )
     draft = _begun(seen, sent)
@@ -118,7 +118,7 @@ def guess(logs: Sequence[RankLog], task: Task | None = None) -> Guess:
     values = draft.values
     gaps = draft.gaps
     if gaps:
-        known = f"say yourself: {', '.join(gaps)}"
+        known = f"to be filled in: {', '.join(gaps)}"
     else:
         known = f"{_listed(values['params'])}; {_named(values['model'])}"
     return Guess(
@@ -135,8 +135,8 @@ class _Model:
 
     Attributes:
         task: the best of the models that were tried; None if there was none to try.
-        levels: 255 if inputs are proved to be k/255, else 0.
-        found: how gradients computed anew fit, if they prove the model.
+        levels: 255 if the inputs are proved to be k/255, else 0.
+        found: the fit of recomputed gradients, if it proves the model.
         solved: the constants behind duals, if they are proved.
     """
 
@@ -149,7 +149,7 @@ class _Model:
 def _model_behind(
     seen: observed.Observed, sent: observed.PayloadGuess, task: Task | None
 ) -> _Model:
-    """Find the model behind the messages; task: the one that the user names."""
+    """Find the model behind the messages; task: the one given by the user."""
     samples: Sequence[fit.GradientSample] = observed.samples(seen, sent.payload)
     tasks = [task] if task is not None else _tasks(seen, samples)
     if not tasks:
@@ -170,15 +170,15 @@ def _model_behind(
 
 
 def _begun(seen: observed.Observed, sent: observed.PayloadGuess) -> _Draft:
-    """Return a description of what is sent, still without constants and model."""
+    """Return a description of the payload, still without constants and model."""
     payload = sent.payload
     comments = {"payload": Comment(sent.sure)}
     first = "update"
     if payload == "weights":
-        comment = "the first messages differ from rank to rank"
+        comment = "the ranks' first messages differ"
         if observed.same_start(seen):
             first = "start"
-            comment = "all ranks' first messages are equal"
+            comment = "the ranks' first messages are equal"
         comments["first"] = Comment(comment)
     values = {
         "payload": payload,
@@ -191,7 +191,7 @@ def _begun(seen: observed.Observed, sent: observed.PayloadGuess) -> _Draft:
 
 
 def _tasks(seen: observed.Observed, samples: Sequence[fit.GradientSample]) -> list[Task]:
-    """Return the models whose widths the samples show."""
+    """Return the models with the widths that the samples reveal."""
     tasks: list[Task] = []
     for widths in observed.agreed(samples, seen.sizes):
         tasks.extend(fit.candidates(widths))
@@ -199,41 +199,41 @@ def _tasks(seen: observed.Observed, samples: Sequence[fit.GradientSample]) -> li
 
 
 def _is_proved(found: fit.ModelFit, solved: duals.Solved | None) -> bool:
-    """Return whether gradients computed anew are those of the messages."""
+    """Return whether recomputed gradients equal those of the messages."""
     if solved is not None and not abs(found.step - 1) < PROVED:
         return False
     return found.miss < PROVED
 
 
 def _evidence(model: _Model, given: bool, size: int) -> str:
-    """Return the reason to believe the model.
+    """Return the evidence for the model.
 
     Args:
-        model: behind the messages.
-        given: whether the user named it.
-        size: numbers in a message.
+        model: the model behind the messages.
+        given: whether the user specified it.
+        size: numbers per message.
     """
     found = model.found
     if found is not None:
         return (
-            "a gradient computed anew at the record that a message shows misses the message by "
-            f"{found.miss:.1g}: model, loss and step are right"
+            "a gradient recomputed at the record that a message reveals matches the message up to "
+            f"{found.miss:.1g}: model, loss and step are correct"
         )
     if given:
-        return "the model's size fits; nothing more could be proved from the messages"
+        return "the size of the model fits; nothing else could be proved from the messages"
     if model.task is not None and model.task.spec.loss == "binary":
         return (
             "the widths are those of the tensors; one output fits loss binary as well as squared, "
-            "so binary is a guess, and an activation as well"
+            "so loss and activation are guesses"
         )
     if model.task is not None:
         return (
-            "the widths are those of the tensors, or of a first layer that shows single records; "
+            "the widths are those of the tensors, or of a first layer that reveals single records; "
             "the activation is a guess"
         )
     return (
-        f"no layer of single records is seen, and {size} numbers fit many models: "
-        "name yours with --model, --shape and --classes"
+        f"no layer reveals single records, and {size} numbers fit many models: "
+        "specify yours with --model, --shape and --classes"
     )
 
 
@@ -245,10 +245,10 @@ def _add_params(draft: _Draft, payload: observed.Payload, model: _Model) -> None
     elif payload == "duals":
         _add_duals(draft, model.solved)
     else:
-        comments["protocol"] = Comment("gradients go to a server, or into a sum")
+        comments["protocol"] = Comment("gradients are sent to a server, or added up")
     if model.found is not None:
         draft.values["params"]["samples"] = 1
-        comments["params.samples"] = Comment("records behind a gradient")
+        comments["params.samples"] = Comment("records per gradient")
 
 
 def _add_weights(draft: _Draft, found: fit.ModelFit | None) -> None:
@@ -257,14 +257,14 @@ def _add_weights(draft: _Draft, found: fit.ModelFit | None) -> None:
     if found is not None:
         params["alpha"] = _rounded(found.step, found.spread)
         params["order"] = found.point
-        alpha = Comment(f"found to {found.spread:.0e}")
+        alpha = Comment(f"accurate to {found.spread:.0e}")
     else:
         params["alpha"] = 0.1
         params["order"] = "combine"
         alpha = Comment("the step size", known=False)
     draft.comments["params.alpha"] = alpha
     draft.comments["params.order"] = Comment(
-        "combine: the gradient is taken at the model before averaging; adapt: after it"
+        "combine: gradient at the model before averaging; adapt: after averaging"
     )
 
 
@@ -287,11 +287,11 @@ def _add_duals(draft: _Draft, solved: duals.Solved | None) -> None:
     known = solved is not None
     draft.comments["params.alpha"] = Comment("the step size", known)
     draft.comments["params.rho"] = Comment("the penalty", known)
-    draft.comments["params.z0"] = Comment("duals begin at zero")
+    draft.comments["params.z0"] = Comment("duals start at zero")
 
 
 def _add_model(draft: _Draft, model: _Model) -> None:
-    """Add the model, or a made-up one if none is known."""
+    """Add the model, or a placeholder if none is known."""
     if model.task is None:
         draft.values["model"] = {
             "name": "mlp",
@@ -314,11 +314,11 @@ def _add_model(draft: _Draft, model: _Model) -> None:
         values["levels"] = model.levels
     draft.values["model"] = values
     if model.found is None:
-        draft.comments["model.name"] = Comment("of the right size; not proved")
+        draft.comments["model.name"] = Comment("of the right size, but not proved")
 
 
 def _rounded(value: float, spread: float) -> float:
-    """Return a constant in the fewest digits that agree with what the samples show."""
+    """Return a constant with the fewest digits that agree with the samples."""
     return shortest(value, max(SPREADS * spread, NEAREST))
 
 

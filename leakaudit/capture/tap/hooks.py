@@ -40,9 +40,9 @@ def install() -> None:
     sys.meta_path.insert(0, _AfterImport(waiting))
 
 
-# A program must not be made to import torch, so the tap waits until the program does it. The finder
-# below stands first on `sys.meta_path`. Asked for a module that is awaited, it lets the other
-# finders find it and wraps the loader, so that the callback runs right after the module's own code.
+# A program must not be forced to import torch, so the tap waits until the program does. The finder
+# below is first on `sys.meta_path`. When asked for a module in `waiting`, it lets the other finders
+# find it and wraps the loader, so that the callback runs right after the module's own code.
 
 
 class _AfterImport:
@@ -61,7 +61,7 @@ class _AfterImport:
         callback = self.waiting.pop(name, None)
         if callback is None:
             return None
-        # The entry is gone by now, so this search passes this finder by.
+        # The entry has been removed, so this search skips this finder.
         spec = find_spec(name)
         if spec is not None and spec.loader is not None:
             spec.loader = cast(Any, _Loader(spec.loader, callback))

@@ -22,13 +22,13 @@ FORWARDED = (signal.SIGTERM, signal.SIGHUP)
 
 
 def prepare(folder: Path) -> None:
-    """Make an empty folder for the logs; logs of an earlier tap are removed.
+    """Create an empty folder for the logs; logs of an earlier tap are removed.
 
     Args:
-        folder: made if it does not exist.
+        folder: the folder; created if it does not exist.
 
     Raises:
-        LeakauditError: the folder cannot be written, or holds anything but logs.
+        LeakauditError: the folder cannot be written, or contains other files than logs.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -36,8 +36,8 @@ def prepare(folder: Path) -> None:
         for path in held:
             if not _is_log(path) or path.is_dir():
                 raise LeakauditError(
-                    f"{folder} holds {path.name!r}, which is no log of a tap; "
-                    "name another --output or remove it"
+                    f"{folder} contains {path.name!r}, which is not a log of a tap; "
+                    "choose another --output or remove it"
                 )
         for path in held:
             path.unlink()
@@ -51,7 +51,7 @@ def clear(folder: Path) -> None:
     """Remove the logs of a tap, and the folder if it is then empty.
 
     Args:
-        folder: where the logs are; files with other names stay.
+        folder: folder of the logs; files with other names are kept.
     """
     for path in folder.iterdir():
         if _is_log(path):
@@ -61,18 +61,18 @@ def clear(folder: Path) -> None:
 
 
 def _is_log(path: Path) -> bool:
-    """Return whether a file is named like one of the two files of a log."""
+    """Return whether a file has the name of one of the two files of a log."""
     return NAME.fullmatch(path.with_suffix(".jsonl").name) is not None
 
 
 def run(command: Sequence[str], folder: Path, **listening: Any) -> int:
     """Run a program on our own standard streams.
 
-    Ctrl-C reaches the program through the terminal; other signals to terminate are passed on.
+    Ctrl-C reaches the program through the terminal; other termination signals are forwarded.
 
     Args:
         command: the program and its arguments.
-        folder: where its processes write their logs.
+        folder: folder in which its processes write their logs.
         listening: the other arguments of `capture.Capture`.
 
     Returns:
@@ -101,7 +101,7 @@ def run(command: Sequence[str], folder: Path, **listening: Any) -> int:
 
 @contextmanager
 def _forwarding(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Pass the signals of `FORWARDED` on to a process."""
+    """Forward the signals of `FORWARDED` to a process."""
 
     def forward(number: int, _: FrameType | None) -> None:
         process.send_signal(number)
@@ -115,7 +115,7 @@ def _forwarding(process: subprocess.Popen[bytes]) -> Iterator[None]:
 
 
 def _wait(process: subprocess.Popen[bytes]) -> int:
-    """Wait for a process to end, through any number of Ctrl-C, which it has received as well."""
+    """Wait for a process to end, despite any number of Ctrl-C, which it has received as well."""
     while True:
         try:
             return process.wait()

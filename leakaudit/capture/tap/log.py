@@ -1,12 +1,12 @@
 """The raw log of one process: the messages that it sent, in order.
 
-A log is two files in one folder. ``rank3.0.bin`` holds the payloads, each at a multiple of 16
-bytes. ``rank3.0.jsonl`` holds a first line with format, version and facts about the process, then
-one line per event, written after its payload. A payload that is sent to several receivers one after
-the other is stored once. The second number in the names counts restarts of a rank.
+A log consists of two files in one folder. ``rank3.0.bin`` contains the payloads, each at a multiple
+of 16 bytes. ``rank3.0.jsonl`` contains a first line with format, version and facts about the
+process, then one line per event, written after its payload. A payload that is sent to several
+receivers in succession is stored once. The second number in the names counts restarts of a rank.
 
 A process that ends normally writes a last line ``{"end": true, …}``; one that is killed loses at
-most its last event. `leakaudit.capture.tap.reading` reads logs. Nothing here imports torch.
+most its last event. `leakaudit.capture.tap.reading` reads logs. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 FORMAT = "leakaudit.tap"
 VERSION = 1
-LEFT_OUT = "left_out"  # the note of an event whose payload was not kept, with the reason
+LEFT_OUT = "left_out"  # the note of an event without its payload; its value is the reason
 DTYPES = {  # number format -> bytes
     "float16": 2,
     "bfloat16": 2,
@@ -38,24 +38,24 @@ DTYPES = {  # number format -> bytes
     "int64": 8,
     "bool": 1,
 }
-ATTEMPTS = 1000  # restarts of one rank; a plain choice, as `reading.NAME` allows three digits
+ATTEMPTS = 1000  # restarts of one rank; arbitrary, but `reading.NAME` allows three digits
 
 
 class Log:
     """Append the events of one rank; several threads may write.
 
-    After a fork the child needs a log of its own: `owner` is the process that opened this one.
+    After a fork the child needs its own log: `owner` is the process that opened this one.
 
     Args:
-        folder: made if it does not exist.
-        rank: of this process.
-        max_bytes: of payload; later events are logged without theirs. None for no limit.
+        folder: created if it does not exist.
+        rank: rank of this process.
+        max_bytes: limit on payloads; later events are logged without theirs. None for no limit.
         about: plain values for the first line, such as the number of processes.
 
     Raises:
         OSError: the folder or the first files cannot be written. Later errors, such as a full disk,
-            end the recording of payloads and make `write` return False, because the tapped program
-            must not suffer.
+            end the recording of payloads and make `write` return False, because they must not
+            affect the tapped program.
     """
 
     def __init__(
@@ -68,8 +68,8 @@ class Log:
         Path(folder).mkdir(parents=True, exist_ok=True)
         self.rank = rank
         self.owner = os.getpid()
-        self.trouble = ""  # the first disk error, after which no payload is kept
-        self.spent = 0.0  # seconds in the tap so far, set by the caller; goes into every line
+        self.trouble = ""  # the first disk error, after which payloads are no longer kept
+        self.spent = 0.0  # seconds in the tap so far, set by the caller; part of every line
         self._max = max_bytes
         self._seq = 0
         self._lock = threading.Lock()
@@ -94,9 +94,9 @@ class Log:
 
         Args:
             op: send, recv, allreduce, broadcast or another word.
-            value: a tensor or array as it is now; None for an event without payload.
+            value: a tensor or array in its current state; None for an event without payload.
             peer: the other rank, if there is one.
-            tag: of the message.
+            tag: tag of the message.
             notes: plain values, such as round, kind, src and dst; left_out="…" logs the event
                 without its payload.
 
@@ -141,7 +141,7 @@ class Log:
             self._close_files()
 
     def abandon(self) -> None:
-        """Close the files without a last line: in a fork, whose parent goes on writing."""
+        """Close the files without a last line: in a fork, because its parent continues writing."""
         self._lock = threading.Lock()
         self._close_files(keep_room=True)
 
@@ -152,9 +152,9 @@ class Log:
         self.close()
 
     def _keep(self, data: Bytes, notes: dict[str, Any]) -> tuple[int, int]:
-        """Append a payload (n,), unless it repeats the last one, and return its offset and bytes.
+        """Append a payload (n,), unless it repeats the last one; return its offset and bytes.
 
-        If it is not kept, the bytes are 0 and the reason goes into `notes`.
+        If it is not kept, the number of bytes is 0 and the reason is added to `notes`.
         """
         again = self._tail.last(data)
         if again is not None:
@@ -165,7 +165,7 @@ class Log:
         try:
             return self._tail.append(data)
         except OSError as error:
-            self.trouble = error.strerror or "the disk refused it"
+            self.trouble = error.strerror or "a disk error"
             notes[LEFT_OUT] = self.trouble
             return self._tail.size, 0
 
@@ -173,7 +173,7 @@ class Log:
         try:
             os.write(self._lines, json.dumps(value, separators=(",", ":")).encode() + b"\n")
         except OSError as error:
-            self.trouble = error.strerror or "the disk refused it"
+            self.trouble = error.strerror or "a disk error"
 
     def _close_files(self, keep_room: bool = False) -> None:
         if self._lines >= 0:
@@ -183,7 +183,7 @@ class Log:
 
 
 def _fresh(folder: Path, rank: int) -> tuple[int, int]:
-    """Open the first pair of files that no earlier process of this rank has."""
+    """Open the first pair of files that no earlier process of this rank has used."""
     flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
     for attempt in range(ATTEMPTS):
         try:
@@ -191,11 +191,11 @@ def _fresh(folder: Path, rank: int) -> tuple[int, int]:
         except FileExistsError:
             continue
         return data, os.open(folder / f"rank{rank}.{attempt}.jsonl", flags, 0o600)
-    raise FileExistsError(f"{folder} holds 1000 logs of rank {rank}")
+    raise FileExistsError(f"{folder} contains 1000 logs of rank {rank}")
 
 
 def _form(value: Any) -> tuple[str | None, list[int], int]:
-    """Return dtype, shape and bytes of a tensor or array; 0 bytes if its format is not logged."""
+    """Return dtype, shape and bytes of a tensor or array; 0 bytes if its format is unsupported."""
     if value is None:
         return None, [], 0
     dtype = str(value.dtype).removeprefix("torch.")

@@ -1,4 +1,4 @@
-"""From the logs of all processes to one trace."""
+"""Conversion of the logs of all processes to one trace."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ ARRAYS = ("x", "y", "node")
 
 
 class TapFacts(msgspec.Struct, frozen=True):
-    """What a tap says of a run, in the provenance of its trace.
+    """Facts about a tapped run, in the provenance of its trace.
 
     Attributes:
-        processes: how many were tapped.
+        processes: number of tapped processes.
         exit: exit code of the program.
-        share: of the processes' time that the tap took.
-        seconds: that the tap took.
-        left_out: reason -> how many messages lack their payload.
-        notes: what a reader of the trace should know.
+        share: fraction of the processes' time that the tap used.
+        seconds: time that the tap used.
+        left_out: reason -> number of messages without payload.
+        notes: remarks for the reader of the trace.
     """
 
     processes: int
@@ -54,30 +54,30 @@ def write(
     max_bytes: float = 4e9,
     command: str = "",
 ) -> Trace:
-    """Write the trace, with the truth beside it if there is one.
+    """Write the trace, and its truth if there is one.
 
-    The trace is marked as incomplete if a process did not end normally or a round is not whole.
+    The trace is marked as incomplete if a process did not end normally or a round is incomplete.
 
     Args:
-        plan: what the logs hold.
-        logs: of all processes.
-        path: of the trace.
+        plan: the contents of the logs.
+        logs: the logs of all processes.
+        path: file of the trace.
         code: exit code of the program.
         truth: the records of all nodes; None if unknown.
-        max_bytes: limit on the size of the trace.
-        command: that made the trace, for its provenance.
+        max_bytes: maximum size of the trace.
+        command: the command that made the trace, for its provenance.
 
     Returns:
         The trace.
 
     Raises:
-        LeakauditError: the trace would exceed max_bytes or cannot be written; nothing is left
+        LeakauditError: the trace would exceed max_bytes or cannot be written; no files are left
             behind.
     """
     description = plan.description
     if not plan.sent:
         reason = _listed(plan.left_out) or "the program ended too early"
-        raise LeakauditError(f"no payload of a message was kept ({reason})")
+        raise LeakauditError(f"no message payload was kept ({reason})")
     provenance = about(plan, logs, code)
     if command:
         provenance["command"] = command
@@ -116,13 +116,13 @@ def write(
 
 
 def _widest(sent: Iterable[Sent]) -> torch.dtype:
-    """Return the widest number format on the wire; float16 rather than bfloat16."""
+    """Return the widest number format of the messages; float16 rather than bfloat16."""
     dtypes = {one.message.dtype for one in sent}
     return max(dtypes, key=lambda dtype: (dtype.itemsize, dtype != torch.bfloat16))
 
 
 def _grouped(sent: Iterable[Sent]) -> list[list[Sent]]:
-    """Group messages of one sender, round and kind with the same bytes, which are stored once."""
+    """Group messages of one sender, round and kind with equal bytes, which are stored once."""
 
     def key(one: Sent) -> tuple[int, int, str, tuple[str, ...]]:
         return one.round, one.src, one.kind, tuple(map(str, one.message.place))
@@ -140,7 +140,7 @@ def _record_truth(recorder: Recorder, truth: Truth) -> None:
 def _record_group(
     recorder: Recorder, group: list[Sent], plan: ArrangedLog, dtype: torch.dtype
 ) -> None:
-    """Record messages that carry the same bytes as one message to all their receivers."""
+    """Record messages with equal bytes as one message to all their receivers."""
     first = group[0]
     value = first.message.value(plan.slices).to(dtype)
     if plan.description.scale != 1:
@@ -150,22 +150,22 @@ def _record_group(
 
 
 def _remove(path: Path) -> None:
-    """Remove a trace and its truth, with the files beside them."""
+    """Remove a trace, its truth, and the files that belong to them."""
     for file in (path, trace_file.truth_path(path)):
         file.unlink(missing_ok=True)
         sidecar.beside(file).unlink(missing_ok=True)
 
 
 def about(plan: ArrangedLog, logs: Sequence[RankLog], code: int) -> dict[str, Json]:
-    """Return what happened, for the trace's provenance.
+    """Return a summary of the run for the trace's provenance.
 
     Args:
-        plan: what the logs hold.
-        logs: of all processes.
+        plan: the contents of the logs.
+        logs: the logs of all processes.
         code: exit code of the program.
 
     Returns:
-        Plain values; ``missing`` and ``ended`` are as `leakaudit.traces.gaps` reads them.
+        Plain values; ``missing`` and ``ended`` are in the form that `leakaudit.traces.gaps` reads.
     """
     seconds = sum(log.seconds for log in logs)
     spent = sum(log.spent for log in logs)
@@ -198,7 +198,7 @@ def about(plan: ArrangedLog, logs: Sequence[RankLog], code: int) -> dict[str, Js
                 "why": "closed" if wire.src in gone else "",
             }
         )
-    why = f"its process did not end in order; the program's exit code was {code}"
+    why = f"its process did not end normally; the program's exit code was {code}"
     ended: list[Json] = []
     for rank in sorted(cut):
         ended.append({"nodes": [rank], "round": last[rank], "why": why})
@@ -206,22 +206,22 @@ def about(plan: ArrangedLog, logs: Sequence[RankLog], code: int) -> dict[str, Js
 
 
 def facts(trace: Trace) -> TapFacts:
-    """Return what the tap says of a run in the provenance of its trace.
+    """Return the facts about a tapped run in the provenance of its trace.
 
     Args:
-        trace: as `write` returns it.
+        trace: the result of `write`.
     """
     return msgspec.convert(trace.provenance["tap"], TapFacts)
 
 
 def warnings(trace: Trace) -> list[str]:
-    """Return what a user should know about a trace that a tap made.
+    """Return warnings for the user of a trace that a tap made.
 
     Args:
-        trace: as `write` returns it.
+        trace: the result of `write`.
 
     Returns:
-        One line for each warning.
+        One line per warning.
     """
     tap = facts(trace)
     found = list(gaps.sentences(trace))
@@ -235,21 +235,21 @@ def read_truth(path: Path, shape: Iterable[int], nodes: int) -> Truth:
     """Read the records of all nodes from an .npz file that the program wrote.
 
     Args:
-        path: of the file, which holds x (s, *shape), y (s,) and node (s,).
-        shape: of one input.
-        nodes: how many there are.
+        path: the file, with x (s, *shape), y (s,) and node (s,).
+        shape: shape of one input.
+        nodes: number of nodes.
 
     Raises:
         LeakauditError: an array is missing, has another shape, or names a node that does not exist.
     """
     held: dict[str, np.ndarray] = {}
     try:
-        # np.load alone would take a bare .npy file as well.
+        # np.load by itself would accept a bare .npy file as well.
         with ZipFile(path), np.load(path, allow_pickle=False) as file:
             for name in ARRAYS:
                 if name in file.files:
                     held[name] = file[name]
-    except Exception as error:  # a damaged archive raises anything
+    except Exception as error:  # a damaged archive may raise anything
         raise LeakauditError(f"cannot read {path} as .npz: {error}") from None
     missing = [name for name in ARRAYS if name not in held]
     if missing:
@@ -259,13 +259,13 @@ def read_truth(path: Path, shape: Iterable[int], nodes: int) -> Truth:
     x, y, node = (held[name] for name in ARRAYS)
     shape = tuple(shape)
     whole = node.ndim == 1 and node.dtype.kind in "iu"
-    # Slices of a shape, because an array of shape () has no length.
+    # Shapes are compared as slices, because an array of shape () has no length.
     equal = x.shape[:1] == y.shape[:1] == node.shape
     if x.shape[1:] != shape or not equal or not whole:
         expected = f"x (s, {', '.join(map(str, shape))}), y (s,), node (s,)"
         raise LeakauditError(
             f"{path}: expected {expected}, got {x.shape}, {y.shape}, {node.shape} {node.dtype}; "
-            "save one label and one whole number, its node, for each of the s records"
+            "save one label and one integer (its node) for each of the s records"
         )
     if len(node) and not 0 <= node.min() <= node.max() < nodes:
         raise LeakauditError(
@@ -275,4 +275,4 @@ def read_truth(path: Path, shape: Iterable[int], nodes: int) -> Truth:
 
 
 def _listed(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{count} left out by {why}" for why, count in counts.items())
+    return ", ".join(f"{count} omitted because of {why}" for why, count in counts.items())

@@ -1,4 +1,4 @@
-"""The messages of a log that is not described: what is sent, and what in it should be gradients."""
+"""The messages of a log without a description: what is sent, and which parts may be gradients."""
 
 from __future__ import annotations
 
@@ -22,46 +22,48 @@ from leakaudit.trace import Graph
 
 Payload: TypeAlias = Literal["weights", "gradients", "duals"]
 
-# Models of ranks that train together have a cosine near 1 and move by a small part of their length.
-# Gradients of different ranks have a small cosine, and replace each other from round to round. What
-# two neighbours' duals add is opposite, cosine -1 up to the difference of two models. The
-# thresholds between are choices; the answer says how sure it is, and the user confirms it.
+# Models of ranks that train together have a cosine near 1 and move by a small fraction of their
+# length. Gradients of different ranks have a small cosine and change completely from round to
+# round. What two neighbours' duals add is opposite: cosine -1 up to the difference of two models.
+# The thresholds in between are choices; the result states its certainty, and the user confirms it.
 #
-# Models down to a server's client and gradients up look opposite too: w' - g and g' - w are nearly
-# w and -w. Two more relations of duals m_ij tell them apart, with c_i = 2 rho A_ij w_i:
+# A server that sends models to clients that send gradients looks opposite too: w' - g and g' - w
+# are nearly w and -w. Two more relations of duals m_ij distinguish the two cases, with
+# c_i = 2 rho A_ij w_i:
 #
 # - m_ij(t+1) = m_ji(t) + c_i and m_ji(t+1) = m_ij(t) - c_j, so the sum of both changes by c_i - c_j
-#   in a round, and each alone by much more. For a model and a gradient H w + b the change of the
+#   in a round, and each of them by much more. For a model and a gradient H w + b the change of the
 #   sum has the square |dw|^2 + |dg|^2 + 2 dw H dw. If the loss is convex along the step, that is at
 #   least |dw|^2 + |dg|^2, with any optimiser.
-# - A_ij (m_ij(t+1) - m_ji(t)) = 2 rho w_i is the same on all wires of a node, up to rounding. Of a
-#   server it is w' - g_j, and clients' gradients differ. The first relation alone does not suffice
-#   to be sure: clients that send the way from w to their own optimum keep the sum as duals do.
+# - A_ij (m_ij(t+1) - m_ji(t)) = 2 rho w_i is the same on all channels of a node, up to rounding. Of
+#   a server it is w' - g_j, and clients' gradients differ. The first relation is not sufficient for
+#   certainty: clients that send the way from w to their own optimum keep the sum as duals do.
 #
 # Measured: the square of the sum's change over the sum of the squares is 9e-4 to 1.4e-2 on
-# examples/tap/ecl.py, and .77 to 1.4 in FedSGD of an mlp (whose loss is not convex everywhere).
+# examples/tap/ecl.py, and .77 to 1.4 in FedSGD of an mlp (with a loss that is not convex
+# everywhere).
 ALIKE = 0.9  # cosine of messages above which they may be models
 CLEARLY_ALIKE = 0.99
 OPPOSED = -0.9  # cosine of what two messages add, below which they are duals
-SAME = 1e-5  # of their length, by which messages differ that are equal up to rounding; a choice
+SAME = 1e-5  # relative difference of messages that are equal up to rounding; a choice
 KEPT = 0.1  # change of the sum on an edge, squared, over that of both messages: less for duals
-ROUNDINGS = 4  # by which wires may differ; one addition a message makes 1, the rest is a choice
-MOVE = 0.5  # of its length, by which a model moves in a round at most
+ROUNDINGS = 4  # tolerance between channels; one addition per message makes 1, the rest is a choice
+MOVE = 0.5  # maximum distance, relative to its length, by which a model moves in a round
 
-SOME = 6  # rounds or samples that are used: a choice that bounds the time
-PAIRS = 60  # pairs of messages that are compared: the same
-LONGEST = 500  # tensors of one message, beyond which no period is looked for
+SOME = 6  # rounds or samples to use: a choice that bounds the time
+PAIRS = 60  # pairs of messages to compare: also a choice
+LONGEST = 500  # maximum number of tensors per message for which a period is searched
 
 
 @dataclass(frozen=True)
 class Observed:
-    """Messages by wire, as vectors.
+    """Messages by channel, as vectors.
 
     Attributes:
-        streams: the messages that were kept, by wire.
-        slices: where each parameter lies in a vector.
+        streams: the messages with payloads, by channel.
+        slices: the position of each parameter in a vector.
         sizes: lengths of the parameters, followed by the model's own length.
-        graph: of the ranks that exchange messages one to one.
+        graph: the graph of the ranks that exchange messages one to one.
     """
 
     streams: Mapping[Wire, list[LoggedMessage]]
@@ -73,13 +75,13 @@ class Observed:
         """Return the vector (d,) of a message.
 
         Args:
-            message: of one of the streams.
+            message: a message of one of the streams.
         """
         return message.value(self.slices)
 
     @property
     def own(self) -> dict[int, list[LoggedMessage]]:
-        """Rank -> what it sends to its first receiver, or to all."""
+        """Rank -> its messages to its first receiver, or to all."""
 
         def key(wire: Wire) -> tuple[int, int]:
             src, dst, _ = wire
@@ -95,11 +97,11 @@ class Observed:
 
 @dataclass(frozen=True)
 class PayloadGuess:
-    """What is sent.
+    """The payload of the messages.
 
     Attributes:
         payload: weights, gradients or duals.
-        sure: how sure that is, in one word.
+        sure: the certainty, in one word.
         why: the evidence, in one line.
     """
 
@@ -109,14 +111,14 @@ class PayloadGuess:
 
 
 def collect(logs: Sequence[RankLog], task: Task | None) -> Observed:
-    """Put the log's tensors together into messages.
+    """Combine the log's tensors into messages.
 
     Args:
-        logs: one for each rank.
-        task: whose model is sent; None takes the sizes of tensors that repeat.
+        logs: one per rank.
+        task: the task of the model that is sent; None uses the sizes of tensors that repeat.
 
     Raises:
-        LeakauditError: the log holds no vectors, or none of the size of the model.
+        LeakauditError: the log contains no vectors, or none of the size of the model.
     """
     if task is not None:
         slices = task.layout.slices.values()
@@ -130,8 +132,8 @@ def collect(logs: Sequence[RankLog], task: Task | None) -> Observed:
             streams[wire] = kept
     if not streams:
         raise LeakauditError(
-            f"no message of {sizes[-1]} numbers, the model's size, is in the log; "
-            "name the model that was trained"
+            f"the log contains no message of the model's size ({sizes[-1]} numbers); "
+            "specify the model that was trained"
         )
     starts = np.cumsum([0, *sizes[:-1]]).tolist()
     places = [slice(begin, end) for begin, end in pairwise(starts)]
@@ -153,10 +155,10 @@ def _graph(wires: Mapping[Wire, object]) -> Graph:
 
 
 def _sizes(logs: Sequence[RankLog]) -> tuple[int, ...]:
-    """Return the lengths of the tensors that repeat on most wires, and their sum.
+    """Return the lengths of the tensors that repeat on most channels, and their sum.
 
-    Each wire votes for its shortest period with as many votes as it carries numbers. A hook of
-    DistributedDataParallel notes the sizes itself, which counts twice.
+    Each channel votes for its shortest period, with one vote per number that was sent on it. The
+    sizes noted by a hook of DistributedDataParallel count twice.
     """
     wires: dict[Any, list[int]] = defaultdict(list)
     votes = Counter[tuple[int, ...]]()
@@ -174,13 +176,13 @@ def _sizes(logs: Sequence[RankLog]) -> tuple[int, ...]:
             votes[*once, sum(once)] += sum(numels)
     if not votes:
         raise LeakauditError(
-            "the log holds no tensors of floating point, so there is nothing to describe"
+            "the log contains no floating-point tensors, so there is nothing to describe"
         )
     return votes.most_common(1)[0][0]
 
 
 def _period(numels: Sequence[int]) -> int:
-    """Return after how many lengths a sequence repeats, 0 if after none up to LONGEST."""
+    """Return the period of a sequence of lengths, 0 if there is none up to LONGEST."""
     for period in range(1, min(len(numels), LONGEST) + 1):
         if all(a == b for a, b in zip(numels, numels[period:], strict=False)):
             return period
@@ -188,7 +190,7 @@ def _period(numels: Sequence[int]) -> int:
 
 
 def payload(seen: Observed) -> PayloadGuess:
-    """Return what is sent, by how messages of different ranks and rounds lie to each other.
+    """Determine what is sent by comparing messages of different ranks and rounds.
 
     Args:
         seen: the messages.
@@ -200,29 +202,29 @@ def payload(seen: Observed) -> PayloadGuess:
         if found is not None:
             return found
     facts = (
-        f"messages of different ranks have cosine {across:.3f}, "
-        f"and move by {move:.2g} of their length a round"
+        f"messages of different ranks have cosine {across:.3f} "
+        f"and move by {move:.2g} of their length per round"
     )
     if across > ALIKE:
-        # Clients with the same data send the same gradient, and look like models among themselves.
-        # A server's model still lies elsewhere. Without a server, nothing tells them apart.
+        # Clients with equal data send equal gradients, which look like models. A server's model
+        # still differs from them. Without a server, the two cases cannot be distinguished.
         met = _median(list(_met(seen)), across)
         if met < ALIKE:
-            why = f"{facts}, but those of two that talk to each other have cosine {met:.3f}"
+            why = f"{facts}, but those of two ranks that communicate have cosine {met:.3f}"
             return PayloadGuess("gradients", "likely", why)
     if across > ALIKE and move < MOVE:
         sure: Literal["sure", "likely"] = "sure" if across > CLEARLY_ALIKE else "likely"
         if _median(list(_apart(seen)), 0.0) < SAME:
-            why = f"{facts}: models that stay together, or gradients of the same data"
+            why = f"{facts}: models that stay close, or gradients of equal data"
             return PayloadGuess("weights", "likely", why)
-        return PayloadGuess("weights", sure, f"{facts}: models that stay together")
+        return PayloadGuess("weights", sure, f"{facts}: models that stay close")
     if across < ALIKE:
-        return PayloadGuess("gradients", "likely", f"{facts}: each rank's own direction")
+        return PayloadGuess("gradients", "likely", f"{facts}: each rank has its own direction")
     return PayloadGuess("weights", "unsure", facts)
 
 
 def _duals(seen: Observed) -> PayloadGuess | None:
-    """Return that duals are sent, if what the messages of two neighbours add up to shows it."""
+    """Return that duals are sent, if the sums of two neighbours' messages indicate it."""
     opposed = _median(list(_swaps(seen)), 0.0)
     if opposed > OPPOSED:
         return None
@@ -231,29 +233,29 @@ def _duals(seen: Observed) -> PayloadGuess | None:
         return None
     why = (
         "what two nodes add to each other's last message is opposite "
-        f"(cosine {opposed:.3f}), and the sum of their messages stays (changes by {kept:.2g} of "
-        "what they do, squared), as in PDMM and ECL"
+        f"(cosine {opposed:.3f}), and the sum of their messages is stable (it changes by "
+        f"{kept:.2g} of their changes, squared), as in PDMM and ECL"
     )
     agreed_wires = list(_wires_agree(seen))
     if agreed_wires and all(agreed_wires):
-        return PayloadGuess("duals", "sure", f"{why}; all wires of a node show the same model")
+        return PayloadGuess("duals", "sure", f"{why}; all channels of a node show the same model")
     return PayloadGuess("duals", "likely", why)
 
 
 def _across(seen: Observed) -> Iterator[float]:
-    """Yield cosines of messages that two ranks send at the same place on their wires."""
+    """Yield cosines of messages that two ranks send at the same position on their channels."""
     for one, other in _pairs(seen):
         yield _cosine(one, other)
 
 
 def _apart(seen: Observed) -> Iterator[float]:
-    """Yield by how much of their length the messages of two ranks differ."""
+    """Yield the relative difference between messages of two ranks."""
     for one, other in _pairs(seen):
         yield float((one - other).norm() / one.norm().clamp_min(1e-30))
 
 
 def _pairs(seen: Observed) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield messages that two ranks send at the same place on their wires."""
+    """Yield messages that two ranks send at the same position on their channels."""
     own = list(seen.own.values())
     pairs: list[tuple[LoggedMessage, LoggedMessage]] = []
     for one in own:
@@ -276,7 +278,7 @@ def _met(seen: Observed) -> Iterator[float]:
 
 
 def _moves(seen: Observed) -> Iterator[float]:
-    """Yield by how much of its length a message differs from the one before it on its wire."""
+    """Yield the relative difference between a message and the previous one on its channel."""
     for stream in seen.own.values():
         for before, after in islice(pairwise(stream), SOME):
             old = seen.value(before)
@@ -299,9 +301,9 @@ def _swaps(seen: Observed) -> Iterator[float]:
 
 
 def _kept(seen: Observed) -> Iterator[float]:
-    """Yield by how much the sum of both messages of an edge changes, relative to the messages.
+    """Yield the change of the sum of both messages of an edge, relative to the messages.
 
-    Squares, summed over rounds: the first rounds, in which duals change most, count most.
+    Squares are summed over rounds: the first rounds, in which duals change most, count most.
     """
     for i, j in seen.graph.edges:
         there = seen.streams.get((i, j, "send"), [])[:SOME]
@@ -320,7 +322,7 @@ def _kept(seen: Observed) -> Iterator[float]:
 
 
 def _wires_agree(seen: Observed) -> Iterator[bool]:
-    """Yield whether all wires of a node show the same 2 rho w_i, for nodes with several wires."""
+    """Yield whether all channels of a node show the same 2 rho w_i, for nodes with several."""
     for i, near in enumerate(seen.graph.neighbours):
         out = {j: seen.streams.get((i, j, "send"), []) for j in near}
         back = {j: seen.streams.get((j, i, "send"), []) for j in near}
@@ -343,7 +345,7 @@ def _wires_agree(seen: Observed) -> Iterator[bool]:
 
 
 def same_start(seen: Observed) -> bool:
-    """Return whether all ranks begin with the same message.
+    """Return whether all ranks start with the same message.
 
     Args:
         seen: the messages.
@@ -354,11 +356,11 @@ def same_start(seen: Observed) -> bool:
 
 
 def samples(seen: Observed, payload: Payload) -> list[fit.GradientSample]:
-    """Return vectors that should be gradients, of the first rounds of several ranks.
+    """Return vectors that should be gradients, from the first rounds of several ranks.
 
     Args:
         seen: the messages.
-        payload: what is sent; duals need `duals.solve` instead, so they give none.
+        payload: what is sent; duals yield none, because they require `duals.solve`.
     """
     if payload == "gradients":
         return list(_gradients(seen))[:SOME]
@@ -386,8 +388,8 @@ def _gradients(seen: Observed) -> Iterator[fit.GradientSample]:
 def _steps(seen: Observed) -> Iterator[fit.GradientSample]:
     """Yield what decentralised SGD with Metropolis weights W subtracts in its first two rounds.
 
-    w_i(t+1) = sum_j W_ij w_j(t) - alpha g_i, where g_i is taken at w_i(t) (combine) or at the sum
-    (adapt).
+    w_i(t+1) = sum_j W_ij w_j(t) - alpha g_i, where g_i is computed at w_i(t) (combine) or at the
+    sum (adapt).
     """
     weights = metropolis(seen.graph)
     own = seen.own
@@ -404,7 +406,7 @@ def _steps(seen: Observed) -> Iterator[fit.GradientSample]:
 
 
 def agreed(samples: Sequence[fit.GradientSample], sizes: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Return the widths of the networks that most samples show.
+    """Return the widths of the networks that most samples indicate.
 
     Args:
         samples: vectors that should be gradients.

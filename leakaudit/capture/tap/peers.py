@@ -1,4 +1,4 @@
-"""Arrange the messages of a protocol without a server: ranks are nodes, wires are edges."""
+"""Arrange the messages of a protocol without a server: ranks become nodes, channels edges."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ def peers(description: Description, found: list[LoggedMessage], nodes: int) -> A
     """Arrange the messages of a protocol without a server.
 
     Args:
-        description: of the program's messages.
+        description: the description of the program's messages.
         found: all messages of the log.
-        nodes: how many ranks there are.
+        nodes: number of ranks.
 
     Raises:
         LeakauditError: the protocol cannot run on these nodes, or its kinds of messages cannot be
-            told apart.
+            distinguished.
     """
     graph = _graph(found, nodes)
     kinds = _kinds(description, graph)
@@ -44,8 +44,8 @@ def peers(description: Description, found: list[LoggedMessage], nodes: int) -> A
     notes: list[str] = []
     if start is None and any(message.kept for message in starts):
         notes.append(
-            "the first models differ from rank to rank: each counts as an update of round 1, whose "
-            "gradients stay unknown"
+            "the ranks' first models differ: each counts as an update of round 1, with an "
+            "unknown gradient"
         )
         sent = [replace(s, round=s.round + 1) for s in sent]
         sent += [sent_in(1, message) for message in starts]
@@ -53,8 +53,8 @@ def peers(description: Description, found: list[LoggedMessage], nodes: int) -> A
     if one_way:
         src, dst = one_way[0]
         notes.append(
-            f"wire {src} -> {dst} was used in one direction only; "
-            f"{description.protocol} sends both ways"
+            f"channel {src} -> {dst} was used in one direction only; "
+            f"{description.protocol} sends in both"
         )
     return replace(bare, sent=tuple(sent), start=start, notes=tuple(notes))
 
@@ -69,7 +69,7 @@ def _graph(found: Iterable[LoggedMessage], nodes: int) -> Graph:
 
 
 def _one_way(sent: Iterable[Sent]) -> list[tuple[int, int]]:
-    """Return the wires on which messages travel in one direction only."""
+    """Return the edges with messages in one direction only."""
     ways = {(s.src, dst) for s in sent for dst in s.dst}
     return sorted((i, j) for i, j in ways if (j, i) not in ways)
 
@@ -87,7 +87,7 @@ def _kinds(description: Description, graph: Graph) -> list[str]:
 
 
 def _kind(description: Description, message: LoggedMessage, kinds: list[str]) -> str:
-    """Return the kind of a message: as the program noted, by its tag, or the only one there is."""
+    """Return the kind of a message: as noted by the program, from its tag, or the only kind."""
     noted = message.note("kind")
     if isinstance(noted, str) and noted in kinds:
         return noted
@@ -97,7 +97,7 @@ def _kind(description: Description, message: LoggedMessage, kinds: list[str]) ->
         return kinds[0]
     wanted = "it sends nothing"
     if kinds:
-        wanted = f"say which tag is which under [messages.kinds]: 0 = {kinds[0]!r}"
+        wanted = f"assign the tags under [messages.kinds]: 0 = {kinds[0]!r}"
     raise LeakauditError(
         f"{description.protocol} sends {len(kinds)} kinds of messages ({', '.join(kinds)}); "
         f"{wanted}"

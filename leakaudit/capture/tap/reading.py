@@ -1,4 +1,4 @@
-"""Read raw logs; their writer may have been killed, and may not be trusted."""
+"""Read raw logs; the process that wrote them may have been killed, and is not trusted."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 __all__ = ["NAME", "Event", "RankLog", "read_logs"]
 
 NAME = re.compile(r"rank(\d{1,6})\.(\d{1,3})\.jsonl", re.ASCII)
-LINE = 1 << 20  # bytes of a line: room for two notes of the largest size
-MOST = 20_000_000  # lines of a log, some gigabytes: a plain choice
+LINE = 1 << 20  # maximum bytes per line: enough for two notes of the largest size
+MOST = 20_000_000  # maximum lines of a log, several gigabytes: arbitrary
 
 
 @dataclass(frozen=True)
@@ -32,15 +32,15 @@ class RankLog:
     """The events of one process.
 
     Attributes:
-        rank: of the process.
-        attempt: how often the rank had been started before.
-        path: of the file of lines; the payloads are beside it.
-        about: values of its first line, empty if that was cut off.
+        rank: rank of the process.
+        attempt: number of earlier starts of the rank.
+        path: the file of lines; the payloads are beside it.
+        about: values of its first line, empty if that was truncated.
         events: in the order in which they were logged.
         closed: whether the process ended normally.
-        torn: whether the last event was cut off.
-        seconds: between its first line and its last.
-        spent: seconds of these that the tap took.
+        torn: whether the last event was truncated.
+        seconds: time between its first line and its last.
+        spent: seconds of this time that the tap used.
     """
 
     rank: int
@@ -54,18 +54,18 @@ class RankLog:
     spent: float
 
     def tensor(self, event: Event) -> Tensor:
-        """Return an event's payload, mapped rather than read; the file is never written to.
+        """Return an event's payload, mapped rather than read; the file is never modified.
 
         Args:
-            event: of this log.
+            event: an event of this log.
 
         Raises:
-            LeakauditError: the payload was left out.
+            LeakauditError: the payload was omitted.
         """
         import torch
 
         if not event.kept or event.dtype is None:
-            reason = event.notes.get(LEFT_OUT, "left out")
+            reason = event.notes.get(LEFT_OUT, "omitted")
             raise LeakauditError(f"event {event.seq} of rank {self.rank} has no payload: {reason}")
         dtype = getattr(torch, event.dtype)
         if not event.numel:
@@ -76,7 +76,7 @@ class RankLog:
     @cached_property
     def _map(self) -> mmap.mmap:
         fd = os.open(self.path.with_suffix(".bin"), os.O_RDONLY | os.O_NOFOLLOW)
-        # torch takes only writable buffers; a private mapping keeps what is written to itself.
+        # torch accepts only writable buffers; with a private mapping, writes do not reach the file.
         writable = mmap.PROT_READ | mmap.PROT_WRITE
         try:
             size = os.fstat(fd).st_size
@@ -89,10 +89,10 @@ def read_logs(folder: str | os.PathLike[str]) -> tuple[RankLog, ...]:
     """Read all logs of a folder, ordered by rank, then by restart.
 
     Args:
-        folder: of a tap; files with other names are ignored.
+        folder: folder of a tap; files with other names are ignored.
 
     Raises:
-        LeakauditError: there is no log, or one that no tap wrote.
+        LeakauditError: there is no log, or one that was not written by a tap.
     """
     folder = Path(folder)
     try:
@@ -107,12 +107,12 @@ def read_logs(folder: str | os.PathLike[str]) -> tuple[RankLog, ...]:
         if match:
             found.append((int(match[1]), int(match[2]), folder / name))
     if not found:
-        raise LeakauditError(f"{folder} holds no log of a tap (rank0.0.jsonl, rank0.0.bin, …)")
+        raise LeakauditError(f"{folder} contains no log of a tap (rank0.0.jsonl, rank0.0.bin, …)")
     return tuple(_read(rank, attempt, path) for rank, attempt, path in sorted(found))
 
 
 def _read(rank: int, attempt: int, path: Path) -> RankLog:
-    """Read one log up to its last whole event."""
+    """Read one log up to its last complete event."""
     size = _size(path.with_suffix(".bin"))
     _size(path)
     about: Mapping[str, Any] | None = None
@@ -150,18 +150,18 @@ def _read(rank: int, attempt: int, path: Path) -> RankLog:
 
 
 def _size(path: Path) -> int:
-    """Return the bytes of a regular file."""
+    """Return the size of a regular file in bytes."""
     try:
         status = os.lstat(path)
     except OSError as error:
         raise LeakauditError(f"cannot read {path}: {error.strerror}") from None
     if not stat.S_ISREG(status.st_mode):
-        raise LeakauditError(f"{path} is refused: it is not a regular file")
+        raise LeakauditError(f"{path}: not a regular file")
     return status.st_size
 
 
 def _lines(path: Path) -> Iterator[bytes]:
-    """Yield the lines of a file; one that is too long comes without its end."""
+    """Yield the lines of a file; an overlong line is truncated."""
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     with os.fdopen(fd, "rb") as file:
         for _ in range(MOST):
@@ -169,4 +169,4 @@ def _lines(path: Path) -> Iterator[bytes]:
             if not line:
                 return
             yield line
-    raise LeakauditError(f"{path} is refused: more than {MOST} events")
+    raise LeakauditError(f"{path}: more than {MOST} events")

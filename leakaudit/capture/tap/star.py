@@ -22,8 +22,8 @@ from leakaudit.trace import Graph
 
 UP = ("ddp", "allreduce", "reduce", "gather", "allgather", "send", "recv")
 DOWN = ("model", "broadcast", "scatter", "send", "recv")
-# Plain SGD misses by the rounding of float32 models, about 1e-7 |w| / |move|; another optimiser by
-# tenths. The threshold lies between; where exactly is a choice.
+# With plain SGD the miss is the rounding of float32 models, about 1e-7 |w| / |move|; with another
+# optimiser it is in the tenths. The threshold lies in between; its exact value is a choice.
 SGD = 1e-3  # miss of w - lr mean g, relative to the move; also of a described lr
 EXACT = 1e-9  # relative distance within which lr is rounded even if the miss is smaller
 LOOKED_AT = 3  # rounds in which the rule is tried: a choice
@@ -31,10 +31,10 @@ LOOKED_AT = 3  # rounds in which the rule is tried: a choice
 
 @dataclass(frozen=True)
 class _Roles:
-    """Which rank is which node; the server is the last node.
+    """The assignment of ranks to nodes; the server is the last node.
 
     Attributes:
-        server: its rank; None if no rank is the server.
+        server: rank of the server; None if it is not a rank.
         place: rank -> node, for the other ranks.
     """
 
@@ -48,11 +48,11 @@ class _Roles:
 
     @property
     def note(self) -> list[str]:
-        """What a reader must know about the names of the nodes."""
+        """Remarks for the reader about the numbers of the nodes."""
         if self.server is None:
             return [
-                f"node {self.hub} is no process: it stands for the sum that all ranks compute; "
-                "what a rank contributes is heard at it"
+                f"node {self.hub} is not a process: it stands for the sum that all ranks compute; "
+                "it receives each rank's contribution"
             ]
         if self.server == self.hub:
             return []
@@ -66,12 +66,12 @@ def star(description: Description, found: Sequence[LoggedMessage], ranks: int) -
     """Arrange the messages of a protocol with a server.
 
     Args:
-        description: of the program's messages.
+        description: the description of the program's messages.
         found: all messages of the log.
-        ranks: how many there are.
+        ranks: number of ranks.
 
     Raises:
-        LeakauditError: the server that is named is none of the ranks, or none is named and several
+        LeakauditError: the server in the description is not a rank, or none is given and several
             are possible.
     """
     roles = _roles(description, found, ranks)
@@ -86,7 +86,7 @@ def star(description: Description, found: Sequence[LoggedMessage], ranks: int) -
             models.append(m)
     bare = ArrangedLog(description, graph, (), None, 0)
     start = common(bare, [m for m in models if m.index == 0])
-    # Models that are sent only once are the common start, and nothing else travels down.
+    # Models that are sent only once are the common start, and the server sends nothing else.
     if any(m.index for m in models):
         for m in models:
             to = tuple(range(roles.hub)) if m.dst is None else (roles.place[m.dst],)
@@ -104,26 +104,26 @@ def star(description: Description, found: Sequence[LoggedMessage], ranks: int) -
 
 
 def _roles(description: Description, found: Sequence[LoggedMessage], ranks: int) -> _Roles:
-    """Return the roles that are described, or that messages with one receiver show."""
+    """Return the roles from the description, or inferred from messages with one receiver."""
     server = description.server
     ends = [(m.src, m.dst) for m in found if m.op in POINT and m.dst is not None]
     if server is None and ends:
         server = Counter(dst for _, dst in ends).most_common(1)[0][0]
         if not all(server in pair for pair in ends):
             raise LeakauditError(
-                f"{description.protocol} has a server, and ranks send to several others; "
-                "name its rank: [messages] server = 0"
+                f"{description.protocol} has a server, but ranks send to several others; "
+                "specify the server's rank: [messages] server = 0"
             )
     if server is not None and not 0 <= server < ranks:
         raise LeakauditError(
-            f"messages.server: there is no rank {server}, the program had ranks 0 to {ranks - 1}"
+            f"messages.server: rank {server} does not exist (the program has ranks 0-{ranks - 1})"
         )
     others = [rank for rank in range(ranks) if rank != server]
     return _Roles(server, {rank: node for node, rank in enumerate(others)})
 
 
 def _directions(description: Description, graph: Graph) -> tuple[str, str]:
-    """Return the kinds that travel down from the server and up to it."""
+    """Return the kinds of the server's messages and of the clients' messages."""
     down: list[str] = []
     up: list[str] = []
     for vector in description.victim.relations(graph, 2, {}).vectors:
@@ -136,7 +136,7 @@ def _directions(description: Description, graph: Graph) -> tuple[str, str]:
 def _with_step(plan: ArrangedLog, down: str, up: str) -> ArrangedLog:
     """Add the learning rate if the models move by w - lr mean g.
 
-    Otherwise the plan notes that how they move is not known, so that nothing is derived from it.
+    Otherwise the plan marks the server's step as unknown, so that nothing is derived from it.
     """
     params = dict(plan.description.params)
     if "server" in params:
@@ -151,7 +151,7 @@ def _with_step(plan: ArrangedLog, down: str, up: str) -> ArrangedLog:
     if miss != float("inf"):
         notes = (
             *notes,
-            "the models do not move by w - lr mean g: another optimiser, or another lr",
+            "the models do not move by w - lr mean g: the optimiser or lr is different",
         )
     return replace(plan, description=replace(plan.description, params=params), notes=notes)
 
@@ -159,8 +159,8 @@ def _with_step(plan: ArrangedLog, down: str, up: str) -> ArrangedLog:
 def _step(plan: ArrangedLog, down: str, up: str) -> tuple[float, float]:
     """Return lr in few digits, and the relative miss of w - lr mean g.
 
-    The lr is that of least squares over some rounds. The miss is infinite if the messages do not
-    show both models and all gradients of a round.
+    The lr minimises the squared miss over several rounds. The miss is infinite if the messages do
+    not contain both models and all gradients of a round.
     """
     models = {s.round: s.message for s in plan.sent if s.kind == down and s.message.kept}
     moves: list[Tensor] = []

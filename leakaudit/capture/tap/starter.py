@@ -1,4 +1,4 @@
-"""The description to start from: TOML with what was found, how sure it is, and what to fill in."""
+"""The initial description: TOML with the findings, their certainty, and gaps to fill in."""
 
 from __future__ import annotations
 
@@ -9,37 +9,37 @@ from typing import Any
 from leakaudit._util import config
 
 ASK = "NOT KNOWN"
-MODEL = {  # what is said about a key of [model] unless there is something to say about its value
+MODEL = {  # default comment for a key of [model]
     "name": "see 'leakaudit list models'; or package.module:factory",
-    "args": "of the model",
-    "shape": "of one input: channels, height, width; or its length",
+    "args": "arguments of the model",
+    "shape": "shape of one input: channels, height, width; or its length",
     "classes": "",
     "loss": "cross_entropy, binary or squared",
-    "mean": "the model sees (input - mean) / std, one entry or one a channel",
+    "mean": "the model receives (input - mean) / std; one entry, or one per channel",
     "std": "",
-    "levels": "255 where inputs are k/255, else 0",
+    "levels": "255 if inputs are k/255, else 0",
 }
-SCALE = "what is sent times this is what the protocol names"
+SCALE = "the sent value times this is the protocol's value"
 HEAD = (
-    "# What the program's messages are, for `leakaudit tap --describe`. "
-    "Written by `leakaudit tap describe`: read it, mend it."
+    "# The program's messages, for `leakaudit tap --describe`. "
+    "Written by `leakaudit tap describe`: check and correct it."
 )
 PARAMS = (
-    "[params]  # the protocol's constants; what is not here has the default of "
+    "[params]  # the protocol's constants; for omitted ones, the defaults of "
     "'leakaudit record {protocol} --help'"
 )
-SAMPLES = "# samples = 1              # records behind a gradient, where you know it"
+SAMPLES = "# samples = 1              # records per gradient, if known"
 MESSAGES = (
     f"# scale = 4.0              # {SCALE}, e.g. if ranks divide gradients by 4 before the sum",
-    "# tags = [0]               # tags of the messages that count",
-    '# order = ["layer1.bias"]  # parameters as they stand in a message, '
-    "where that is not the order of the model",
+    "# tags = [0]               # tags of the messages to use",
+    '# order = ["layer1.bias"]  # order of the parameters in a message, '
+    "if it is not that of the model",
 )
 
 
 @dataclass(frozen=True)
 class Comment:
-    """What is said beside a value.
+    """The comment beside a value.
 
     Attributes:
         text: empty for no comment.
@@ -64,9 +64,9 @@ def toml(
     """Return the text of a description.
 
     Args:
-        values: as `description.of` takes them.
-        comments: dotted key -> what is said beside its value.
-        evidence: lines for the head of the file.
+        values: in the form that `description.of` expects.
+        comments: dotted key -> comment beside its value.
+        evidence: lines for the beginning of the file.
     """
     lines = [HEAD]
     lines += [f"# {line}" for line in evidence]

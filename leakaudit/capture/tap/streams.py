@@ -1,4 +1,4 @@
-"""From events to messages: which tensors of a wire make up a model, and which belong together."""
+"""From events to messages: which tensors of a channel form a model and belong together."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ Wire: TypeAlias = tuple[int, int | None, str]  # src, dst (None: all others), op
 
 @dataclass(frozen=True)
 class LoggedMessage:
-    """One vector of a model's length on one wire.
+    """One vector of a model's length on one channel.
 
     Attributes:
         src: rank that sent it.
         dst: rank that receives it; None if all others do.
-        op: the operation that carried it.
-        index: its place among the messages of its wire.
-        tag: of the message.
-        log: that holds it.
-        pieces: the tensors that it is made of. A note ``parameters`` of a piece lists the
-            parameters in it; pieces without the note hold all parameters in order.
+        op: the operation that sent it.
+        index: its position among the messages of its channel.
+        tag: tag of the message.
+        log: the log that contains it.
+        pieces: the tensors of which it consists. A note ``parameters`` of a piece lists the
+            parameters in it; pieces without the note contain all parameters in order.
     """
 
     src: int
@@ -44,25 +44,25 @@ class LoggedMessage:
 
     @property
     def kept(self) -> bool:
-        """Whether all of it is in the log."""
+        """Whether the complete message is in the log."""
         return all(piece.kept for piece in self.pieces)
 
     @property
     def dtype(self) -> torch.dtype:
-        """Number format on the wire."""
+        """Number format of the message."""
         found: torch.dtype = getattr(torch, self.pieces[0].dtype or "float32")
         return found
 
     @property
     def place(self) -> tuple[Any, ...]:
-        """Where its payload is; equal for messages whose payload is the same bytes of a log."""
+        """Location of its payload; equal for messages with the same bytes of a log as payload."""
         return (self.log.path, *(piece.offset for piece in self.pieces))
 
     def note(self, name: str) -> Any:
-        """Return what the program itself noted about the message.
+        """Return a note of the program about the message.
 
         Args:
-            name: of the note.
+            name: name of the note.
 
         Returns:
             Its value, None if there is no such note.
@@ -73,7 +73,7 @@ class LoggedMessage:
         """Return the vector (d,).
 
         Args:
-            slices: where each parameter, in the order of the message, lies in the vector.
+            slices: position of each parameter in the vector, in the order of the message.
 
         Raises:
             LeakauditError: its pieces are not the model's parameters.
@@ -93,7 +93,7 @@ class LoggedMessage:
         return out
 
     def _parameters(self, count: int) -> Sequence[int]:
-        """Return the numbers of the parameters as they stand in the message."""
+        """Return the indices of the parameters in the order of the message."""
         numbers: list[int] = []
         for piece in self.pieces:
             numbers.extend(piece.notes.get("parameters", ()))
@@ -122,8 +122,8 @@ class Streams:
     """All messages of a log.
 
     Attributes:
-        messages: by wire, in the order in which they were sent.
-        others: what -> how many, for tensors that are not part of a model.
+        messages: by channel, in the order in which they were sent.
+        others: description -> number, for tensors that are not part of a model.
     """
 
     messages: dict[Wire, list[LoggedMessage]]
@@ -141,13 +141,13 @@ def assemble(
     tags: frozenset[int] | None = None,
     by_tag: bool = False,
 ) -> Streams:
-    """Put tensors together into models.
+    """Combine tensors into models.
 
     Args:
-        logs: one for each rank.
+        logs: one per rank.
         sizes: lengths of the parameters if sent one by one, followed by the model's own length.
-        tags: of the messages that count; None for all.
-        by_tag: whether each tag is a stream of its own, so that models on several tags may overlap.
+        tags: tags of the messages to use; None for all.
+        by_tag: whether each tag is a separate stream, so that models on several tags may overlap.
     """
     others = Counter[str]()
     pending: dict[tuple[Wire, int | None], list[Event]] = defaultdict(list)
@@ -174,7 +174,7 @@ def assemble(
 
 
 def _may_be_model(event: Event, tags: frozenset[int] | None) -> bool:
-    """Return whether an event carries floating-point numbers, with a tag that counts."""
+    """Return whether an event contains floating-point numbers, with a tag in use."""
     if event.dtype not in FLOATS:
         return False
     if tags is None or event.op not in ("send", "recv"):
@@ -183,7 +183,7 @@ def _may_be_model(event: Event, tags: frozenset[int] | None) -> bool:
 
 
 def _wire(log: RankLog, event: Event) -> Wire:
-    """Return the wire of an event; what was received is on the wire of its sender."""
+    """Return the channel of an event; a received message belongs to the channel of its sender."""
     if event.op == "recv" and event.peer is not None:
         return event.peer, log.rank, "recv"
     if event.op in POINT:
@@ -192,14 +192,14 @@ def _wire(log: RankLog, event: Event) -> Wire:
 
 
 def _add(held: list[Event], event: Event, sizes: Sequence[int]) -> bool | None:
-    """Add an event to the pieces of a message that are held so far.
+    """Add an event to the pieces of the current message.
 
     A model is sent as one tensor, as its parameters one by one, or in buckets that list their
-    parameters. A tensor that does not continue the pieces begins a message anew if it can be its
+    parameters. A tensor that does not continue the pieces begins a new message if it can be its
     first piece.
 
     Returns:
-        Whether the message is whole; None if the event is not part of one.
+        Whether the message is complete; None if the event is not part of one.
     """
     parameters = sizes[:-1]
     whole = sizes[-1]

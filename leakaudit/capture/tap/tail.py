@@ -1,6 +1,6 @@
 """The growing end of a file of payloads, written with little processor time.
 
-Nothing here imports torch.
+This module does not import torch.
 """
 
 from __future__ import annotations
@@ -18,35 +18,35 @@ if TYPE_CHECKING:
     Bytes: TypeAlias = NDArray[np.uint8]
 
 ALIGN = 16  # bytes; a mapped payload may then be read as numbers of any format
-CHUNK = 1 << 18  # bytes that are read at once to compare payloads: a plain choice
-PREFIX = 64  # bytes at the start of a payload that usually tell it from another, without reading
-RESERVED = 64 << 20  # bytes that are reserved on the disk at once: a plain choice
+CHUNK = 1 << 18  # bytes to read at once when comparing payloads: arbitrary
+PREFIX = 64  # first bytes of a payload, which usually distinguish it from another without reading
+RESERVED = 64 << 20  # bytes to reserve on the disk at once: arbitrary
 KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE of fallocate(2)
-UNAVAILABLE = 1 << 62  # a reservation that no file outgrows, once fallocate has failed
+UNAVAILABLE = 1 << 62  # a reservation that no file exceeds, once fallocate has failed
 STEP = 4 << 20  # bytes over which the cost is measured, and that are written back at once: a choice
-COSTLY = 1e-9  # CPU seconds per byte: five times a copy into pages that are at hand (bench/tap.py)
-PATIENCE = 5e-9  # seconds per byte (200 MB/s), beyond which the disk is too slow to be waited for
+COSTLY = 1e-9  # CPU seconds per byte: five times a copy into available pages (bench/tap.py)
+PATIENCE = 5e-9  # seconds per byte (200 MB/s) above which the disk is too slow to wait for
 
 
 class Tail:
-    """Append payloads to a file; what `append` has written outlives the process.
+    """Append payloads to a file; data written by `append` survive the process.
 
-    If writing costs more than COSTLY, earlier payloads are written back to the disk at once, and
-    their memory is reused: on a virtual machine whose host has to find each fresh page, that is
-    several times faster. Otherwise the kernel writes back in its own time.
+    If writing costs more than COSTLY, earlier payloads are written back to the disk immediately and
+    their memory is reused: on a virtual machine with a host that has to find each fresh page, this
+    is several times faster. Otherwise the kernel decides when to write back.
 
     Not thread-safe.
 
     Args:
-        fd: of a file opened to read and to append; it belongs to this object.
+        fd: a file opened to read and to append; it belongs to this object.
     """
 
     def __init__(self, fd: int) -> None:
         self.size = 0
         self._fd = fd
-        self._room = 0  # up to where the disk is reserved
+        self._room = 0  # end of the reserved part of the file
         self._last = (0, 0)  # offset and bytes of the last payload
-        self._prefix = b""  # how it begins
+        self._prefix = b""  # its first bytes
         self._buffer = bytearray(CHUNK)
         self._early: bool | None = None  # whether to write back early; None if not yet measured
         self._cost = 0.0  # CPU seconds of writing since _measured_from
@@ -63,7 +63,7 @@ class Tail:
             Its offset, a multiple of ALIGN, and n.
 
         Raises:
-            OSError: the disk refused it.
+            OSError: the disk reports an error.
         """
         begun = time.thread_time()
         offset = self.size
@@ -77,14 +77,14 @@ class Tail:
         return self._last
 
     def _write(self, part: memoryview) -> None:
-        """Write all of a part; after an error, `size` counts what was written."""
+        """Write a part completely; after an error, `size` counts what was written."""
         while part:
             written = os.write(self._fd, part)
             self.size += written
             part = part[written:]
 
     def last(self, data: Bytes) -> tuple[int, int] | None:
-        """Compare a payload with the last one, by reading that back from the file.
+        """Compare a payload with the last one, by reading the latter back from the file.
 
         Args:
             data: (n,) uint8.
@@ -109,10 +109,10 @@ class Tail:
         return self._last
 
     def close(self, keep_room: bool = False) -> None:
-        """Close the file and release the room that was reserved.
+        """Close the file and release the reserved space.
 
         Args:
-            keep_room: leave the reservation, because another process goes on writing.
+            keep_room: keep the reservation, because another process continues writing.
         """
         if 0 < self._room < UNAVAILABLE and not keep_room:
             with suppress(OSError):
@@ -121,9 +121,9 @@ class Tail:
         self._fd = -1
 
     def _reserve(self, end: int) -> None:
-        """Reserve room on the disk in large pieces: that halves the cost of a write (ext4).
+        """Reserve space on the disk in large pieces: this halves the cost of a write (ext4).
 
-        The file's length stays as it is.
+        The file's length does not change.
         """
         if end <= self._room or not hasattr(_libc, "fallocate"):
             return
@@ -135,8 +135,8 @@ class Tail:
             self._room = self.size + ahead
 
     def _write_back(self) -> None:
-        """Have the kernel write all payloads but the last, and drop from memory what is written."""
-        # The last payload stays in memory, as `last` may have to read it again.
+        """Make the kernel write all payloads but the last, and drop them from memory."""
+        # The last payload stays in memory, because `last` may have to read it again.
         measured = self.size - self._measured_from
         if self._early is None and measured >= STEP:
             if self._cost > COSTLY * measured and hasattr(os, "posix_fadvise"):

@@ -1,4 +1,4 @@
-"""From the logs of a program to what its protocol declares."""
+"""Convert the logs of a program to messages in the terms of its protocol."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from leakaudit.capture.tap.star import star
 from leakaudit.capture.tap.streams import LoggedMessage, Streams, assemble
 from leakaudit.errors import LeakauditError
 
-# Every round that is missing costs a line in the trace, so a log with far more rounds than messages
-# is rejected. A choice: programs that number their rounds with gaps stay well below it.
+# Every missing round costs a line in the trace, so a log with far more rounds than messages is
+# rejected. A choice: programs that number their rounds with gaps stay well below it.
 SPARSE = 10  # rounds per message ...
-SPARE = 100  # ... and messages that even a short log is credited with
+SPARE = 100  # ... and messages that are added even for a short log
 PROCESSES = 100_000  # more than any program has: a larger number in a log is ignored
 
 
 def latest(logs: Iterable[RankLog]) -> list[RankLog]:
-    """Return each rank's last process, because a rank that was restarted began anew.
+    """Return each rank's last process, because a restarted rank began anew.
 
     Args:
-        logs: of all processes, in any order.
+        logs: the logs of all processes, in any order.
     """
     by_rank: dict[int, RankLog] = {}
     for log in sorted(logs, key=lambda log: (log.rank, log.attempt)):
@@ -38,12 +38,12 @@ def plan(description: Description, logs: Sequence[RankLog]) -> ArrangedLog:
     """Arrange a log according to its description.
 
     Args:
-        description: of the program's messages.
-        logs: of all processes.
+        description: the description of the program's messages.
+        logs: the logs of all processes.
 
     Raises:
         LeakauditError: nothing in the log has the model's size, or the protocol's kinds cannot be
-            told apart.
+            distinguished.
     """
     by_tag = bool(description.kinds)
     streams = assemble(latest(logs), description.sizes, description.tags, by_tag)
@@ -52,9 +52,9 @@ def plan(description: Description, logs: Sequence[RankLog]) -> ArrangedLog:
         counted = [f"{count} {what}" for what, count in streams.others.most_common(3)]
         others = ", ".join(counted) or "nothing at all"
         raise LeakauditError(
-            f"no message has the size of the model, {description.task.layout.size} numbers in one "
-            f"tensor or one tensor a parameter; heard were {others}; describe the model that was "
-            "trained, or its order of parameters"
+            f"no message has the size of the model ({description.task.layout.size} numbers in one "
+            f"tensor, or one tensor per parameter); the log contains {others}; describe the model "
+            "that was trained, or its order of parameters"
         )
     nodes = max(map(_processes, logs))
     for message in found:
@@ -64,7 +64,7 @@ def plan(description: Description, logs: Sequence[RankLog]) -> ArrangedLog:
 
 
 def _found(streams: Streams) -> list[LoggedMessage]:
-    """Return each message once: from its sender's log if it was kept there, else the receiver's."""
+    """Return each message once: from its sender's log if kept there, else from the receiver's."""
     found: list[LoggedMessage] = []
     received: list[LoggedMessage] = []
     for message in streams:
@@ -78,7 +78,7 @@ def _found(streams: Streams) -> list[LoggedMessage]:
 
 
 def _processes(log: RankLog) -> int:
-    """Return how many processes the program had, at least, by one of its logs."""
+    """Return the minimum number of processes of the program, according to one of its logs."""
     world = log.about.get("world", 1)
     if type(world) is not int or not 0 < world <= PROCESSES:
         world = 1
@@ -86,7 +86,7 @@ def _processes(log: RankLog) -> int:
 
 
 def _counted(plan: ArrangedLog, found: list[LoggedMessage]) -> ArrangedLog:
-    """Add which rounds are not whole, and why payloads are missing."""
+    """Add which rounds are incomplete, and why payloads are missing."""
     left_out = Counter[str]()
     for message in found:
         notes = message.pieces[0].notes
@@ -96,7 +96,7 @@ def _counted(plan: ArrangedLog, found: list[LoggedMessage]) -> ArrangedLog:
     last = max((sent.round for sent in plan.sent), default=0)
     if last > SPARSE * (len(found) + SPARE):
         raise LeakauditError(
-            f"a message says that it is of round {last}, and the log holds {len(found)} messages; "
+            f"a message claims to be of round {last}, but the log contains {len(found)} messages; "
             "it is damaged"
         )
     return replace(
@@ -109,10 +109,10 @@ def _counted(plan: ArrangedLog, found: list[LoggedMessage]) -> ArrangedLog:
 
 
 def _missing(plan: ArrangedLog, last: int) -> Iterator[Missing]:
-    """Yield, for every wire, the rounds up to the last one in which nothing was sent.
+    """Yield, for every channel, the rounds up to the last one in which nothing was sent.
 
-    A wire is known by its messages. A node that never sent has none, so each message to it stands
-    for an answer that is missing.
+    A channel is known from its messages. A node that never sent has none, so each message to it
+    implies an answer that is missing.
     """
     rounds: dict[tuple[int, int, str], set[int]] = defaultdict(set)
     for sent in plan.sent:

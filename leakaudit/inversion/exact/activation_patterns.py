@@ -1,43 +1,44 @@
-"""Which inputs are active at which neuron, found by a walk down the lattice of null spaces.
+"""Which inputs are active at which neuron, found by descending through the lattice of null spaces.
 
 Let L_g (n, b) be the rows of neuron g over a window of rounds, in coordinates of the space that the
 b inputs span. Then L_g = Delta_g M, where row k of M holds the coordinates of input k, and column k
-of Delta_g the slopes of sample k at this neuron over time. A ReLU that does not fire for sample k
-throughout the window makes this column zero.
+of Delta_g the slopes of sample k at this neuron over time. If a ReLU is inactive for sample k
+throughout the window, this column is zero.
 
 **Dual vectors.** Let q_k be the vector with M q_k = e_k. Then L_g q_k is column k of Delta_g: the
-rows vanish along q_k exactly if sample k is inactive at g. All dual vectors together are the
-inverse of M, so they are the inputs in disguise (`duals_to_inputs`).
+rows vanish along q_k if and only if sample k is inactive at g. All dual vectors together are the
+inverse of M, so they determine the inputs (`duals_to_inputs`).
 
 **The lattice.** If there are at least as many rounds as active samples,
 
     null(L_g) = span{q_k : k inactive at g}.
 
 The intersection of the null spaces of several neurons is the span of the dual vectors of those
-samples that are inactive at all of them. A walk starts in one neuron's null space and intersects it
-with others' until one dimension is left: the dual vector of a single sample. Combinatorial search
-over activity patterns (2^b per neuron) never happens; every step is linear algebra.
+samples that are inactive at all of these neurons. A walk starts in the null space of one neuron and
+intersects it with those of others until one dimension is left: the dual vector of a single sample.
+No combinatorial search over activity patterns (2^b per neuron) is needed; every step is linear
+algebra.
 
-**Directed walks.** Walks that end at a sample found before are useless. Each found sample explains
-one null dimension at every neuron where it is inactive. A walk goes only to neurons that leave it
-at least one dimension that the found samples do not explain.
+**Directed walks.** Walks that end at a sample found before are useless. Each sample found explains
+one null dimension at every neuron where it is inactive. A walk therefore only visits neurons that
+leave it at least one dimension that the found samples do not explain.
 
-**False duals.** A combination of several dual vectors can vanish at a few neurons by accident. It
-vanishes at fewer neurons than its parts, so duals are chosen greedily by the rank of the rows where
-they vanish (`Groups.independent`), which is the greedy algorithm of a matroid.
+**False duals.** A combination of several dual vectors can vanish at a few neurons by coincidence.
+It vanishes at fewer neurons than its parts, so duals are chosen greedily by the rank of the rows
+where they vanish (`Groups.independent`), which is the greedy algorithm of a matroid.
 
 **Relative duals.** If sample j is inactive at every neuron where sample k is, no intersection
-contains q_k without q_j, so q_k is known only up to multiples of q_j. That leaves x_k as it is,
-since row k of the inverse does not change, and puts a multiple of x_k into x_j (`duals_to_inputs`
-removes it).
+contains q_k without q_j, so q_k is known only up to multiples of q_j. This does not affect x_k,
+because row k of the inverse does not change, but it adds a multiple of x_k to x_j
+(`duals_to_inputs` removes it).
 
-Rows are never multiplied into Gram matrices before their null space is taken: that would square
-their condition number and cost half the digits of float64.
+Rows are never multiplied to form Gram matrices before their null space is computed: that would
+square their condition number and lose half the digits of float64.
 
-**How sensitive this is.** Each constant below but `ENOUGH` was moved by a factor of two to three
-either way, for recordings of 8 to 40 rounds of Fashion-MNIST in batches of 4 to 16, float32 and
+**Sensitivity.** Each constant below except `ENOUGH` was changed by a factor of two to three in both
+directions, for recordings of 8 to 40 rounds of Fashion-MNIST in batches of 4 to 16, float32 and
 float64, 128 and 256 neurons; `NULL`, `TIGHTER`, `OVER` and `FEW` also for 3 and 4 rounds. Every
-image came back bit for bit each time, unless the constant's comment says otherwise.
+image was recovered bit for bit each time, unless the constant's comment states otherwise.
 """
 
 from __future__ import annotations
@@ -50,53 +51,55 @@ from torch import Generator, Tensor
 
 from leakaudit.progress import expired
 
-# The soft projector on a neuron's rows weighs a singular value s by s^2 / (s^2 + (SOFT noise)^2).
+# The soft projector on a neuron's rows weights a singular value s by s^2 / (s^2 + (SOFT noise)^2).
 SOFT = 20.0
 
-# Part of a unit vector, measured by that projector, below which it lies in the null space. With
-# `SOFT`, it means singular values below sqrt(NULL) SOFT = 1.5 times the largest one of noise.
+# Part of a unit vector, measured by that projector, below which the vector lies in the null space.
+# Together with `SOFT`, this corresponds to singular values below sqrt(NULL) SOFT = 1.5 times the
+# largest one of noise.
 NULL = 6e-3
 
-# Parts tried next if that gives no consistent set of neurons: rows of few rounds are nearly
-# orthogonal to many directions by chance, and only smaller parts tell these from true zeros.
-# Without them, no image of a batch of 4 comes back from 3 rounds.
+# Smaller parts to try if that gives no consistent set of neurons: rows of few rounds are nearly
+# orthogonal to many directions by chance, and only smaller parts distinguish these from true zeros.
+# Without them, no image of a batch of 4 is recovered from 3 rounds.
 TIGHTER = (1e-4, 1e-6)
 
-# Along a dual vector, a neuron's rows are zero if their norm is below this many times what noise
-# gives. Inactive neurons were seen at 0.8 to 1.5, active ones at 800 and more (float32, 32
+# Along a dual vector, a neuron's rows are zero if their norm is below this many times that of
+# noise. Inactive neurons have been observed at 0.8 to 1.5, active ones at 800 and more (float32, 32
 # samples).
 ZERO = 5.0
 
-# Rank of the zero rows that a dual vector of b - 1 unknowns needs, in units of b - 1, to be
+# Minimum rank of the zero rows of a dual vector with b - 1 unknowns, in units of b - 1, to be
 # trusted.
 OVER = 1.2
 
-# The second smallest singular value of a dual's zero rows, in units of the largest one of noise,
-# must be this large, or the dual is not the only direction where they vanish.
+# Minimum of the second smallest singular value of a dual's zero rows, in units of the largest one
+# of noise. Below it, the dual is not the only direction where the rows vanish.
 ALONE = 10.0
 
-# Least part of a dual vector outside the span of those already chosen, in scaled coordinates.
+# Minimum part of a dual vector outside the span of those already chosen, in scaled coordinates.
 NEW = 0.02
 
 # Cosine above which two vectors with the same zeros are estimates of one dual vector (2.6 degrees).
 SAME = 0.999
 
-# Number of groups that may be all that single a dual out before it is distrusted. A combination of
-# duals can vanish at one or two neurons that fired in a few rounds only.
+# A dual that at most this many groups single out is not trusted. A combination of duals can vanish
+# at one or two neurons that are active in only a few rounds.
 FEW = 2
 
-# Neurons that one step of a walk looks at before it looks at all others. It only saves time.
+# Number of neurons that a step of a walk examines before it examines all others. Only saves time.
 LOOK = 48
 
-# Most steps of one walk. Each removes a dimension or more, so this is only reached by batches
-# larger than 30 whose walks lose one dimension at a time.
+# Maximum number of steps of a walk. Each removes at least one dimension, so only batches larger
+# than 30 whose walks lose one dimension at a time reach it.
 STEPS = 30
 
-# Zero rows that a fit of a dual vector uses, in units of the batch. More cost time and gain little.
+# Number of zero rows used to fit a dual vector, in units of the batch. More take time and gain
+# little.
 ENOUGH = 6.0
 
-# How far a dual vector can be trusted: 0, many groups single it out; 1, it is known only up to
-# multiples of others; 2, only one or two groups single it out.
+# Confidence in a dual vector: 0, many groups single it out; 1, it is known only up to multiples of
+# others; 2, only one or two groups single it out.
 Doubt = Literal[0, 1, 2]
 SOLID: Doubt = 0
 RELATIVE: Doubt = 1
@@ -113,7 +116,7 @@ class Dual:
         rank: Rank of the rows of these groups, summed over the groups.
         doubt: `SOLID` if many groups single it out, `RELATIVE` if it is known only up to multiples
             of others, `WEAK` if only one or two groups single it out, which combinations of duals
-            can also reach at a neuron that fired for a few rounds.
+            can also achieve at a neuron that is active in few rounds.
     """
 
     vector: Tensor
@@ -131,9 +134,9 @@ class Groups:
         noise: (G,) standard deviation of these errors.
         right: (G, min(n, b), b) right singular vectors of the rows.
         sizes: (G, min(n, b)) their singular values.
-        soft: (G, b, b) soft projectors on what is above noise.
-        rank: (G,) dimensions that are clearly above noise.
-        null: (G,) dimensions that are within noise.
+        soft: (G, b, b) soft projectors onto what is above the noise.
+        rank: (G,) number of dimensions that are clearly above the noise.
+        null: (G,) number of dimensions that are within the noise.
         scale: (b,) relative sizes of the coordinates.
     """
 
@@ -148,7 +151,7 @@ class Groups:
 
     @classmethod
     def of(cls, rows: Tensor, noise: Tensor) -> Groups:
-        """Decompose every group; those that hold nothing but noise are left out.
+        """Decompose every group; groups that contain only noise are omitted.
 
         Args:
             rows: (G, n, b).
@@ -179,20 +182,20 @@ class Groups:
         )
 
     def __len__(self) -> int:
-        """Number of groups G."""
+        """Return the number of groups G."""
         return len(self.rows)
 
     @property
     def batch(self) -> int:
-        """Number of unknown samples b."""
+        """The number of unknown samples b."""
         return self.rows.shape[2]
 
     def zero_at(self, q: Tensor) -> Tensor:
-        """Decide at which groups (G,) the rows vanish along a vector (b,)."""
+        """Decide for each group (G,) whether its rows vanish along a vector (b,)."""
         return self.sizes_at(q[:, None])[:, 0] < ZERO
 
     def sizes_at(self, q: Tensor) -> Tensor:
-        """Measure the groups' rows along vectors, in units of what noise would give.
+        """Measure the groups' rows along vectors, in units of the value expected from noise.
 
         Args:
             q: (b, k) vectors of any length.
@@ -213,16 +216,16 @@ class Groups:
             q: (b,) candidate.
             known: Duals found before.
             generator: Chooses among the rows.
-            relative: Whether the dual may be known up to multiples of others only.
+            relative: Whether the dual may be known only up to multiples of others.
 
         Returns:
-            The dual, or None if its zero rows do not hold one direction, or, if relative, one
-            direction beside known ones.
+            The dual, or None if its zero rows do not determine one direction or, if relative, one
+            direction besides known ones.
         """
         size = ((self.soft @ q) @ q) / (q @ q)
         for level in (NULL, *TIGHTER):
             zero = size < level
-            # Three refits: the second mostly confirms the first.
+            # Three refits; the second usually only confirms the first.
             for _ in range(3):
                 fitted = self._fitted(zero, known, generator, relative)
                 if fitted is None:
@@ -236,7 +239,7 @@ class Groups:
     def _fitted(
         self, zero: Tensor, known: list[Dual], generator: Generator, relative: bool
     ) -> Dual | None:
-        """Return the one direction where the rows of some groups (G,) vanish."""
+        """Return the single direction along which the rows of some groups (G,) vanish."""
         b = self.batch
         rank = float(self.rank[zero].sum())
         if rank < b - 1:
@@ -245,11 +248,11 @@ class Groups:
         noise = self.noise[zero].mean() * (rank**0.5 + b**0.5)
         near = int((sizes < ALONE * noise).sum())
         if near == 1:
-            # Groups with a signal along the second smallest direction are those that exclude it.
+            # Groups with a signal along the second smallest direction are the ones that exclude it.
             few = b > 1 and int((self.sizes_at(right[b - 2][:, None])[zero, 0] > ZERO).sum()) <= FEW
             scarce = rank < OVER * (b - 1) + 1
             return Dual(right[-1], zero, rank, WEAK if few or scarce else SOLID)
-        # The directions left are those of known samples that are inactive there too, and one more.
+        # The remaining directions are those of known samples that are inactive there too, plus one.
         inside = [d.vector for d in known if bool(d.zero[zero].all())]
         if not relative or near < 2 or len(inside) != near - 1:
             return None
@@ -259,7 +262,7 @@ class Groups:
         return Dual(space @ outside, zero, rank, RELATIVE)
 
     def _zero_rows(self, zero: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
-        """Decompose the rows of some groups, enough of them to be overdetermined.
+        """Decompose the rows of some groups, using enough of them to be overdetermined.
 
         Returns:
             Singular values (b,), padded with zeros, and right vectors (b, b).
@@ -274,16 +277,16 @@ class Groups:
         return sizes, right
 
     def walk(self, start: int, known: list[Dual], generator: Generator) -> Tensor:
-        """Go from a group's null space down to fewer and fewer dimensions.
+        """Descend from a group's null space to fewer and fewer dimensions.
 
         Args:
             start: The group.
             known: Duals found before. The walk keeps a dimension that none of them explains.
-            generator: Chooses the groups on the way.
+            generator: Chooses the groups to visit.
 
         Returns:
-            (b, d) orthonormal columns, without the directions of known duals. A walk that isolated
-            one sample has d = 1.
+            (b, d) orthonormal columns, without the directions of known duals. If the walk isolated
+            one sample, d = 1.
         """
         if known:
             zeros = torch.stack([d.zero for d in known])
@@ -324,9 +327,9 @@ class Groups:
         """Walk until every null dimension of every group is explained.
 
         Args:
-            visits: Walks in a row without a new dual after which the search gives up.
-            generator: Chooses starts and ways.
-            relative: Whether duals that are known up to multiples of others count.
+            visits: The search ends after this many walks in a row without a new dual.
+            generator: Chooses starts and paths.
+            relative: Whether to accept duals that are known only up to multiples of others.
             known: Duals found before.
 
         Returns:
@@ -360,10 +363,10 @@ class Groups:
         return found
 
     def _starts(self, found: list[Dual], seen: Tensor) -> Tensor:
-        """Weights (G,) of groups to start from: those with unexplained null dimensions.
+        """Return weights (G,) of groups to start from: those with unexplained null dimensions.
 
-        Small null spaces lead down in fewer steps, and groups tried before did not lead anywhere
-        new, so both count: 1 / sqrt(dimensions) and 1 / (1 + walks) are choices.
+        Small null spaces lead down in fewer steps, and groups that were tried before led to nothing
+        new, so both affect the weight: 1 / sqrt(dimensions) and 1 / (1 + walks) are choices.
         """
         if found:
             explained = torch.stack([d.zero for d in found]).sum(0)
@@ -373,14 +376,14 @@ class Groups:
         return (need > 0) / (1 + seen) / self.null.clamp_min(1).double().sqrt()
 
     def holds(self, dual: Dual, pool: list[Dual]) -> bool:
-        """Whether a dual is in a pool already: the same zeros, and nearly the same direction."""
+        """Check whether a pool contains a dual: the same zeros, and nearly the same direction."""
         return any(
             float((dual.vector @ d.vector).abs()) > SAME and bool((d.zero == dual.zero).all())
             for d in pool
         )
 
     def independent(self, pool: list[Dual]) -> list[Dual]:
-        """Choose independent duals greedily, those that are zero at the most rows first.
+        """Choose independent duals greedily, starting with those that are zero at the most rows.
 
         Linear independence is a matroid, so the greedy choice has the largest total rank of all
         bases. Combinations of duals are zero at fewer rows than their parts, and come last.
@@ -394,10 +397,10 @@ class Groups:
         chosen: list[Dual] = []
         basis = self.scale.new_zeros(self.batch, 0)
         for dual in sorted(pool, key=lambda d: (d.doubt, -d.rank)):
-            # Scaled, since directions in which the batch is weak have large duals.
+            # Scaled, because directions in which the batch is weak have large duals.
             q = dual.vector * self.scale
             rest = q - basis @ (basis.T @ q)
-            rest = rest - basis @ (basis.T @ rest)  # twice, for orthogonality to the last digit
+            rest = rest - basis @ (basis.T @ rest)  # again, for orthogonality to the last digit
             if float(rest.norm()) > NEW * float(q.norm()):
                 chosen.append(dual)
                 basis = torch.cat([basis, (rest / rest.norm())[:, None]], dim=1)
@@ -405,7 +408,7 @@ class Groups:
 
 
 def _without(space: Tensor, inside: list[Tensor]) -> Tensor:
-    """Leave known directions out of a space (b, d)."""
+    """Remove known directions from a space (b, d)."""
     if not inside or space.shape[1] == 1:
         return space
     known = torch.linalg.qr(space.T @ torch.stack(inside, dim=1)).Q

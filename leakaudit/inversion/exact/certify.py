@@ -1,21 +1,21 @@
-"""When a reconstruction may be called exact: what has to be shown, in one place for every attack.
+"""When a reconstruction may be called exact: the conditions, in one place for every attack.
 
-docs/exact.md has the theorem. Four things have to be shown, from the leak and the public
+docs/exact.md has the theorem. Four conditions have to be shown from the leak and the public
 description of the task, without the truth:
 
 * **Evidence**: the rows reveal how many inputs there are. Their singular values end at the noise of
-  the wire, and there are more independent rows than inputs, so that neither weight decay nor an
-  average of several inputs can pass for one (`ends`, `scarce`).
-* **Residual**: what the inputs leave unexplained is the noise that the rows themselves show. How
-  much noise a protocol declares never widens anything (`pixel_errors`).
+the messages, and there are more independent rows than inputs, so that neither weight decay nor an
+average of several inputs can pass for one input (`ends`, `scarce`).
+* **Residual**: what the inputs leave unexplained is the noise that is visible in the rows. Noise
+that a protocol declares never relaxes a condition (`pixel_errors`).
 * **Pixels**: every pixel lies within its own error of the grid k/levels, and this error is so small
-  that rounding took none to another value but with a probability of `MISTAKE` for the whole image
-  (`pixel_errors.wrong_pixel`).
+that the probability that rounding moved any pixel of the image to another value is below `MISTAKE`
+(`pixel_errors.wrong_pixel`).
 * **Uniqueness**: no other image on the grid could take the place of this one (`uniqueness`,
-  `pixel_grid.others_between`). If some could, and the models are known, the slopes of the loss are
-  computed again for each, and only one may fit (`slopes`).
+`pixel_grid.others_between`). If some could, and the models are known, the slopes of the loss are
+computed again for each of them, and only one may fit (`slopes`).
 
-Data without a grid are never called exact. They get an interval for every value.
+Data without a grid are never called exact. They receive an interval for every value.
 """
 
 from __future__ import annotations
@@ -38,69 +38,70 @@ if TYPE_CHECKING:
     from leakaudit.leak import GradientLeak
     from leakaudit.tasks.task import Task
 
-# Widest interval, relative to the size of the data, that is called one. A choice.
+# Largest width of an interval, relative to the size of the data, that is reported as one. A choice.
 NARROW = 0.1
 
-# Rounding that a sender's state keeps from round to round, in units of the number format's
-# precision; 5 was seen.
+# Rounding error that remains in a sender's state from round to round, in units of the number
+# format's precision; values up to 5 have been observed.
 LASTING = 16.0
 
-# Probability of a wrong pixel anywhere in an image that is called exact. A choice: one in a
+# Maximum probability of a wrong pixel anywhere in an image that is called exact. A choice: one in a
 # million.
 MISTAKE = 1e-6
 
-# Singular values beyond the batch, in units of those of the wire's noise, that are nothing but
-# noise; 2 was seen.
+# Maximum of the singular values beyond the batch, in units of those of message noise, that are
+# explained by noise; values up to 2 have been observed.
 ENDS = 10.0
 
-# Independent rows beyond the samples that must be there if fewer inputs than samples, or an unknown
-# number, are seen.
+# Number of independent rows beyond the samples that is required if fewer inputs than samples, or an
+# unknown number, are visible.
 MARGIN = 2
 
-# Size of rows, in units of the wire's noise, above which two images that differ by a level in one
-# pixel show as two. Such a difference is 1e-4 of an image of 3072 pixels.
+# Minimum size of rows, in units of the message noise, at which two images that differ by one level
+# in one pixel appear as two. Such a difference is 1e-4 of an image of 3072 pixels.
 TWINS = 1e8
 
-# Part of the slopes that must change over the rounds for that: if nothing is learned, slopes do not
+# Part of the slopes that must change over the rounds for this: if nothing is learned, slopes do not
 # depend on images.
 MOVED = 1e-5
 
-# Lengths of windows in which activity is looked at: all rounds, half of them, a quarter.
+# Number of window lengths in which activity is examined: all rounds, half of them, a quarter.
 WINDOWS = 3
 
-# Rounds of a window. One round alone has no noise over time.
+# Minimum number of rounds of a window. In a single round, there is no noise over time.
 SHORTEST = 2
 
-# Relative residual of a whole gradient that is rounding in float32.
+# Relative residual of a whole gradient that rounding in float32 explains.
 ROUNDED = 2e-6
 
-# Condition number of images on the grid that depend on each other; a difference of one level in one
-# pixel makes 1e4.
+# Condition number from which images on the grid count as dependent; a difference of one level in
+# one pixel gives 1e4.
 DEPENDENT = 1e6
 
-# Part of an image outside the others' space that makes it independent; a level in one of 3072
+# Part of an image outside the others' space from which it is independent; one level in one of 3072
 # pixels is 1e-4.
 APART = 1e-5
 
-# Pixels that are moved by a grey level to see what that does to the whole gradient.
+# Number of pixels that are changed by one grey level to measure the effect on the whole gradient.
 PROBES = 32
 
-# Relative residual that is rounding in float64.
+# Relative residual that rounding in float64 explains.
 EQUAL = 1e-12
 
-# Times as much that another image must leave.
+# Minimum ratio of the residual of any other image to that of this one.
 WORSE = 10.0
 
 
 @dataclass(frozen=True)
 class Batch:
-    """What is proven of the inputs of a batch, all on the grid.
+    """What is proven about the inputs of a batch, all on the grid.
 
     Attributes:
-        x: (b, p) the inputs, exchanged for others if the slopes at known models decided so.
+        x: (b, p) the inputs; some may have been replaced by others that fit the slopes at known
+            models.
         exact: Which of them are proven.
-        choices: For some of the others, the images (k, p) that explain the rows as well.
-        why: The first obligation that is not met, empty if all inputs are proven.
+        choices: For some of the others, the images (k, p) that explain the rows equally well.
+        why: The first condition that is not met; empty if all inputs are proven.
     """
 
     x: Tensor
@@ -111,13 +112,13 @@ class Batch:
 
 @dataclass(frozen=True)
 class Proven:
-    """What is proven of one input, or of a whole batch without a grid.
+    """What is proven about one input, or about a whole batch without a grid.
 
     Attributes:
         certificate: EXACT, INTERVAL or APPROXIMATE.
-        x: (1, p), rounded to the grid if that is sure.
+        x: (1, p), rounded to the grid if rounding is safe.
         interval: Half-widths, or None.
-        note: What was seen, or which obligation is not met.
+        note: What was observed, or which condition is not met.
     """
 
     certificate: Certificate
@@ -128,15 +129,15 @@ class Proven:
 
 @dataclass(frozen=True)
 class Heard:
-    """What a batch is judged by.
+    """The observations by which a batch is judged.
 
     Attributes:
-        leak: What the rows come from.
-        task: What is trained.
+        leak: Source of the rows.
+        task: The learning task.
         stack: (m, H, p + 1) rows of the first layer.
-        white: The same, whitened over all rounds.
+        white: The same rows, whitened over all rounds.
         span: The space that they span.
-        grid: Of the data.
+        grid: Grid of the data.
         generator: Divides neurons into parts.
     """
 
@@ -149,10 +150,10 @@ class Heard:
     generator: Generator
 
     def stored(self, x: Tensor) -> Tensor:
-        """Return what the first layer saw of inputs, and a 1.
+        """Return the inputs as the first layer received them, followed by a 1.
 
-        That is k/levels as it is, or rounded to float32 by whoever stored it, whichever lies closer
-        to the space of the rows.
+        The program may have stored k/levels in full or rounded it to float32. The version that lies
+        closer to the space of the rows is returned.
 
         Args:
             x: (n, p) on the grid.
@@ -176,34 +177,34 @@ def single(
     grid: Grid,
     alone: bool,
 ) -> Proven:
-    """Judge one input behind rows of rank one.
+    """Judge one input, given rows of rank one.
 
     Args:
-        leak: What the rows come from.
-        task: What is trained.
+        leak: Source of the rows.
+        task: The learning task.
         stack: (m, H, p + 1) rows of the first layer.
-        white: The same, whitened.
-        row: (p + 1,) their direction, the input as the first layer sees it and a 1.
-        grid: Of the data.
-        alone: Whether nothing but the wire's noise follows the first singular value.
+        white: The same rows, whitened.
+        row: (p + 1,) their direction: the input as the first layer receives it, followed by a 1.
+        grid: Grid of the data.
+        alone: Whether the singular values after the first are message noise.
     """
     found = Estimates.of(white, row[None], stack, leak.wire)
     x = found.pixels(grid)
     why = scarce(leak, task, white, 1)
     if not alone:
-        why = "more than the wire's rounding follows the first singular value"
+        why = "the second singular value is larger than message rounding explains"
     elif signs(stack):
-        why = "all numbers have one size, so that they are signs of gradients rather than gradients"
+        why = "all entries have the same magnitude: these are signs of gradients, not gradients"
     elif not why and slopes.agree(leak, task, row[None] / row.norm(), grid.rows(x), grid) is False:
-        why = "the known models give this input other slopes than the rows hold"
+        why = "the slopes of this input at the known models differ from those in the rows"
     if grid.levels:
         snapped = grid.snapped(x)
         off = float(((x - snapped) * grid.levels).abs().max())
         if not why and float(wrong_pixel(found, grid, snapped)) >= MISTAKE:
-            why = "rounding may have taken a pixel to another value"
+            why = "rounding may have moved a pixel to another value"
         if why:
             return Proven(Certificate.APPROXIMATE, x, None, why)
-        note = f"every pixel was within {off:.1e} of a grey level before rounding"
+        note = f"before rounding, every pixel was within {off:.1e} levels of a grey level"
         return Proven(Certificate.EXACT, snapped, None, note)
     if not why and not (leak.batch == 1 and steady(leak)):
         why = "the batch size is not known to be one"
@@ -213,24 +214,24 @@ def single(
 
 
 def interval(x: Tensor, width: Tensor, task: Task, condition: float = 1.0) -> Proven:
-    """Return values with their half-widths; APPROXIMATE if these are nearly as wide as the data.
+    """Return values with their half-widths; APPROXIMATE if these are nearly as large as the data.
 
-    The widths take in that the values are stored in the task's own number format, and that senders
-    round their own states in it. Such errors last, so rounds do not average them.
+    The widths include that the values are stored in the task's own number format, and that senders
+    round their own states in it. Such errors persist, so they do not average out over rounds.
 
     Args:
         x: (b, p) the values.
-        width: (b, p) their half-widths, as far as the wire's errors make them.
-        task: What is trained.
-        condition: Condition number of the inputs of a batch, by which errors of one grow in the
-            others.
+        width: (b, p) their half-widths as far as the errors of messages cause them.
+        task: The learning task.
+        condition: Condition number of the inputs of a batch, by which errors of one input are
+            amplified in the others.
     """
     size = float(x.square().mean().sqrt())
     width = width + torch.finfo(task.dtype).eps * (x.abs() + LASTING * condition * size)
     widest = float(width.max())
-    said = f"every value within {widest:.1e} at {SURE:.0%} confidence for all of them together"
+    said = f"every value within {widest:.1e}, at a joint confidence of {SURE:.0%}"
     if not widest < NARROW * size:
-        note = f"{said}, which is {widest / max(size, 1e-300):.0%} of their size"
+        note = f"{said}; this is {widest / max(size, 1e-300):.0%} of their size"
         return Proven(Certificate.APPROXIMATE, x, None, note)
     return Proven(Certificate.INTERVAL, x, width.reshape(-1, *task.spec.shape), said)
 
@@ -239,10 +240,10 @@ def batch(heard: Heard, x: Tensor, estimates: Tensor) -> Batch:
     """Judge images on the grid.
 
     Args:
-        heard: The rows and what they come from.
-        x: (n, p) different images on the grid. If they depend on each other, the first ones that do
-            not are judged.
-        estimates: (k, p) of the other inputs, as many as are needed beside x.
+        heard: The rows and their source.
+        x: (n, p) different images on the grid. If some depend on those before them, they are
+            omitted.
+        estimates: (k, p) estimates of the other inputs, as many as are needed in addition to x.
     """
     grid = heard.grid
     span = heard.span
@@ -254,7 +255,7 @@ def batch(heard: Heard, x: Tensor, estimates: Tensor) -> Batch:
     if len(x) + len(estimates) != span.batch:
         why = (
             f"{len(x)} images on the grid and {len(estimates)} estimates "
-            f"stand for {span.batch} inputs"
+            f"do not match the number of inputs, {span.batch}"
         )
         return Batch(x, nothing, {}, why)
     why = _unclear(heard)
@@ -267,7 +268,7 @@ def batch(heard: Heard, x: Tensor, estimates: Tensor) -> Batch:
     sure = doubt < MISTAKE
     strays = {k for k in range(span.batch) if float(doubt[k]) == 1}
     choices: dict[int, Tensor] = {}
-    unlisted = set(strays)  # those whose alternatives cannot be listed
+    unlisted = set(strays)  # images whose alternatives cannot be listed
     agreed = slopes.agree(heard.leak, heard.task, span.basis, rows, grid)
     for k, others in enumerate(companions(heard, inside, agreed)):
         if k in strays or others & strays:
@@ -282,19 +283,20 @@ def batch(heard: Heard, x: Tensor, estimates: Tensor) -> Batch:
         chosen = slopes.by_slopes(heard, x, choices)
         if chosen is not None:
             return Batch(chosen, (True,) * len(x), {})
-    # A batch that is wrong in one image fails this, so it comes after other candidates were tried.
+    # A batch with one wrong image fails this check, so it follows the attempt with other
+    # candidates.
     if agreed is False:
-        why = "the known models give these images other slopes than the rows hold"
+        why = "the slopes of these images at the known models differ from those in the rows"
         return Batch(x, nothing, choices, why)
     exact = tuple(bool(sure[k]) and k not in choices and k not in unlisted for k in range(len(x)))
     why = ""
     if not all(exact):
         if choices:
-            why = "images that are alike leave several candidates"
+            why = "similar images leave several candidates"
         elif unlisted - strays:
-            why = "too few neurons tell some inputs apart"
+            why = "too few neurons distinguish some of the inputs"
         else:
-            why = "noise may have taken a pixel to another value"
+            why = "noise may have moved a pixel to another value"
     return Batch(x, exact, choices, why)
 
 
@@ -302,7 +304,7 @@ def table(heard: Heard, x: Tensor) -> Proven:
     """Judge a whole batch of data without a grid: intervals if activity proves every input.
 
     Args:
-        heard: The rows and what they come from.
+        heard: The rows and their source.
         x: (b, p) estimates of all inputs.
     """
     from scipy.special import ndtri  # slow to import, and inputs on a grid need no quantile
@@ -311,21 +313,21 @@ def table(heard: Heard, x: Tensor) -> Proven:
     span = heard.span
     why = _unclear(heard)
     if leak.batch != span.batch or len(x) != span.batch or not steady(leak):
-        why = "the batch size is not known, or some samples repeat"
+        why = "the batch size is unknown, or some samples are equal"
     if why:
         return Proven(Certificate.APPROXIMATE, x, None, why)
     inside = heard.grid.rows(x) @ span.basis.T
     agreed = slopes.agree(leak, heard.task, span.basis, heard.grid.rows(x), heard.grid)
     if any(companions(heard, inside, agreed)):
-        return Proven(Certificate.APPROXIMATE, x, None, "too few neurons tell the inputs apart")
+        return Proven(Certificate.APPROXIMATE, x, None, "too few neurons distinguish the inputs")
     if agreed is False:
-        why = "the known models give these inputs other slopes than the rows hold"
+        why = "the slopes of these inputs at the known models differ from those in the rows"
         return Proven(Certificate.APPROXIMATE, x, None, why)
     data = uniqueness.windows([heard.white @ span.basis.T], span.noise)
     inside, mixed = uniqueness.refined(data, inside)
     found = Estimates.of(heard.white, inside @ span.basis, heard.stack, leak.wire)
     values = found.pixels(heard.grid)
-    # Each input also holds a multiple of every other one's difference, by the errors of the duals.
+    # Errors of the duals also add to each input a multiple of its difference from every other one.
     quantile = -UNEVEN * float(ndtri((1 - SURE) / (2 * values.numel())))
     apart = (values[:, None] - values[None]).abs()
     width = found.half_widths(heard.grid) + quantile * (mixed[:, :, None] * apart).sum(1)
@@ -333,18 +335,18 @@ def table(heard: Heard, x: Tensor) -> Proven:
 
 
 def companions(heard: Heard, inside: Tensor, agreed: bool | None) -> list[frozenset[int]]:
-    """Return for every input those that it may still hold, by activity in several windows.
+    """Return for every input the others that it may still contain, by activity in several windows.
 
-    A companion must remain in every window length: one length that excludes it is enough.
+    A companion must remain for every window length: one length that excludes it is sufficient.
 
     Args:
-        heard: The rows and what they come from.
+        heard: The rows and their source.
         inside: (b, b) the inputs in the rows' space.
-        agreed: Whether known models give the inputs the slopes that the rows hold. If that is not
-            sure, the rows themselves have to show that these slopes are independent.
+        agreed: Whether the slopes of the inputs at known models match those in the rows. If this is
+            not certain, the rows themselves have to show that these slopes are independent.
 
     Returns:
-        The places of an input's companions, one set for each input.
+        One set for each input: the indices of its companions.
     """
     near = [frozenset(range(len(inside)))] * len(inside)
     rounds = len(heard.stack)
@@ -371,19 +373,19 @@ def companions(heard: Heard, inside: Tensor, agreed: bool | None) -> list[frozen
 def whole_gradient(
     leak: GradientLeak, task: Task, x: Tensor, left: float, residual: Callable[[Tensor], float]
 ) -> bool:
-    """Whether one image on the grid is the only one that gives the whole gradient.
+    """Check whether one image on the grid is the only one with this whole gradient.
 
-    The image was found by linear equations layer by layer, and these settle every layer, so that
-    only rounding can make another image of it. What the image leaves of the gradient must be as
-    little as the rounding of its numbers, and much less than one grey level makes in any pixel that
-    is tried.
+    The image was found by linear equations layer by layer that determine every layer, so only
+    rounding can admit another image. The residual of the image must be as small as rounding of its
+    numbers explains, and much smaller than the change that one grey level causes in any of the
+    pixels tested.
 
     Args:
         leak: A plain gradient.
-        task: What is trained.
+        task: The learning task.
         x: (1, *shape) on the grid.
         left: Relative residual of x.
-        residual: The same, of other inputs.
+        residual: Computes the relative residual of other inputs.
     """
     if leak.batch != 1 or left > ROUNDED:
         return False
@@ -399,7 +401,7 @@ def whole_gradient(
 
 
 def steady(leak: GradientLeak) -> bool:
-    """Whether every gradient of the leak is of the same samples, as far as the declaration says.
+    """Check whether, according to the declaration, all gradients of the leak use the same samples.
 
     Args:
         leak: One gradient, or several of a node with `records` samples and batches of `batch`.
@@ -408,9 +410,9 @@ def steady(leak: GradientLeak) -> bool:
 
 
 def signs(stack: Tensor) -> bool:
-    """Whether all entries of rows have one size.
+    """Check whether all non-zero entries of rows have the same magnitude.
 
-    Signs of gradients do, and have rank one for one sample as well.
+    This is the case for signs of gradients, which also have rank one for one sample.
 
     Args:
         stack: (m, H, p + 1) rows.
@@ -421,10 +423,10 @@ def signs(stack: Tensor) -> bool:
 
 
 def outputs(task: Task) -> int:
-    """Count the independent entries of the loss's slope in the model's outputs.
+    """Return the number of independent entries of the loss's slope in the model's outputs.
 
     Args:
-        task: What is trained. The entries of cross-entropy add up to zero.
+        task: The learning task. The entries of cross-entropy add up to zero.
     """
     if task.spec.loss == "cross_entropy":
         return max(1, task.spec.classes - 1)
@@ -434,19 +436,19 @@ def outputs(task: Task) -> int:
 
 
 def decays(leak: GradientLeak, task: Task) -> bool:
-    """Whether the rows may hold weight decay that was not taken out, since the models are unknown.
+    """Check whether the rows may contain weight decay, not removed because models are unknown.
 
     Args:
-        leak: What the rows come from.
-        task: What is trained.
+        leak: Source of the rows.
+        task: The learning task.
     """
     return bool(task.l2) and leak.theta is None
 
 
 def ends(span: Span, white: Tensor) -> bool:
-    """Whether nothing but the wire's noise follows the batch's directions.
+    """Check whether the singular values after those of the batch are message noise.
 
-    Samples whose rows hardly change would show there.
+    Samples whose rows hardly change would appear among them.
 
     Args:
         span: The space of the rows.
@@ -458,21 +460,21 @@ def ends(span: Span, white: Tensor) -> bool:
 
 
 def scarce(leak: GradientLeak, task: Task, white: Tensor, inputs: int) -> str:
-    """Explain why the rows may come from more samples than the inputs that they show.
+    """Explain why the rows may come from more samples than the number of visible inputs.
 
-    Rows of rank r could be those of any number of samples if there were only r of them: a stack of
-    one row has rank one whatever is in it. So, unless the batch size is known, there must be more
-    independent rounds than inputs. Neurons of one round are no evidence: at a model without outputs
-    all samples have the same slopes, and an average of the samples has them too.
+    Rows of rank r could come from any number of samples if there were only r of them: a stack of
+    one row has rank one whatever it contains. Therefore, unless the batch size is known, there must
+    be more independent rounds than inputs. The neurons of a single round are not evidence: at a
+    model without outputs all samples have the same slopes, and so has an average of the samples.
 
     Args:
-        leak: What the rows come from.
-        task: What is trained.
+        leak: Source of the rows.
+        task: The learning task.
         white: (m, H, p + 1) whitened rows.
-        inputs: Their rank.
+        inputs: Rank of the rows.
 
     Returns:
-        The reason, empty if they cannot.
+        The reason; empty if they cannot.
     """
     known = leak.batch if steady(leak) else None
     if known == inputs and not decays(leak, task):
@@ -480,8 +482,8 @@ def scarce(leak: GradientLeak, task: Task, white: Tensor, inputs: int) -> str:
     if leak.batch is not None and inputs < leak.batch:
         # Two images that differ by two levels in a few pixels have an average on the grid.
         return (
-            f"{leak.batch} samples show as {inputs} inputs: some repeat, "
-            "or are so alike that only their average is seen"
+            f"{leak.batch} samples appear as {inputs} inputs: some are equal, "
+            "or so similar that only their average is visible"
         )
     over_time = white.flatten(1)
     spread = torch.linalg.svdvals(torch.linalg.qr(over_time.T).R)
@@ -490,32 +492,32 @@ def scarce(leak: GradientLeak, task: Task, white: Tensor, inputs: int) -> str:
     independent = int((spread > max(noise, least * float(spread[0]))).sum())
     if independent >= max(inputs, leak.batch or inputs) + MARGIN:
         if known is None and float(spread[0]) < TWINS * noise:
-            how = "the batch size is not known" if leak.batch is None else "batches change"
+            how = "the batch size is unknown" if leak.batch is None else "batches change"
             return (
-                f"{how}, and on this wire two images that are nearly equal look like one; "
+                f"{how}, and at this message precision two nearly equal images look like one; "
                 "record an unchanged batch (samples)"
             )
         return ""
     if known == inputs:
         return (
-            f"weight decay is in the rows, the models are unknown, "
-            f"and {independent} independent rows cannot tell it apart"
+            f"the rows contain weight decay, the models are unknown, "
+            f"and {independent} independent rows are not enough to separate it"
         )
     return (
-        f"{independent} independent rows cannot tell {inputs} inputs from an average of more; "
+        f"{independent} independent rows cannot distinguish {inputs} inputs from averages of more; "
         "record the batch size (samples)"
     )
 
 
 def _unclear(heard: Heard) -> str:
-    """Explain why the rows do not reveal the number of inputs for sure, empty if they do."""
+    """Explain why the rows do not reveal the number of inputs with certainty; empty if they do."""
     if not ends(heard.span, heard.white):
-        return "more than the wire's rounding follows the batch's singular values"
+        return "a singular value after those of the batch is larger than message rounding explains"
     return scarce(heard.leak, heard.task, heard.white, heard.span.batch)
 
 
 def _independent(x: Tensor, heard: Heard) -> Tensor:
-    """Choose places of inputs (n, p) that do not depend on those before them, at most b."""
+    """Choose the indices of inputs (n, p) that do not depend on those before them, at most b."""
     inside = heard.stored(x) @ heard.span.basis.T
     chosen: list[int] = []
     basis = inside.new_zeros(inside.shape[1], 0)
@@ -529,20 +531,20 @@ def _independent(x: Tensor, heard: Heard) -> Tensor:
 
 
 def _settled(heard: Heard, x: Tensor, estimates: Tensor) -> tuple[Tensor, Tensor]:
-    """Put estimates from the rows in the place of images that are not on the grid after all.
+    """Replace images that turn out not to lie on the grid by estimates from the rows.
 
-    An image with something else in it is a mixture that happens to lie near the grid. Its estimate
-    from the rows takes its place, since the others are judged beside it; this can show more such
-    images.
+    An image that contains something else is a mixture that happens to lie near the grid. Its
+    estimate from the rows takes its place, because the other images are judged together with it;
+    this can reveal more such images.
 
     Args:
-        heard: The rows and what they come from.
+        heard: The rows and their source.
         x: (n, p) images on the grid.
-        estimates: (b - n, p) of the other inputs.
+        estimates: (b - n, p) estimates of the other inputs.
 
     Returns:
-        The inputs as rows (b, p + 1), and for each the probability (b,) of a wrong pixel, 1 if it
-        is not on the grid.
+        The inputs as rows (b, p + 1), and for each the probability (b,) of a wrong pixel; 1 if the
+        input is not on the grid.
     """
     grid = heard.grid
     rows = torch.cat([heard.stored(x), grid.rows(estimates)])

@@ -1,27 +1,27 @@
-"""What the gradient of a convolution says of its input, for a batch that normalises itself.
+"""What the gradient of a convolution reveals about its input, if the batch is normalised.
 
-The inputs of a layer come out exactly and without any search, in four steps:
+The inputs of a layer are computed exactly, without any search, in four steps:
 
-1. **Low rank.** The gradient of a convolution's kernel is dW = D P, with P the patches (b L, c k k)
-   that it sees of b inputs at L places each, and D the slopes of its outputs. Batch normalisation
-   behind it makes every row of D sum to zero. So if b L - 1 is below the number of channels (the
-   last stages of a ResNet and small batches), the row space of dW is that of the patches less their
-   mean (`_layers`).
+1. **Low rank.** The gradient of a convolution's kernel is dW = D P, where P holds the patches (b L,
+c k k) of b inputs at L positions each, and D the slopes of the outputs. If batch normalisation
+follows, every row of D sums to zero. Therefore, if b L - 1 is below the number of channels (the
+last stages of a ResNet and small batches), the row space of dW is that of the patches minus their
+mean (`_layers`).
 2. **Differences.** Patches overlap and their edges are padded, so few inputs have all their patches
-   in that space: the differences between those of the batch, b - 1 dimensions (`_basis`).
-3. **Separation.** Behind a ReLU, many entries are above zero for only one input of the batch. Such
-   entries all lie on one line of those b - 1 dimensions, one line for each input, and the lines
-   give all inputs, up to one common factor and to what all inputs have in common (`_separated`).
+in that space: the differences between those of the batch, b - 1 dimensions (`_basis`).
+3. **Separation.** After a ReLU, many entries are positive for only one input of the batch. Such
+entries all lie on one line of those b - 1 dimensions, one line per input, and the lines determine
+all inputs, up to one common factor and to what all inputs have in common (`_separated`).
 4. **Lifting.** Strides that leave an edge without padding allow more inputs than the differences,
-   and then step 2 leaves some freedom. The next layer's inputs settle it (`lifted`): between a
-   convolution W, normalisation by the batch and a ReLU, outputs h of two inputs that are both above
-   zero differ by (h_i - h_j) s = W (a_i - a_j), with one unknown s per channel, its deviation over
-   the layer's own factor. If a_i - a_j is known up to a few coefficients, those and the s are the
-   one solution of these linear equations.
+and then step 2 leaves some freedom. The inputs of the next layer remove it (`lifted`): between a
+convolution W, batch normalisation and a ReLU, outputs h of two inputs that are both positive differ
+by (h_i - h_j) s = W (a_i - a_j), with one unknown s per channel, its standard deviation divided by
+the layer's own factor. If a_i - a_j is known up to a few coefficients, these and the s are the only
+solution of these linear equations.
 
-This is our own. The low rank is also what Dimitrov et al. 2024 (SPEAR) use for linear layers, and
-inputs of a linear layer are separated and then inverted by Kariyappa et al. 2023 (Cocktail Party
-Attack).
+The method was developed for leakaudit. Dimitrov et al. 2024 (SPEAR) also use the low rank, for
+linear layers, and Kariyappa et al. 2023 (Cocktail Party Attack) separate and then invert the inputs
+of a linear layer.
 """
 
 from __future__ import annotations
@@ -40,46 +40,45 @@ from leakaudit.inversion.search import priors
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task
 
-# Singular value number b L over the one before it, at the most: it is 1e-14 for gradients in
-# float64 and 1e-7 in float32, and about 1 if the rank is not low. A solution of the lifting's
-# equations is held to the same.
+# Maximum ratio of singular value number b L to the one before it. The ratio is 1e-14 for gradients
+# in float64, 1e-7 in float32, and about 1 if the rank is not low. The same limit applies to a
+# solution of the lifting's equations.
 DROP = 1e-3
 
-# By how much at least the share in the row space of any input other than the differences falls
-# short of 1.
+# Minimum amount by which the share of any other input in the row space must fall short of 1.
 UNIQUE = 1e-4
 
-# How much more that is than for the differences themselves, as a ratio.
+# Maximum ratio of this amount for the differences themselves to that of any other input.
 CLEARLY = 0.1
 
-# Most entries of an input, and most equations, for which differences are computed; both are limits
-# of time, a few seconds.
+# Maximum number of entries of an input, and of equations, for which differences are computed. Both
+# limit the time to a few seconds.
 ENTRIES = 32_768
 EQUATIONS = 4_096
 
-# Most entries that are compared in pairs: nine million distances.
+# Maximum number of entries that are compared in pairs: nine million distances.
 LOOKED = 3_000
 
-# Entries this small beside the largest are not compared: noise turns their directions.
+# Entries below this share of the largest are not compared: noise changes their directions.
 FAINT = 1e-3
 
-# Entries of the faintest line at least, and that number over the next line's, which is made by
-# chance.
+# Minimum number of entries on the weakest line, and minimum ratio of this number to that of the
+# next line, which occurs by chance.
 FEW = 4
 CLEAR = 3
 
 # Distance of two entries on one line, in units of `LowRankLayer.drop`, and its range. Directions of
-# entries as faint as `FAINT` have a thousand times the error of the gradient; those of half the
-# lines less.
+# entries as small as `FAINT` have a thousand times the error of the gradient; for half of the
+# lines, the error is smaller.
 NEAR = 300.0
 NEAREST = 1e-6
 FARTHEST = 1e-2
 
-# Part of the largest output below which an output may be zero, so that nothing is known of what
-# ReLU cut off.
+# Share of the largest output below which an output may be zero, so that nothing is known about what
+# the ReLU cut off.
 ON = 1e-6
 
-# Most unknowns of the lifting's equations, a limit of time.
+# Maximum number of unknowns of the lifting's equations. Limits the running time.
 UNKNOWNS = 4_096
 
 
@@ -88,11 +87,11 @@ class LowRankLayer:
     """A convolution whose gradient has a low rank.
 
     Attributes:
-        name: Of the module.
+        name: Name of the module.
         shape: (c, h, w) of its input.
         space: (r, c k k) orthonormal rows that span the rows of its gradient.
-        drop: Singular value number r + 1 over number r (see `DROP`).
-        windows: Kernel size, stride, padding and dilation, by the names that torch gives them.
+        drop: Ratio of singular value number r + 1 to number r (see `DROP`).
+        windows: Kernel size, stride, padding and dilation, by their names in torch.
     """
 
     name: str
@@ -102,17 +101,17 @@ class LowRankLayer:
     windows: dict[str, tuple[int, ...]]
 
     def patches(self, x: Tensor) -> Tensor:
-        """Patches (b, c k k, L) of inputs x (b, c, h, w)."""
+        """Return the patches (b, c k k, L) of inputs x (b, c, h, w)."""
         return F.unfold(x, **self.windows)
 
     def outside(self, x: Tensor) -> Tensor:
-        """Measure what of a batch's patches, less their mean, the gradient does not explain.
+        """Measure the part of a batch's patches, minus their mean, outside the gradient's space.
 
         Args:
             x: (b, c, h, w) inputs of the layer.
 
         Returns:
-            A share of their squares, 0 for the true inputs.
+            The share of their squares; 0 for the true inputs.
         """
         rows = self.patches(x).transpose(1, 2).flatten(0, 1)
         rows = rows - rows.mean(0)
@@ -122,11 +121,11 @@ class LowRankLayer:
 
 @dataclass(frozen=True)
 class LayerInputs:
-    """Inputs of a layer that its gradient gives.
+    """Inputs of a layer, computed from its gradient.
 
     Attributes:
         layer: The layer.
-        x: (b, c, h, w), less their mean over the batch and up to a factor.
+        x: (b, c, h, w), minus their mean over the batch and up to a factor.
         before: Layers of low rank before it.
     """
 
@@ -135,13 +134,13 @@ class LayerInputs:
     before: tuple[LowRankLayer, ...]
 
     def misfit(self, seen: dict[str, Tensor]) -> Tensor:
-        """Compare the activations of a candidate batch, smoothly.
+        """Compare the activations of a candidate batch with the inputs, by a smooth measure.
 
         Args:
             seen: Inputs of the layers by name.
 
         Returns:
-            1 - cosine, plus `LowRankLayer.outside` of the layers before.
+            1 - cosine, plus `LowRankLayer.outside` of the preceding layers.
         """
         got = seen[self.layer.name]
         got = got - got.mean(0)
@@ -151,13 +150,13 @@ class LayerInputs:
         return 1 - cosine + sum(others, start=got.new_zeros(()))
 
     def residual(self, seen: Tensor) -> float:
-        """Compare inputs in the order that fits best.
+        """Compare inputs with the known ones, in the order that fits best.
 
         Args:
             seen: (b, c, h, w) inputs a of the layer.
 
         Returns:
-            |a - x|, both less their mean and of length 1; infinite for NaN.
+            |a - x|, both minus their mean and of length 1; infinite for NaN.
         """
         a = seen - seen.mean(0)
         a = a / a.norm().clamp_min(torch.finfo(a.dtype).tiny)
@@ -170,22 +169,23 @@ class LayerInputs:
 def read(
     task: Task, theta: Tensor, gradient: Tensor, columns: slice, batch: int
 ) -> LayerInputs | None:
-    """Compute the inputs of the first layer whose gradient gives them.
+    """Compute the inputs of the first layer whose gradient determines them.
 
     Args:
-        task: What is trained.
+        task: The learning task.
         theta: (d,) the model.
         gradient: (width,) of `columns` of theta, up to a factor.
-        columns: Which parameters the gradient is of.
-        batch: Samples behind the gradient.
+        columns: The parameters that the gradient covers.
+        batch: Number of samples behind the gradient.
 
     Returns:
-        The inputs, whose order is not that of the labels, or None if no layer gives them.
+        The inputs, in an order unrelated to that of the labels, or None if no layer determines
+        them.
     """
     if batch < 2:
         return None
     before: tuple[LowRankLayer, ...] = ()
-    free: Tensor | None = None  # basis of the layer before, if it holds more than the differences
+    free: Tensor | None = None  # basis of the layer before, if it has more than the differences
     for layer in _layers(task, theta, gradient.double(), columns, batch):
         basis = _basis(layer, batch)
         found = None
@@ -208,17 +208,17 @@ def read(
 
 
 def lifted(layer: LowRankLayer, basis: Tensor, weight: Tensor, outputs: Tensor) -> Tensor | None:
-    """Go from what a layer gives to what it saw, if its own gradient leaves some freedom there.
+    """Compute a layer's inputs from its outputs, if its own gradient leaves some freedom.
 
     Args:
         layer: A convolution, followed by normalisation and ReLU.
         basis: (n, k) a basis of its inputs' differences.
-        weight: Of the layer.
-        outputs: (b, c', h', w'), behind normalisation and ReLU, up to a factor and to what all have
-            in common, of which each entry is zero once.
+        weight: Weights of the layer.
+        outputs: (b, c', h', w'), after normalisation and ReLU, up to a factor and to what all have
+            in common; each entry is zero once.
 
     Returns:
-        Inputs (b, c, h, w) less their mean and up to a factor, or None if the outputs do not
+        Inputs (b, c, h, w) minus their mean and up to a factor, or None if the outputs do not
         determine them.
     """
     batch, channels = outputs.shape[:2]
@@ -241,7 +241,7 @@ def lifted(layer: LowRankLayer, basis: Tensor, weight: Tensor, outputs: Tensor) 
     on = h > ON * h.max()
     rows = []
     for j in range(1, batch):
-        # W (a_0 - a_j) + s (h_j - h_0) = 0 where both outputs are above zero
+        # W (a_0 - a_j) + s (h_j - h_0) = 0 if both outputs are positive
         both = (on[0] & on[j]).nonzero().flatten()
         row = basis.new_zeros(len(both), of_inputs + channels)
         row[:, (j - 1) * k : j * k] = made[both]
@@ -252,7 +252,7 @@ def lifted(layer: LowRankLayer, basis: Tensor, weight: Tensor, outputs: Tensor) 
     equations = equations[:, equations.abs().sum(0) > 0]
     if len(equations) < equations.shape[1] or equations.shape[1] <= of_inputs:
         return None
-    # The equations are homogeneous: the one null vector, with the sign that makes the s positive.
+    # The equations are homogeneous: take the null vector, with the sign that makes the s positive.
     _, sizes, vectors = torch.linalg.svd(equations, full_matrices=False)
     if float(sizes[-1]) > DROP * float(sizes[-2]):
         return None
@@ -269,17 +269,17 @@ def _layers(
     """Find the convolutions of low rank b L - 1, in the order in which the model runs them.
 
     Args:
-        task: What is trained.
+        task: The learning task.
         theta: (d,) the model.
         gradient: (width,) of `columns` of theta.
-        columns: Which parameters the gradient is of.
-        batch: Samples b behind the gradient.
+        columns: The parameters that the gradient covers.
+        batch: Number b of samples behind the gradient.
     """
     own: dict[str, nn.Conv2d] = {}
     for name, module in task.module.named_modules():
         if isinstance(module, nn.Conv2d) and module.groups == 1 and module.padding_mode == "zeros":
             own[name] = module
-    # Any inputs do: only the shapes that the layers see are needed.
+    # Arbitrary inputs suffice: only the shapes that the layers receive are needed.
     some = torch.zeros(batch, *task.spec.shape, dtype=torch.float64, device=theta.device)
     with torch.no_grad():
         seen = priors.inputs(task, theta.double(), some, own)
@@ -310,23 +310,24 @@ def _layers(
 
 
 def _basis(layer: LowRankLayer, batch: int) -> Tensor | None:
-    """Find the inputs all of whose patches lie in the row space.
+    """Find the inputs whose patches all lie in the row space.
 
-    They are the right singular vectors at 1 of A = [V S_1; ...; V S_L] C^(-1/2), with V the row
-    space, S_l the choice of patch l, and C how often an entry is in a patch: |A x|^2 is the share
-    of x that the row space explains. The differences of the batch are b - 1 of them. Strides that
-    leave one edge of an even side without padding also allow moved inputs, and then there are more.
+    They are the right singular vectors with value 1 of A = [V S_1; ...; V S_L] C^(-1/2), where V is
+    the row space, S_l the selection of patch l, and C the number of patches that contain an entry:
+    |A x|^2 is the share of x that the row space explains. The differences of the batch are b - 1 of
+    them. Strides that leave one edge of an even side without padding also allow shifted inputs, and
+    then there are more.
 
     Args:
-        layer: Of low rank.
+        layer: A layer of low rank.
         batch: Number b of inputs.
 
     Returns:
-        A basis (n, k), or None if they cannot be told from others, or are too large.
+        A basis (n, k), or None if they cannot be distinguished from others, or are too large.
     """
     entries = torch.Size(layer.shape).numel()
     numbers = torch.arange(1, entries + 1, dtype=layer.space.dtype).reshape(1, *layer.shape)
-    places = layer.patches(numbers)[0].long()  # which entry stands where, 0 for padding
+    places = layer.patches(numbers)[0].long()  # the entry at each position, 0 for padding
     rank = len(layer.space)
     count = places.shape[1]
     if entries > ENTRIES or rank * count > EQUATIONS:
@@ -349,10 +350,10 @@ def _basis(layer: LowRankLayer, batch: int) -> Tensor | None:
 
 
 def _separated(differences: Tensor, batch: int, drop: float) -> Tensor | None:
-    """Separate the inputs behind a ReLU from a basis of their differences.
+    """Separate the inputs after a ReLU, given a basis of their differences.
 
-    An entry that only input i has is a positive multiple of one vector e_i, and those b vectors sum
-    to zero in the right lengths.
+    An entry that is positive for input i only is a positive multiple of one vector e_i, and with
+    the right lengths, these b vectors sum to zero.
 
     Args:
         differences: (n, b - 1).
@@ -360,14 +361,14 @@ def _separated(differences: Tensor, batch: int, drop: float) -> Tensor | None:
         drop: Relative error of the gradient (see `LowRankLayer`).
 
     Returns:
-        (b, n), or None if not all of them show.
+        (b, n), or None if not all of them are visible.
     """
     sizes = differences.norm(dim=1)
     kept = sizes.topk(min(LOOKED, int((sizes > FAINT * sizes.max()).sum()))).indices
     lines = differences[kept] / sizes[kept, None]
     distance = torch.cdist(lines, lines, compute_mode="donot_use_mm_for_euclid_dist")
     near = distance < min(FARTHEST, max(NEAREST, NEAR * drop))
-    # Take the line with the most entries, remove these, and so on; one more than there are inputs.
+    # Take the line with the most entries, remove these, and so on; one line more than inputs.
     left = torch.ones(len(kept), dtype=torch.bool, device=lines.device)
     found: list[Tensor] = []
     counts: list[int] = []
@@ -386,5 +387,5 @@ def _separated(differences: Tensor, batch: int, drop: float) -> Tensor | None:
     if float(lengths.min()) <= 0:
         return None
     x: Tensor = differences @ torch.linalg.pinv(vectors * lengths[:, None])
-    # An entry is zero for one input at least, which is the smallest.
+    # Every entry is zero for at least one input, which is the smallest.
     return x.T - x.amin(1)

@@ -1,21 +1,21 @@
 """Inputs from their dual vectors, one at a time, so that an error in one leaves the others intact.
 
 If every dual vector is known, the inputs M are the inverse of the duals Q (M Q = 1). One wrong dual
-then spoils all inputs. But row k of M needs less. It is orthogonal to the known duals of the other
-samples, and to the null spaces of all neurons where sample k is active: with enough rounds, the
-rows of such a neuron span the inputs that are active there, x_k among them. What remains open are
-as many numbers as duals are missing, and most neurons agree on them (`_by_agreement`).
+then corrupts all inputs. But row k of M requires less. It is orthogonal to the known duals of the
+other samples, and to the null spaces of all neurons where sample k is active: with enough rounds,
+the rows of such a neuron span the inputs that are active there, including x_k. As many numbers as
+there are missing duals remain unknown, and most neurons agree on them (`_by_agreement`).
 
-Every input that lies on the data's grid is exact (`pixel_grid`), and is taken out of the problem:
+Every input that lies on the data's grid is exact (`pixel_grid`), and is removed from the problem:
 the rows are projected onto the orthogonal complement of the certified inputs, which leaves the rows
-of a smaller batch (`_deflated`). Searching and taking out alternate until nothing new is found.
+of a smaller batch (`_deflated`). Searching and removing alternate until nothing new is found.
 
-Two repairs use the grid itself. An estimate may still hold a multiple of one certified input
-(`_repaired`) or of two (`_freed`), because those are active wherever it is. The multiple is the one
-that puts all pixels onto the grid.
+Two repairs use the grid itself. An estimate may still contain a multiple of one certified input
+(`_repaired`) or of two (`_freed`), because these are active wherever it is. The correct multiple is
+the one that moves all pixels onto the grid.
 
-Each constant below was moved by a factor of two to three either way (`activation_patterns` says for
-which recordings), and every image came back bit for bit each time.
+Each constant below was changed by a factor of two to three in both directions
+(`activation_patterns` lists the recordings), and every image was recovered bit for bit each time.
 """
 
 from __future__ import annotations
@@ -31,45 +31,47 @@ from leakaudit.inversion.exact.activation_patterns import RELATIVE, WEAK, Dual, 
 from leakaudit.inversion.exact.pixel_grid import Grid
 from leakaudit.progress import expired
 
-# A neuron's null space is used if its least singular value of signal is this many times the largest
-# one of noise: the null vectors are then right to about 1/30 at worst.
+# A neuron's null space is used if its smallest singular value of signal is this many times the
+# largest one of noise: the null vectors then have an error of about 1/30 at worst.
 GAP = 30.0
 
-# Rounds of reweighted least squares. The rounding of the weights halves each time, so that the last
-# one is 2^-40 = 1e-12 of the mean error: a sum of norms, minimised to that precision.
+# Rounds of reweighted least squares. The smoothing of the weights halves each time, so the last is
+# 2^-40 = 1e-12 of the mean error: a sum of norms, minimised to that precision.
 AGREE = 40
 
-# Part of another certified input in a dual vector, relative to its own, above which it is no dual
-# of that sample.
+# Part of another certified input in a dual vector, relative to its own, above which the vector is
+# not a dual of that sample.
 STRAY = 1e-2
 
-# Certified inputs that an estimate is freed from in pairs: the five likeliest, or ten pairs.
+# Number of certified inputs whose pairs are tried as contamination of an estimate: the five most
+# likely, or ten pairs.
 MOST = 5
 
 # Part of an input outside a neuron's row space below which it is active there.
 TIED = 1e-3
 
-# Missing samples up to which the duals of certified ones are searched again. A search per certified
-# sample pays only near the end.
+# Maximum number of missing samples for which the duals of certified ones are searched again. One
+# search per certified sample is only worthwhile near the end.
 TINY = 8
 
-# Error that taking certified inputs out adds to rows, in units of the number format's precision.
-# It takes in the condition number of the inputs, 20 to 60 in batches of 32 images.
+# Error that removing certified inputs adds to rows, in units of the number format's precision.
+# Includes the condition number of the inputs, 20 to 60 in batches of 32 images.
 ROUNDING = 1e3
 
-# Most rounds of taking certified inputs out. Each must find a new one to be followed by another.
+# Maximum number of rounds of removing certified inputs. Each must find a new one for another to
+# follow.
 ROUNDS = 6
 
 
 @dataclass(frozen=True)
 class KnownInputs:
-    """What is known of a batch.
+    """What is known about a batch.
 
     Attributes:
         certified: (n, p) inputs on the grid.
         open: (k, p) estimates of others.
-        duals: Those of all samples, as far as they are known.
-        complete: Whether there are as many independent duals as samples, none of them in doubt.
+        duals: The known duals.
+        complete: Whether there are as many independent duals as samples, all of them reliable.
     """
 
     certified: Tensor
@@ -86,17 +88,18 @@ def recover(
     Args:
         groups: Rows of all neurons, in coordinates of the space.
         basis: (b, p + 1) orthonormal rows that span the space.
-        grid: Of the data.
-        known: (n, p) inputs that are certified already.
-        visits: Walks, and batches of draws, that may fail in a row.
-        generator: For all random choices.
+        grid: Grid of the data.
+        known: (n, p) inputs that are already certified.
+        visits: Walks, or batches of draws, that may fail in a row.
+        generator: Source of all random choices.
 
     Returns:
         Certified inputs, estimates of the others, and their duals.
     """
     found = KnownInputs(known, known[:0])
     for turn in range(ROUNDS):
-        # The first round ignores what is known: a search of the whole also finds its duals.
+        # The first round ignores the known inputs: a search of the whole batch also finds their
+        # duals.
         inside = coordinates(found.certified if turn else known[:0], basis, grid)
         duals = _search(groups, inside, found.duals, visits, generator)
         complete = len(duals) == groups.batch and not any(d.doubt for d in duals)
@@ -110,7 +113,7 @@ def recover(
         more = len(new) > len(found.certified)
         left = guesses[~grid.holds(guesses)] if grid.levels else guesses
         found = KnownInputs(new, left, tuple(duals), complete)
-        # The first round did not take `known` out, so a second one may help even without news.
+        # The first round did not remove `known`, so a second may help even without new inputs.
         worth = more or (not turn and len(known) > 0)
         if len(new) >= groups.batch or not worth or expired():
             break
@@ -118,16 +121,16 @@ def recover(
 
 
 def merged(certified: Tensor, guesses: Tensor, grid: Grid) -> Tensor:
-    """Add the guesses that lie on the grid and are new.
+    """Add the estimates that lie on the grid and are new.
 
     Args:
         certified: (n, p) inputs on the grid.
         guesses: (k, p) estimates.
-        grid: Of the data; without one nothing is added.
+        grid: Grid of the data; without one nothing is added.
 
     Returns:
-        The certified inputs and the new ones, (n + new, p). Two inputs are the same if no pixel
-        differs by half a level.
+        The certified inputs and the new ones, (n + new, p). Two inputs are equal if no pixel
+        differs by half a level or more.
     """
     if not grid.levels:
         return certified
@@ -140,13 +143,13 @@ def merged(certified: Tensor, guesses: Tensor, grid: Grid) -> Tensor:
 def coordinates(x: Tensor, basis: Tensor, grid: Grid) -> Tensor:
     """Express certified inputs in coordinates of the space.
 
-    Whoever stored k/levels may have rounded it to float32. Both versions are tried, and the one
-    that lies closer to the space is taken.
+    The program may have stored k/levels in full or rounded it to float32. Both versions are tried,
+    and the one that lies closer to the space is used.
 
     Args:
         x: (n, p) inputs on the grid.
         basis: (b, p + 1) orthonormal rows that span the space.
-        grid: Of the data.
+        grid: Grid of the data.
 
     Returns:
         (n, b).
@@ -160,14 +163,14 @@ def coordinates(x: Tensor, basis: Tensor, grid: Grid) -> Tensor:
 def _search(
     groups: Groups, known: Tensor, before: tuple[Dual, ...], visits: int, generator: Generator
 ) -> list[Dual]:
-    """Return duals, those of uncertified samples from the problem without the certified ones.
+    """Return duals; those of uncertified samples are found after removing the certified ones.
 
     Args:
         groups: Rows of the whole batch.
         known: (n, b) coordinates of certified inputs.
-        before: Duals of the last round.
-        visits: Walks, and batches of draws, that may fail in a row.
-        generator: For all random choices.
+        before: Duals of the previous round.
+        visits: Walks, or batches of draws, that may fail in a row.
+        generator: Source of all random choices.
     """
     if not len(known):
         return _more(groups, visits, generator)
@@ -177,7 +180,7 @@ def _search(
     for j in range(len(known)):
         mine = [d for d in before if not d.doubt and _belongs(d, j, known)]
         if not mine and 0 < left <= TINY:
-            # Its dual is that of the one sample left among the uncertified and itself.
+            # Its dual is that of the one sample that remains besides the uncertified ones.
             rest = known[torch.arange(len(known)) != j]
             mine = [d for d in _deflated(groups, rest, visits, generator) if _belongs(d, j, known)]
         own += [_purified(groups, d, j, known) for d in mine[:1]]
@@ -185,7 +188,7 @@ def _search(
 
 
 def _belongs(dual: Dual, j: int, known: Tensor) -> bool:
-    """Whether a dual vector is that of known sample j: x_j q = 1, and x_i q = 0 for the others."""
+    """Check whether a dual belongs to known sample j: x_j q = 1, and x_i q = 0 for the others."""
     part = (known @ dual.vector).abs()
     meets = float(part[j]) > STRAY * float(known[j].norm())
     others = float(part.sum() - part[j])
@@ -201,10 +204,10 @@ def _purified(groups: Groups, dual: Dual, j: int, known: Tensor) -> Dual:
 
 
 def _deflated(groups: Groups, known: Tensor, visits: int, generator: Generator) -> list[Dual]:
-    """Return the duals of the samples that are left without those with coordinates `known` (n, b).
+    """Return the duals of the remaining samples, without those with coordinates `known` (n, b).
 
-    The dual of a sample that is left is orthogonal to all known inputs, so it is searched in their
-    orthogonal complement, where the rows are those of a batch of b - n samples.
+    The dual of a remaining sample is orthogonal to all known inputs, so the search takes place in
+    their orthogonal complement, where the rows are those of a batch of b - n samples.
     """
     rest = torch.linalg.svd(known, full_matrices=True)[2][len(known) :].T
     rounding = ROUNDING * torch.finfo(rest.dtype).eps * groups.rows.square().mean((1, 2)).sqrt()
@@ -214,7 +217,7 @@ def _deflated(groups: Groups, known: Tensor, visits: int, generator: Generator) 
 
 
 def _more(groups: Groups, visits: int, generator: Generator) -> list[Dual]:
-    """Search by walks, then by draws, then for relative duals if some are missing."""
+    """Search by walks, then by draws, then for relative duals if some are still missing."""
     duals = groups.search(visits, generator)
     duals = neuron_sampling.sample(groups, duals, visits, generator)
     if len(duals) == groups.batch and not any(d.doubt for d in duals):
@@ -227,7 +230,7 @@ def _estimates(groups: Groups, duals: list[Dual]) -> Tensor:
 
     Returns:
         (k, b): the inverse if there are as many duals as samples. Unless all of them are solid,
-        also estimates one by one, from all duals and from all but the weak ones.
+        also individual estimates, from all duals and from all except the weak ones.
     """
     out: list[Tensor] = []
     if len(duals) == groups.batch:
@@ -246,7 +249,7 @@ def _estimates(groups: Groups, duals: list[Dual]) -> Tensor:
 
 
 def _nulls(groups: Groups) -> tuple[Tensor, Tensor]:
-    """Null vectors of groups whose signal ends far above noise.
+    """Return null vectors of groups whose signal ends far above the noise.
 
     Returns:
         The vectors (k, b), and the group (k,) of each.
@@ -258,7 +261,7 @@ def _nulls(groups: Groups) -> tuple[Tensor, Tensor]:
     # A singular value below twice the largest one of noise counts as noise.
     signal = full > 2 * level
     least = torch.where(signal, full, torch.inf).amin(1)
-    # If there are as many signals as rounds, more samples may be active than the rounds can show.
+    # If there are as many signals as rounds, more samples may be active than the rounds can reveal.
     which = ((least > GAP * level[:, 0]) & (signal.sum(1) < min(n, b + 1))).nonzero().flatten()
     right = torch.linalg.svd(groups.rows[which], full_matrices=True)[2]
     take = ~signal[which]
@@ -266,16 +269,16 @@ def _nulls(groups: Groups) -> tuple[Tensor, Tensor]:
 
 
 def _by_agreement(k: int, duals: list[Dual], null: Tensor, where: Tensor, groups: Groups) -> Tensor:
-    """Find the coordinates of a sample that fit the other duals and most neurons where it fires.
+    """Find coordinates of a sample that fit the other duals and most neurons where it is active.
 
     The duals leave x = first + free a, with one number a for each missing dual. A neuron g where k
-    is active says N_g x = 0 for its null vectors N_g, unless it is wrong about k. So the a is taken
-    that minimises sum_g |N_g x|, a sum of norms that outliers hardly move, by reweighted least
-    squares.
+    is active requires N_g x = 0 for its null vectors N_g, unless its activity was misjudged. The a
+    is therefore chosen to minimise sum_g |N_g x|, a sum of norms that outliers hardly affect, by
+    reweighted least squares.
 
     Args:
-        k: Place of the sample among the duals.
-        duals: Those that are taken to be right.
+        k: Index of the sample among the duals.
+        duals: Those that are assumed to be correct.
         null: (r, b) null vectors of neurons (see `_nulls`).
         where: (r,) group of each.
         groups: Rows of all neurons.
@@ -286,7 +289,7 @@ def _by_agreement(k: int, duals: list[Dual], null: Tensor, where: Tensor, groups
     me = duals[k]
     others: list[Tensor] = []
     for j, dual in enumerate(duals):
-        # A relative dual may hold a multiple of q_k, if k is inactive wherever it vanishes.
+        # A relative dual may contain a multiple of q_k, if k is inactive wherever it vanishes.
         holds_me = dual.doubt == RELATIVE and bool(me.zero[dual.zero].all())
         if j != k and not holds_me:
             others.append(dual.vector)
@@ -302,7 +305,7 @@ def _by_agreement(k: int, duals: list[Dual], null: Tensor, where: Tensor, groups
     target = -(null[active] @ first)
     group = where[active]
     weight = target.new_ones(len(target))
-    # So small that it decides only what no neuron says anything about.
+    # So small that it only determines what no neuron determines.
     damp = 1e-9 * torch.eye(a.shape[1], dtype=a.dtype)
     x = a.new_zeros(a.shape[1])
     for turn in range(AGREE):
@@ -317,7 +320,7 @@ def _by_agreement(k: int, duals: list[Dual], null: Tensor, where: Tensor, groups
 
 
 def _repaired(certified: Tensor, guesses: Tensor, grid: Grid) -> Tensor:
-    """Free estimates from a multiple of one certified input, and add those on the grid then."""
+    """Remove a multiple of one certified input from estimates; add those that reach the grid."""
     for x in guesses[~grid.holds(guesses)]:
         for other in certified:
             fixed = grid.on_line(x, other)
@@ -330,7 +333,7 @@ def _repaired(certified: Tensor, guesses: Tensor, grid: Grid) -> Tensor:
 def _freed(
     certified: Tensor, dual: Dual, x: Tensor, known: Tensor, groups: Groups, grid: Grid
 ) -> Tensor:
-    """Free an estimate from multiples of two certified inputs that are active wherever it is.
+    """Remove multiples of two certified inputs that are active wherever an estimate is.
 
     Args:
         certified: (n, p) inputs on the grid.
@@ -338,10 +341,10 @@ def _freed(
         x: (p,) the estimate.
         known: (n, b) coordinates of the certified inputs.
         groups: Rows of all neurons.
-        grid: Of the data.
+        grid: Grid of the data.
 
     Returns:
-        The certified inputs, with the estimate among them if a pair puts it onto the grid.
+        The certified inputs, including the estimate if a pair moves it onto the grid.
     """
     if bool(grid.holds(x[None])):
         return certified

@@ -1,23 +1,23 @@
 """Rows of a first fully connected layer over time: stacked, whitened, and the space they span.
 
-Let row r of the layer's weight gradient and entry r of its bias gradient stand side by side. In
-round t this is a combination sum_k delta_rk^t [x_k 1] of the batch, where delta_rk^t is the slope
-of sample k's loss in neuron r (Phong et al. 2018). A row of any linear combination of gradients,
-such as a difference of two rounds, is a combination of the same [x_k 1]. So over H neurons and m
-leaked equations, the stack (m H, p) has as many large singular values as there are different
+Place row r of the layer's weight gradient and entry r of its bias gradient side by side. In round
+t, this is a combination sum_k delta_rk^t [x_k 1] of the batch, where delta_rk^t is the slope of
+sample k's loss in neuron r (Phong et al. 2018). A row of any linear combination of gradients, such
+as a difference of two rounds, is a combination of the same [x_k 1]. For H neurons and m leaked
+equations, the stack (m H, p) therefore has as many large singular values as there are different
 inputs, whatever the models and the labels are.
 
-Two things have to be done before these singular values can be counted:
+Before these singular values can be counted, two steps are necessary:
 
-1. **Whitening** (`whiten`). Leaked equations are differences of what travelled, so neighbouring
-   equations share the errors of the wire. With K the covariance of these errors over time and
-   K = R R^T its Cholesky factorisation, R^-1 makes them independent with unit variance. Singular
-   values of the whitened stack can then be compared with those of white noise.
+1. **Whitening** (`whiten`). Leaked equations are differences of messages, so neighbouring equations
+share the errors of a message. With K the covariance of these errors over time and K = R R^T its
+Cholesky factorisation, R^-1 makes them independent with unit variance. Singular values of the
+whitened stack can then be compared with those of white noise.
 2. **Counting** (`span`). The largest singular value of white noise of size n x p with unit variance
-   is close to its *edge*, sqrt(n) + sqrt(p) (Bai and Yin 1993). If the noise that is seen fits what
-   the leak states, whatever lies clearly above the edge belongs to the batch. If not (rounding is
-   not white, and float64 wires have hardly any noise), the batch ends where consecutive
-   singular values drop most.
+is close to its *edge*, sqrt(n) + sqrt(p) (Bai and Yin 1993). If the observed noise agrees with what
+the leak states, everything clearly above the edge belongs to the batch. If it does not (rounding is
+not white, and messages in float64 have hardly any noise), the batch ends at the largest drop
+between consecutive singular values.
 """
 
 from __future__ import annotations
@@ -34,40 +34,40 @@ if TYPE_CHECKING:
     from leakaudit.leak import GradientLeak
     from leakaudit.tasks.task import Task
 
-# Directions beyond the batch that are computed too, to see the noise behind it; half of them
-# estimate its size. A choice: 8 of them cost up to 2 dB in noise, 32 change nothing.
+# Number of directions beyond the batch that are also computed, to observe the noise; half of them
+# estimate its size. A choice: with 8, noise costs up to 2 dB; 32 change nothing.
 SPARE = 16
 
 # The batch ends at a drop by this ratio. A choice: neighbouring singular values of white noise
-# differ by a few per cent. From 2 to 20, batches of up to 16 images are counted right.
+# differ by a few per cent. From 2 to 20, batches of up to 16 images are counted correctly.
 CLEAR = 5.0
 
-# Power iterations of the randomised singular value decomposition. Each multiplies what is missing
-# of a direction by the squared ratio of the first singular value left out and its own: if that
-# ratio is 5 (`CLEAR`), three of them leave 5^-6 = 6e-5 of it. One costs 1 dB in noise, six change
+# Power iterations of the randomised singular value decomposition. Each multiplies the missing part
+# of a direction by the squared ratio of the first omitted singular value to its own: if this ratio
+# is 1/5 (`CLEAR`), three iterations leave 5^-6 = 6e-5 of it. With one, noise costs 1 dB; six change
 # nothing.
 STEPS = 3
 
-# Singular values this many times above the least one that is looked at belong to the batch. White
-# noise reaches 1.15 times its edge at most; the rest is margin, since a direction nearly as weak as
+# Singular values this many times above the smallest one computed belong to the batch. White noise
+# reaches at most 1.15 times its edge; the rest is margin, because a direction nearly as weak as
 # noise does more harm than good. 1.2 and 1.8 give the same results.
 ABOVE = 1.45
 
 # Range of the largest singular value of the noise, in units of its edge at the stated standard
-# deviation, in which the statement is believed. A choice: a half to three times, or 0.8 to 1.5,
-# give the same results with wires that round uniformly.
+# deviation, in which the statement is accepted. A choice: one half to three, or 0.8 to 1.5, give
+# the same results for messages that are rounded uniformly.
 STATED = (0.7, 2.0)
 
-# Largest singular value, if noise has variance 1, at which sums of squares in float64 still hold
+# Largest singular value, for noise of variance 1, at which sums of squares in float64 still resolve
 # the noise: 2.2e-16 (3e7)^2 = 0.2 is below 1.
 LOUDEST = 3e7
 
-# What is added to the diagonal of the errors' covariance, relative to its mean, so that it has a
-# Cholesky factor even if rounding made it singular: 50 times the precision of float64.
+# Value that is added to the diagonal of the errors' covariance, relative to its mean, so that it
+# has a Cholesky factor even if rounding made it singular: 50 times the precision of float64.
 JITTER = 1e-14
 
 # Smallest singular value by which another is divided, relative to the largest one: below the
-# precision of float64, so that it only excludes 0 / 0.
+# precision of float64, so that it only prevents 0 / 0.
 LEAST = 1e-17
 
 
@@ -77,14 +77,14 @@ class Span:
 
     Attributes:
         basis: (b, p) orthonormal rows.
-        sizes: Singular values in descending order, the first b of the batch, the rest of noise.
+        sizes: Singular values in descending order: first the b of the batch, then those of noise.
         noise: Standard deviation of one entry of the stack's noise.
-        clear: Ratio of the batch's last singular value and the first one after it, which is the
+        clear: Ratio of the batch's last singular value to the first one after it, a measure of the
             confidence in b.
         white: Whether the noise is white, of about the size that the leak states, and large enough
-            to count.
-        level: Standard deviation of white noise as its largest singular value shows it, 1 if the
-            noise is not white.
+            to matter.
+        level: Standard deviation of white noise, estimated from its largest singular value; 1 if
+            the noise is not white.
     """
 
     basis: Tensor
@@ -96,44 +96,44 @@ class Span:
 
     @property
     def batch(self) -> int:
-        """Number b of different inputs."""
+        """The number b of different inputs."""
         return len(self.basis)
 
 
 def missing(leak: GradientLeak, task: Task) -> str | None:
-    """Explain why a leak does not show the rows of a first fully connected layer with a bias.
+    """Explain why a leak does not contain the rows of a first fully connected layer with bias.
 
     Args:
-        leak: Gradients, of some columns of the parameters.
-        task: What is trained.
+        leak: Gradients of some columns of the parameters.
+        task: The learning task.
 
     Returns:
-        The reason, or None if the rows are there.
+        The reason, or None if the leak contains the rows.
     """
     if task.first_linear is None:
         return f"the first layer of {task.spec.model} is not fully connected"
     weight, bias = task.first_linear
     if bias is None:
-        return f"the first layer {weight} has no bias, so inputs are known up to their scale only"
+        return f"the first layer {weight} has no bias, so only the direction of inputs is known"
     where = [task.layout.slices[weight], task.layout.slices[bias]]
     first, last = leak.columns
     if any(s.start < first or s.stop > last for s in where):
         return (
-            f"the leak holds columns {first}:{last}, "
-            f"the first layer needs {where[0].start}:{where[1].stop}"
+            f"the leak contains columns {first}:{last}, "
+            f"but the first layer requires {where[0].start}:{where[1].stop}"
         )
     return None
 
 
 def rows(leak: GradientLeak, task: Task) -> Tensor:
-    """Take the rows of the first layer out of a leak.
+    """Extract the rows of the first layer from a leak.
 
     Weight decay adds multiples of the weights to a gradient. It is subtracted if the models are
     known.
 
     Args:
-        leak: Gradients that hold the first layer (see `missing`).
-        task: What is trained.
+        leak: Gradients that contain the first layer (see `missing`).
+        task: The learning task.
 
     Returns:
         (m, H, p) in float64, weights and bias side by side, so that p is the number of inputs + 1.
@@ -152,13 +152,13 @@ def rows(leak: GradientLeak, task: Task) -> Tensor:
 
 
 def whiten(stack: Tensor, leak: GradientLeak, window: slice) -> Tensor:
-    """Give the errors of some rounds unit variance, independent over time.
+    """Scale the errors of some rounds to unit variance and make them independent over time.
 
     Args:
         stack: (m, ...) rows of all the leak's equations.
-        leak: Where the rows come from. Its `noise` J says which errors of the wire each equation
-            holds: their covariance over time is J J^T.
-        window: The equations to take.
+        leak: Source of the rows. Its `noise` J states which errors of messages each equation
+            contains: their covariance over time is J J^T.
+        window: The equations to use.
 
     Returns:
         The window's rows, multiplied by the inverse Cholesky factor of their errors' covariance.
@@ -181,22 +181,22 @@ def whiten(stack: Tensor, leak: GradientLeak, window: slice) -> Tensor:
 def span(stack: Tensor, expected: int | None, generator: Generator) -> Span | None:
     """Find the space of inputs of a whitened stack.
 
-    White noise of the stated size ends the batch where it begins. Any other noise ends it where
-    singular values drop most.
+    If the noise is white and of the stated size, the batch ends where the noise begins. Otherwise,
+    it ends at the largest drop between singular values.
 
     Args:
         stack: (m, H, p) whitened rows.
-        expected: Size of the batch, or None if it is not known. Inputs that repeat make the space
-            smaller. If it is None, more and more directions are computed.
+        expected: Size of the batch, or None if unknown. Equal inputs make the space smaller. If it
+            is None, an increasing number of directions is computed.
         generator: Draws the random projections of the singular value decomposition.
 
     Returns:
-        The space, or None if no end of the batch shows.
+        The space, or None if the end of the batch is not visible.
     """
     flat = stack.flatten(0, 1)
     most = min(flat.shape)
     edge = math.sqrt(len(flat)) + math.sqrt(flat.shape[1])
-    # Directions beyond the columns that hold anything have no noise that could be compared.
+    # Directions beyond the number of non-zero columns contain no noise to compare with.
     used = int((flat != 0).any(0).sum())
     count = (expected or SPARE) + SPARE
     while True:
@@ -209,7 +209,7 @@ def span(stack: Tensor, expected: int | None, generator: Generator) -> Span | No
         if float(sizes[0]) < LOUDEST:
             loud = _above_noise(sizes / edge, noise / edge, expected or count)
         dropped = len(ratio) > 0 and float(ratio.max()) > CLEAR
-        # An end must have some directions of noise after it.
+        # Some directions of noise must follow the end.
         inside = dropped and int(ratio.argmax()) < count - SPARE // 2
         if loud or count == most or expected or inside:
             break
@@ -231,12 +231,12 @@ def span(stack: Tensor, expected: int | None, generator: Generator) -> Span | No
 
 
 def around(stack: Tensor, known: Tensor, batch: int, generator: Generator) -> Tensor:
-    """Span a space by known rows and the largest part of a stack outside them.
+    """Span a space by known rows and the largest part of a stack that lies outside them.
 
     Args:
         stack: (m, H, p) whitened rows.
         known: (n, p) rows that lie in the space exactly.
-        batch: Dimensions b of the space.
+        batch: Number b of dimensions of the space.
         generator: Draws the random projections of the singular value decomposition.
 
     Returns:
@@ -250,7 +250,7 @@ def around(stack: Tensor, known: Tensor, batch: int, generator: Generator) -> Te
 
 
 def _drops(sizes: Tensor, expected: int | None, used: int) -> Tensor:
-    """Ratios of each singular value and the next, as far as the batch may end there."""
+    """Return ratios of each singular value to the next, as far as the batch may end there."""
     floor = LEAST * float(sizes[0]) + torch.finfo(sizes.dtype).tiny
     ratio = sizes[:-1] / sizes[1:].clamp_min(floor)
     return ratio[: min(len(ratio), expected or len(ratio), max(0, used - 1))]
@@ -259,8 +259,8 @@ def _drops(sizes: Tensor, expected: int | None, used: int) -> Tensor:
 def _noise(sizes: Tensor, shape: Sequence[int]) -> float:
     """Estimate the standard deviation of white noise in a matrix from all its singular values.
 
-    If the k largest ones are signal, the others hold (n - k) (p - k) squares of noise. The
-    smallest k is taken whose next singular value is no larger than such noise makes it.
+    If the k largest ones are signal, the others contain (n - k) (p - k) squares of noise. The
+    result uses the smallest k whose next singular value is small enough to be noise.
     """
     n, p = shape
     for k in range(len(sizes)):
@@ -271,15 +271,16 @@ def _noise(sizes: Tensor, shape: Sequence[int]) -> float:
 
 
 def _above_noise(sizes: Tensor, noise: float, most: int) -> int:
-    """Number of singular values above white noise of about the stated size.
+    """Return the number of singular values above white noise of about the stated size.
 
     Args:
-        sizes: Singular values in units of the edge at unit variance, so that 1 is stated.
+        sizes: Singular values in units of the edge at unit variance; 1 corresponds to the stated
+            noise.
         noise: The largest one of the noise, in the same units.
-        most: Size of the batch at the most.
+        most: Maximum size of the batch.
 
     Returns:
-        The number, or 0 if the noise does not fit the statement or more stand out than can be.
+        The number; 0 if the noise does not agree with the statement or too many values stand out.
     """
     above = int((sizes > ABOVE * noise).sum())
     low, high = STATED
@@ -291,19 +292,19 @@ def _largest(flat: Tensor, count: int, generator: Generator) -> tuple[Tensor, Te
     """Compute the largest singular values of a matrix and their right vectors.
 
     Random projection and power iterations (Halko, Martinsson and Tropp 2011, algorithm 4.4); the
-    whole decomposition if more than a third of all singular values are wanted, since it then costs
-    no more.
+    complete decomposition if more than a third of all singular values are wanted, because it is
+    then no more expensive.
 
     Args:
         flat: (n, p) matrix.
-        count: How many to compute.
+        count: Number of singular values.
         generator: Draws the projection.
 
     Returns:
         The singular values (count,) and right vectors (count, p).
     """
     if 3 * count > min(flat.shape):
-        # R of a QR decomposition has the singular values and right vectors of the whole.
+        # R of a QR decomposition has the same singular values and right vectors as the matrix.
         small = torch.linalg.qr(flat).R if len(flat) > flat.shape[1] else flat
         _, sizes, right = torch.linalg.svd(small, full_matrices=False)
         return sizes[:count], right[:count]

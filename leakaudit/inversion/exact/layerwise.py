@@ -1,17 +1,17 @@
-"""What the gradient of one sample says of each layer's input, from the last layer down: R-GAP.
+"""What the gradient of one sample reveals about each layer's input, from the last layer: R-GAP.
 
 Zhu and Blaschko 2021. Let d be the slope of the loss in a layer's output and h the layer's input.
 
 * A linear layer has dL/dW = d h^T, so h = d^T dL/dW / |d|^2 exactly.
-* A convolution's dL/dW is linear in h too: the same matrix M(d) for every channel (`matrix`). So h
-  is known in the row space of M(d), and wholly if the rank of M(d) is the number of pixels: the
-  paper's gradient constraints.
-* The layer's output is known as well, from the layer above: of ReLU where it is positive. W h + b
-  equal to it often fills what M(d) leaves open: the paper's weight constraints.
+* The dL/dW of a convolution is linear in h, too: the same matrix M(d) for every channel (`matrix`).
+Therefore h is known in the row space of M(d), and completely if the rank of M(d) equals the number
+of pixels: the paper's gradient constraints.
+* The layer's output is known as well, from the layer above: for ReLU, where it is positive. That W
+h + b equals it often determines what M(d) leaves open: the paper's weight constraints.
 
-Then the activation before the layer is undone, d is taken one layer further, and so on down to the
-input of the network. Where the equations of a layer leave something open, the descent stops, and
-what is known there is returned for a search (attacks/rgap.py).
+Then the activation before the layer is inverted, d is propagated one layer further, and so on down
+to the input of the network. If the equations of a layer are not sufficient, the descent stops and
+returns what is known there for a search (attacks/rgap.py).
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from torch import Tensor, nn
 
 from leakaudit.tasks.layer_chain import Layer, Output, before
 
-# Singular values this small beside the largest say nothing. Errors of 1e-16 in float64 grow to
-# 1e-10 of the input at this point, and those of the next layers with them.
+# Singular values below this share of the largest contain no information. Errors of 1e-16 in float64
+# grow to 1e-10 of the input at this point, and further in the next layers.
 CUT = 1e-6
 
-# Neither do those below this many times the leak's own relative error: what they add is then known
-# to a per cent at least.
+# The same applies to singular values below this multiple of the leak's own relative error: what the
+# others contribute is known to within one per cent.
 NOISE = 100
 
-# Most unknowns that are left to one dense system of outputs: ten seconds on one core.
+# Maximum number of unknowns of one dense system of outputs: ten seconds on one core.
 UNKNOWN = 2500
 
-# Rows of that system, in units of its unknowns, at the most. A choice: more rows average more.
+# Maximum number of rows of that system, in units of its unknowns. A choice: more rows average more.
 ROWS = 3
 
 
@@ -46,11 +46,10 @@ class LayerRelations:
 
     Attributes:
         layer: The layer.
-        at: Its place in the chain.
-        basis: (r, n) orthonormal, directions of a channel of its input that are known, or None for
-            all.
-        seen: (r, c) the channels' parts in them, or the input itself.
-        output: What is known of its output.
+        at: Its index in the chain.
+        basis: (r, n) orthonormal, the known directions of a channel of its input, or None for all.
+        seen: (r, c) the channels' components along them, or the input itself.
+        output: What is known about its output.
     """
 
     layer: Layer
@@ -60,7 +59,7 @@ class LayerRelations:
     output: Output
 
     def __str__(self) -> str:
-        """Numbers that are known of how many, for a note."""
+        """Describe how many numbers are known, for a note."""
         return (
             f"{self.layer.name}: rank {self.seen.numel()} of {math.prod(self.layer.shape)}, "
             f"{int(self.output.known.sum())} outputs"
@@ -70,7 +69,7 @@ class LayerRelations:
         """Solve for the layer's input.
 
         Returns:
-            The input, or None if linear equations do not settle it, or if they are too many.
+            The input, or None if the linear equations do not determine it or are too many.
         """
         if self.basis is None:
             return self.seen
@@ -90,14 +89,14 @@ class LayerRelations:
         return whole.reshape(self.layer.shape)
 
     def _rest(self, base: Tensor, free: Tensor) -> Tensor | None:
-        """Solve for what the gradient leaves open, from the layer's known outputs.
+        """Solve for what the gradient leaves open, using the layer's known outputs.
 
         Args:
             base: (n, c) the known part of the input.
             free: (n, n - r) the open directions of a channel.
 
         Returns:
-            Coordinates (n - r, c) in them, or None if they are not unique.
+            Coordinates (n - r, c) along them, or None if they are not unique.
         """
         missing = free.shape[1]
         channels = base.shape[1]
@@ -105,7 +104,7 @@ class LayerRelations:
         rows = rows[:: max(1, len(rows) // (ROWS * missing * channels))]
         weight = self.layer.parameters["weight"]
         bias = self.layer.parameters.get("bias")
-        # Column (k, i) of the system: what open direction i in channel k makes of the outputs.
+        # Column (k, i) of the system: the outputs caused by open direction i in channel k.
         pictures = free.T.reshape(missing, 1, *self.layer.shape[1:])
         columns = []
         for k in range(channels):
@@ -131,8 +130,8 @@ class LayerRelations:
             h: (1, *shape) input of the layer.
 
         Returns:
-            The relative squared error of what the gradient says plus that of the output. A ReLU's
-            output that is not known is only known not to be positive.
+            The relative squared error with respect to the gradient plus that of the output. An
+            unknown output of a ReLU is only known not to be positive.
         """
         if self.basis is None:
             part = h[0]
@@ -150,16 +149,16 @@ class LayerRelations:
 def descend(
     chain: list[Layer], slopes: Mapping[str, Tensor], error: float
 ) -> tuple[Tensor | None, list[LayerRelations]]:
-    """Go down from the last layer as long as the equations settle a layer's input.
+    """Descend from the last layer as long as the equations determine a layer's input.
 
     Args:
-        chain: All layers in order; the last one is linear with a bias.
+        chain: All layers in order; the last one is linear with bias.
         slopes: Gradient of each parameter by name.
         error: Relative error of the gradients.
 
     Returns:
-        The input of the chain, or None if a layer's equations do not settle its own; and what is
-        known around each layer that was met, the one that stopped it last.
+        The input of the chain, or None if a layer's equations do not determine its input; and what
+        is known around each layer visited, ending with the one that stopped the descent.
     """
     held: list[LayerRelations] = []
     k = len(chain) - 1
@@ -182,22 +181,23 @@ def descend(
 def _relations(
     layer: Layer, at: int, weight: Tensor, output: Output, d: Tensor, error: float
 ) -> tuple[LayerRelations, float]:
-    """Collect what a layer's gradient and output say.
+    """Collect what is known from a layer's gradient and output.
 
     Args:
         layer: The layer.
-        at: Its place in the chain.
+        at: Its index in the chain.
         weight: Gradient of its weights.
-        output: What is known of its output.
+        output: What is known about its output.
         d: The loss's slope in the output.
         error: Relative error of d.
 
     Returns:
+        The relations, and the relative error of the input that follows.
         The relations, and how large an error of the input that makes, relative.
     """
     dense = isinstance(layer.module, nn.Linear)
     if not bool(d.any()):
-        # The gradient vanishes and says nothing.
+        # The gradient vanishes and contains no information.
         n = math.prod(layer.shape[0 if dense else 1 :])
         channels = 1 if dense else layer.shape[0]
         nothing = LayerRelations(layer, at, d.new_zeros(0, n), d.new_zeros(0, channels), output)
@@ -213,9 +213,9 @@ def _relations(
 
 
 def matrix(layer: Layer, d: Tensor) -> Tensor:
-    """Build M(d), by which a channel of a convolution's input is multiplied in the gradient.
+    """Build M(d), which multiplies a channel of a convolution's input in the gradient.
 
-    Row (o, u, v) holds d_o at the pixels that entry (u, v) of the kernel meets.
+    Row (o, u, v) contains d_o at the pixels that entry (u, v) of the kernel is applied to.
 
     Args:
         layer: A convolution.
@@ -239,6 +239,6 @@ def matrix(layer: Layer, d: Tensor) -> Tensor:
 
 
 def _met(n: int, k: int, m: nn.Conv2d, side: int, device: torch.device) -> Tensor:
-    """Rows (or columns) of the input that entry k of the kernel meets at n rows of the output."""
+    """Return rows (or columns) of the input to which entry k of the kernel is applied."""
     first = torch.arange(n, device=device) * m.stride[side]
     return first + k * m.dilation[side] - int(m.padding[side])

@@ -2,20 +2,20 @@
 
 Let L_g (n, b) be the rows of neuron g in coordinates of the inputs' space, with errors of unit
 variance, and m_k the coordinates of sample k. If the samples A_g are active at g, the rows lie in
-span{m_k : k in A_g} up to noise, and what they leave unexplained is
+span{m_k : k in A_g} up to noise, and the unexplained part is
 
     |L_g (1 - P_g)|^2,    P_g the projector onto that span.
 
-Minus twice the logarithm of the Gaussian likelihood is the sum of this over all neurons. Calling
-another sample active always lowers it: a sample that is inactive after all takes a chi^2 with n
-degrees of freedom off the sum. So each active sample pays a penalty larger than that, n + 3.5
-sqrt(2 n) (`penalty`), which is model selection with a threshold on false alarms.
+Minus twice the logarithm of the Gaussian likelihood is the sum of this over all neurons. Declaring
+another sample active always lowers it: a sample that is actually inactive reduces the sum by a
+chi^2 with n degrees of freedom. Each active sample therefore adds a penalty larger than that, n +
+3.5 sqrt(2 n) (`penalty`), which is model selection with a threshold on false alarms.
 
-Unlike a test of one dual vector, the sum does not ask that a weak direction be told from noise at
-every neuron by itself: evidence from all neurons adds up.
+Unlike a test of one dual vector, the sum does not require that a weak direction can be
+distinguished from noise at every single neuron: evidence from all neurons adds up.
 
-Patterns and coordinates are settled in turn: for given coordinates each neuron changes one sample
-at a time (`fit`), for given patterns the coordinates move by L-BFGS (`refined`).
+Patterns and coordinates are determined alternately: for given coordinates, each neuron changes one
+sample at a time (`fit`); for given patterns, L-BFGS moves the coordinates (`refined`).
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from torch import Tensor
 
 from leakaudit.inversion.search import optimise
 
-# Standard deviations of chi^2 beyond its mean that a sample must explain to be active. Noise alone
-# exceeds this with a probability of 0.5 % for n = 8 and of 0.2 % for n = 40. Measured as in
-# `noisy_duals`: from 2 to 5, the median PSNR changes by 1 dB at most.
+# A sample counts as active if it explains this many standard deviations of chi^2 more than its
+# mean. Noise exceeds this with a probability of 0.5 % for n = 8 and of 0.2 % for n = 40. Measured
+# as in `noisy_duals`: from 2 to 5, the median PSNR changes by at most 1 dB.
 SIGMAS = 3.5
 
-# Sweeps over all neurons, one change of each pattern in a sweep. Starts are right but for one or
-# two samples at most neurons; the loop ends as soon as nothing changes.
+# Sweeps over all neurons, with one change of each pattern per sweep. Starts are correct except for
+# one or two samples at most neurons; the loop ends when nothing changes.
 SWEEPS = 4
 
-# Turns of patterns and coordinates. As for the sweeps, most end earlier.
+# Alternations between patterns and coordinates. As with the sweeps, most end earlier.
 TURNS = 4
 
-# Change of the coordinates, unit vectors, that ends the turns.
+# Change of the coordinates (unit vectors) below which the alternation ends.
 SETTLED = 1e-3
 
 # Singular values of pure noise stay below this many times their edge, sqrt(rows) + sqrt(columns).
@@ -54,7 +54,7 @@ class SampleFit:
     Attributes:
         m: (b, b) coordinates of the samples, each of length 1.
         active: (G, b) bool, where they are active.
-        cost: What is unexplained, and a penalty for each active sample; infinite if not finite.
+        cost: The unexplained part, plus a penalty for each active sample; infinite if not finite.
     """
 
     m: Tensor
@@ -63,7 +63,7 @@ class SampleFit:
 
 
 def condensed(rows: Tensor) -> Tensor:
-    """Keep the directions in time that hold signal, an orthogonal change of coordinates.
+    """Keep the directions in time that contain signal, an orthogonal change of coordinates.
 
     Args:
         rows: (G, n, b) with independent errors of unit variance.
@@ -79,18 +79,18 @@ def condensed(rows: Tensor) -> Tensor:
 
 
 def penalty(n: int) -> float:
-    """What a sample must explain at a neuron to be called active.
+    """Return what a sample must explain at a neuron to count as active.
 
     Args:
-        n: Rows of a neuron: chi^2 with n degrees of freedom has mean n and variance 2 n.
+        n: Number of rows of a neuron: chi^2 with n degrees of freedom has mean n and variance 2 n.
     """
     return n + SIGMAS * math.sqrt(2 * n)
 
 
 def fit(rows: Tensor, m: Tensor, active: Tensor) -> SampleFit:
-    """Settle the patterns for given coordinates.
+    """Determine the patterns for given coordinates.
 
-    Every neuron changes the one sample whose activity is most clearly wrong, in each sweep.
+    In each sweep, every neuron changes the one sample whose activity is most clearly wrong.
 
     Args:
         rows: (G, n, b) with independent errors of unit variance.
@@ -115,15 +115,15 @@ def fit(rows: Tensor, m: Tensor, active: Tensor) -> SampleFit:
 
 
 def refined(rows: Tensor, start: SampleFit, known: Tensor) -> SampleFit:
-    """Move the coordinates to where the rows are explained best, and settle the patterns anew.
+    """Move the coordinates to explain the rows best, and determine the patterns again.
 
     Args:
         rows: (G, n, b) with independent errors of unit variance.
-        start: Where to begin.
-        known: (k, b) coordinates of the first k samples, which stay.
+        start: The fit to start from.
+        known: (k, b) coordinates of the first k samples, which remain fixed.
 
     Returns:
-        The cheapest fit that was met, the start included.
+        The cheapest fit found, including the start.
     """
     best = start
     if len(known):
@@ -157,7 +157,7 @@ def refined(rows: Tensor, start: SampleFit, known: Tensor) -> SampleFit:
 def _span(m: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
     """Return active coordinates (G, b, b), zero elsewhere, and their dual vectors in their span.
 
-    Inactive samples get a 1 on the diagonal of the Gram matrix, so that one batched solve serves
+    Inactive samples have a 1 on the diagonal of the Gram matrix, so that one batched solve serves
     patterns of every size.
     """
     on = active.to(m.dtype)
@@ -168,16 +168,16 @@ def _span(m: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _unexplained(rows: Tensor, m: Tensor, active: Tensor) -> Tensor:
-    """Sum of squares that is left of all rows; the projector onto the span is dual^T mine."""
+    """Return the remaining sum of squares; the projector onto the span is dual^T mine."""
     mine, dual = _span(m, active)
     return (rows - rows @ dual.mT @ mine).square().sum()
 
 
 def _explained(rows: Tensor, m: Tensor, active: Tensor) -> Tensor:
-    """What each sample explains, or would explain, at each neuron (G, b).
+    """Return what each sample explains, or would explain, at each neuron (G, b).
 
-    An active sample explains the rows' part along its dual vector within the span, an inactive one
-    their part along what of it lies outside the span.
+    An active sample explains the part of the rows along its dual vector within the span, an
+    inactive one the part along its component outside the span.
     """
     mine, dual = _span(m, active)
     outside = m - (m @ dual.mT) @ mine

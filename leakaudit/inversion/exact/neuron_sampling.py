@@ -1,19 +1,19 @@
-"""Dual vectors if rounds are few: draw neurons at random.
+"""Dual vectors from few rounds: draw neurons at random.
 
-With fewer rounds than active samples, the rows of a neuron do not fill the space of those samples,
-and its null space holds more than dual vectors: walks (`activation_patterns`) lead nowhere. But if
-one sample k is inactive at several neurons, its dual vector q_k solves all their rows together, and
-b - 1 independent rows determine it. So: draw enough neurons for b - 1 rows, solve for the vector
-where these rows vanish, and count the other neurons whose rows vanish there too. A vector that
-comes from a wrong draw makes no other neuron vanish.
+With fewer rounds than active samples, the rows of a neuron do not span the space of those samples,
+and its null space contains more than dual vectors: walks (`activation_patterns`) do not succeed.
+But if one sample k is inactive at several neurons, its dual vector q_k solves all their rows
+together, and b - 1 independent rows determine it. The method: draw enough neurons for b - 1 rows,
+solve for the vector along which these rows vanish, and count the other neurons whose rows also
+vanish there. For a vector that results from a wrong draw, no other neuron vanishes.
 
-Dimitrov et al. 2024 (SPEAR) draw b - 1 single rows of one gradient. A neuron that is seen over n
-rounds gives n rows at once, so only about (b - 1) / n neurons must agree, whatever combinations of
-gradients the rounds show. If a sample is inactive at a neuron with probability a, one draw succeeds
-with probability about a^((b - 1) / n).
+Dimitrov et al. 2024 (SPEAR) draw b - 1 single rows of one gradient. A neuron that is observed over
+n rounds provides n rows at once, so only about (b - 1) / n neurons must agree, whatever
+combinations of gradients the rounds contain. If a sample is inactive at a neuron with probability
+a, one draw succeeds with probability about a^((b - 1) / n).
 
-`DRAWS`, `VANISHES`, `EXTRA` and `KEPT` were moved by factors of four and more, for batches of 4 and
-6 in 3 and 4 rounds of Fashion-MNIST. Every image came back bit for bit each time.
+`DRAWS`, `VANISHES`, `EXTRA` and `KEPT` were changed by factors of four and more, for batches of 4
+and 6 in 3 and 4 rounds of Fashion-MNIST. Every image was recovered bit for bit each time.
 """
 
 from __future__ import annotations
@@ -26,37 +26,37 @@ from torch import Generator, Tensor
 from leakaudit.inversion.exact.activation_patterns import Dual, Groups
 from leakaudit.progress import expired
 
-# Draws in one batch. A choice: systems of this number fill the processor without much memory.
+# Draws per batch. A choice: this number of systems keeps the processor busy without much memory.
 DRAWS = 2048
 
-# Part of a neuron's orthonormalised rows along a candidate below which they vanish there. A vector
-# that has nothing to do with the neuron meets it with a part of about sqrt(n / b).
+# Part of a neuron's orthonormalised rows along a candidate below which they vanish there. For a
+# vector that is unrelated to the neuron, this part is about sqrt(n / b).
 VANISHES = 1e-3
 
-# Neurons beyond those drawn that must agree before a candidate is refitted on all rows.
+# Number of neurons beyond those drawn that must agree before a candidate is refitted on all rows.
 EXTRA = 2
 
-# Neurons to be drawn, beyond which drawing is hopeless: if a sample is inactive at half of the
-# neurons, 2^-18 of the draws succeed, one in 128 batches.
+# Number of neurons per draw beyond which drawing is hopeless: if a sample is inactive at half of
+# the neurons, 2^-18 of the draws succeed, one in 128 batches.
 DEEPEST = 18
 
-# Candidates of one batch of draws that are refitted.
+# Number of candidates that are refitted per batch of draws.
 KEPT = 8
 
-# Samples from which on fewer batches are drawn, since the time that one takes grows with b^3.
+# From this number of samples, fewer batches are drawn, because the time for each grows with b^3.
 LARGE = 24
 
 
 def sample(groups: Groups, duals: list[Dual], batches: int, generator: Generator) -> list[Dual]:
     """Add duals found by drawing neurons.
 
-    Nothing is drawn if rounds are as many as samples, so that walks suffice, or if the draws are
-    hopeless (`DEEPEST`).
+    Nothing is drawn if there are as many rounds as samples, because walks then suffice, or if draws
+    are hopeless (`DEEPEST`).
 
     Args:
         groups: Rows of all neurons.
         duals: Those found before.
-        batches: Batches of `DRAWS` draws in a row without success after which the search gives up;
+        batches: The search ends after this many batches of `DRAWS` draws in a row without success;
             fewer for batches of more than `LARGE` samples.
         generator: Draws neurons.
 
@@ -95,16 +95,17 @@ def _draw(rows: Tensor, full: Tensor, need: int, generator: Generator) -> Tensor
     Args:
         rows: (G, n, b) orthonormal rows of every neuron.
         full: Neurons whose rows have full rank; others are not drawn.
-        need: Neurons in one draw.
-        generator: Draws them.
+        need: Number of neurons per draw.
+        generator: Draws the neurons.
 
     Returns:
-        (k, b) unit vectors where `EXTRA` more neurons vanish than were drawn, the best ones first.
+        (k, b) unit vectors along which at least `EXTRA` neurons beyond those drawn vanish, best
+        first.
     """
     groups, n, b = rows.shape
     chance = torch.rand(DRAWS, len(full), generator=generator, dtype=rows.dtype)
     drawn = full[chance.topk(need, dim=1).indices]
-    # b - 1 rows vanish along q; a random last row fixes its length.
+    # b - 1 rows vanish along q; a random last row determines its length.
     system = rows[drawn].flatten(1, 2)[:, : b - 1]
     last = torch.randn(DRAWS, 1, b, generator=generator, dtype=rows.dtype)
     target = torch.zeros(b, 1, dtype=rows.dtype)

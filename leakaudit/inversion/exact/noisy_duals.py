@@ -1,27 +1,27 @@
-"""Inputs if the wire's noise counts: dual vectors are chosen by the likelihood of all rows.
+"""Inputs from noisy messages: dual vectors are chosen by the likelihood of all rows.
 
 Along a dual vector, the rows of a neuron are noise of known size if its sample is inactive there,
-and hold signal of some size otherwise (`activation_patterns`). Near the noise, a threshold at each
-neuron fails: directions in which the whole batch is weak look like noise everywhere. So what counts
-is how much likelier noise is than signal of the size that is usual along the vector, not how many
-neurons look like noise (`NeuronRows.zero`).
+and contain signal of some size otherwise (`activation_patterns`). Close to the noise level, a
+threshold at each neuron fails: directions in which the whole batch is weak look like noise
+everywhere. The criterion is therefore how much likelier noise is than signal of the size that is
+usual along the vector, not how many neurons look like noise (`NeuronRows.zero`).
 
-1. **Candidates.** A dual vector is a unit vector p that many neurons do not see at all: a minimum
-   of sum_g log |L_g p|^2. The logarithm rewards values near zero far more than small ones in
-   general. It has many minima, so descents start from random vectors, and from those that one to
-   three random neurons see least (`_candidates`). Each step is an eigenproblem, since the logarithm
-   lies below its tangent in |L_g p|^2: iteratively reweighted least squares.
-2. **Choice.** Candidates that are clearly independent are taken greedily, b of them. Then other
-   candidates replace them as long as the likelihood of all rows improves (`likelihood`, `search`).
-3. **The grid.** What lies on the data's grid is exact, is taken as given, and the others are
-   estimated anew beside it. Their part outside what is certified shows more clearly than the
-   smallest singular values of the whole (`recover`).
+1. **Candidates.** A dual vector is a unit vector p along which many neurons vanish: a minimum of
+sum_g log |L_g p|^2. The logarithm rewards values near zero far more than values that are merely
+small. It has many minima, so descents start from random vectors, and from those along which one to
+three random neurons are smallest (`_candidates`). Each step is an eigenproblem, because the
+logarithm lies below its tangent in |L_g p|^2: iteratively reweighted least squares.
+2. **Choice.** First, b clearly independent candidates are selected greedily. Then other candidates
+replace them as long as the likelihood of all rows improves (`likelihood`, `search`).
+3. **The grid.** Inputs that lie on the data's grid are exact and are kept fixed, while the others
+are estimated again. The part of the others outside the space of the certified ones is clearer than
+the smallest singular values of the whole (`recover`).
 
-**How sensitive this is.** Each constant below but `MOST`, `NOISE_SHARE`, `LEAST_WEIGHT` and `TURNS`
-was moved by a factor of two to three either way, for recordings of Fashion-MNIST with quantised
-wires (docs/exact.md): batches of 4 at a standard deviation of 1e-4 and 1e-5, of 2 at 1e-3, and of 8
-at 1e-4. Unless its comment says otherwise, the count of exact images did not change, nor did any
-median PSNR by more than 1 dB. None is tuned to a decimal.
+**Sensitivity.** Each constant below except `MOST`, `NOISE_SHARE`, `LEAST_WEIGHT` and `TURNS` was
+changed by a factor of two to three in both directions, for recordings of Fashion-MNIST with
+quantised messages (docs/exact.md): batches of 4 at a standard deviation of 1e-4 and 1e-5, of 2 at
+1e-3, and of 8 at 1e-4. Unless its comment states otherwise, the number of exact images did not
+change, nor did any median PSNR by more than 1 dB. None is tuned to a decimal.
 """
 
 from __future__ import annotations
@@ -39,60 +39,63 @@ from leakaudit.inversion.exact.likelihood import SampleFit
 from leakaudit.inversion.exact.pixel_grid import Grid
 from leakaudit.progress import expired
 
-# Largest batch: beyond it, starts rarely lead to a dual vector.
+# Largest batch: above it, starts rarely lead to a dual vector.
 MOST = 16
 
-# Prior probability that a sample is inactive at a neuron through all rounds. Walks find 0.3 in
-# short recordings and less than 0.1 in long ones; 0.05 to 0.45 give the same results.
+# Prior probability that a sample is inactive at a neuron in all rounds. Walks find 0.3 in short
+# recordings and less than 0.1 in long ones; 0.05 to 0.45 give the same results.
 PRIOR = 0.15
 
-# Sizes of the signals that active neurons may have, relative to the usual one along a vector,
-# equally likely. They spread over two decades, since slopes do; the usual size alone (1.0,) gives
-# the same.
+# Sizes of the signals that active neurons may have, relative to the usual one along a vector, with
+# equal probability. They cover two decades, as slopes do; only the usual size, (1.0,), gives the
+# same results.
 SHARES = (1.0, 0.3, 0.1, 0.03, 0.01)
 
-# Starts of each of the two kinds. At 100 of them a batch of 8 loses 1 dB, at 30 it loses 7 dB.
+# Number of starts of each of the two kinds. With 100, a batch of 8 loses 1 dB; with 30, 7 dB.
 STARTS = 300
 
-# Steps of a descent. What is added to |L_g p|^2 before the logarithm is taken falls by `DECAY` each
-# time, from the mean over neurons to 0.6^30 = 2e-7 of it, but never below the noise: from a smooth
-# function with few minima to the sharp one. 10 steps, down to 0.6 %, give the same results.
+# Steps of a descent. The value added to |L_g p|^2 before taking the logarithm decreases by the
+# factor `DECAY` in each step, from the mean over neurons to 0.6^30 = 2e-7 of it, but never below
+# the noise: from a smooth function with few minima to the sharp one. 10 steps, down to 0.6 %, give
+# the same results.
 DESCENTS = 30
 DECAY = 0.6
 
 # Part of the noise's own share that is always added: one and a half times, so that a neuron cannot
-# count for more because noise happens to be small there.
+# have more weight because noise happens to be small there.
 NOISE_SHARE = 1.5
 
-# Steps that follow with the probability that a neuron is silent as its weight.
+# Steps that follow, weighted by the probability that a neuron contains only noise.
 POLISH = 8
 
-# Least weight of a neuron in those steps, so that no eigenproblem is all zeros.
+# Minimum weight of a neuron in those steps, so that no eigenproblem is all zeros.
 LEAST_WEIGHT = 1e-9
 
-# Cosine of two estimates of one dual vector, in scaled coordinates (5.7 degrees).
+# Cosine above which two vectors are estimates of one dual vector, in scaled coordinates (5.7
+# degrees).
 TWINS = 0.995
 
-# Least part of a dual vector outside those chosen before, in scaled coordinates. An exchange is
-# tried for duals of which the new one holds half of it.
+# Minimum part of a dual vector outside those chosen before, in scaled coordinates. An exchange is
+# tried for duals of which the new one contains half of this.
 APART = 0.1
 
-# Candidates that are kept, in units of the batch. Two are as good; with one, the wrong ones cannot
-# be exchanged any more, and the batch of 8 falls from 53 to 27 dB.
+# Number of candidates to keep, in units of the batch. Two are as good; with one, the wrong ones
+# cannot be exchanged any more, and the batch of 8 falls from 53 to 27 dB.
 SPARES = 4
 
-# Duals that a candidate may replace: those it holds most of.
+# Number of duals that a candidate may replace: those that it contains most of.
 PLACES = 3
 
-# Fall of the cost that makes an exchange worth it. Costs are minus twice a log likelihood, so 1 is
-# within what noise changes.
+# Minimum decrease of the cost for an exchange. Costs are minus twice a log likelihood, so 1 is
+# within the effect of noise.
 BETTER = 1.0
 
-# Most exchanges, in units of the batch. One is enough; the loop ends when nothing improves.
+# Maximum number of exchanges, in units of the batch. One is enough; the loop ends when nothing
+# improves.
 EXCHANGES = 4
 
-# Most turns of certifying inputs and estimating the others anew. Each needs a newly certified
-# input.
+# Maximum number of turns of certifying inputs and estimating the others again. Each requires a
+# newly certified input.
 TURNS = 4
 
 
@@ -104,9 +107,9 @@ def recover(
     Args:
         white: (m, H, p + 1) rows.
         span: The space that they span.
-        grid: Of the data.
-        known: (n, p) inputs that are certified already.
-        generator: For all random choices.
+        grid: Grid of the data.
+        known: (n, p) inputs that are already certified.
+        generator: Source of all random choices.
 
     Returns:
         Certified inputs and estimates of the others.
@@ -142,10 +145,10 @@ class NeuronRows:
     """The rows of all neurons, with independent errors of unit variance.
 
     Attributes:
-        rows: (G, n, b), condensed to the directions in time that hold signal.
+        rows: (G, n, b), condensed to the directions in time that contain signal.
         gram: (G, b, b) the products L_g^T L_g, so that q^T gram q = |L_g q|^2.
-        scale: (b, b) scaled coordinates p, with q = scale @ p, in which the signals of all neurons
-            together have size 1 along every unit vector.
+        scale: (b, b) scaled coordinates p, with q = scale @ p, in which the total signal of all
+            neurons has size 1 along every unit vector.
         noise: (b, b) the share of noise in scaled coordinates.
     """
 
@@ -156,24 +159,24 @@ class NeuronRows:
 
     @classmethod
     def of(cls, rows: Tensor) -> NeuronRows:
-        """Take rows (G, n, b) together."""
+        """Combine the rows (G, n, b)."""
         rows = likelihood.condensed(rows)
         gram = rows.mT @ rows
         count = rows.shape[0] * rows.shape[1]
         size, turn = torch.linalg.eigh(gram.sum(0))
-        # Noise alone adds `count` to every direction, with a standard deviation of sqrt(2 count).
-        # A direction with less signal than three of these counts as having that much.
+        # Noise adds `count` to every direction, with a standard deviation of sqrt(2 count). A
+        # direction with less signal than three of these is treated as having that much.
         signal = (size - count).clamp_min(3 * math.sqrt(2 * count))
         scale = turn / signal.sqrt()
         return cls(rows, gram, scale, rows.shape[1] * scale.T @ scale)
 
     @property
     def batch(self) -> int:
-        """Number of samples b."""
+        """The number of samples b."""
         return self.rows.shape[2]
 
     def zero(self, q: Tensor) -> Tensor:
-        """Log odds that unit vectors meet noise at a neuron, and not signal of a usual size.
+        """Return log odds that a neuron contains noise, not signal of a usual size, along vectors.
 
         The n rows along q are Gaussian with variance 1 if there is only noise, and with 1 + v if
         there is signal of variance v. Up to a common constant, the log densities of their sum of
@@ -183,7 +186,7 @@ class NeuronRows:
             q: (N, b) unit vectors.
 
         Returns:
-            (N, G), positive where noise is likelier.
+            (N, G), positive if noise is likelier.
         """
         n = self.rows.shape[1]
         size = _forms(q, self.gram)
@@ -196,7 +199,7 @@ class NeuronRows:
         return -0.5 * size - torch.logsumexp(torch.stack(signal), dim=0) + prior
 
     def scaled(self, q: Tensor) -> Tensor:
-        """Unit vectors p (N, b) of q (N, b) in scaled coordinates."""
+        """Return unit vectors p (N, b) of q (N, b) in scaled coordinates."""
         return _unit(torch.linalg.solve(self.scale, q.T).T)
 
 
@@ -234,7 +237,7 @@ def settled(evidence: NeuronRows, m: Tensor, known: int) -> SampleFit:
     Args:
         evidence: Rows of all neurons.
         m: (b, b) coordinates, of any length.
-        known: How many of them, the first ones, are exact and stay.
+        known: Number of exact ones. They come first and remain fixed.
     """
     m = _unit(m)
     inverse, info = torch.linalg.inv_ex(m)
@@ -247,7 +250,7 @@ def settled(evidence: NeuronRows, m: Tensor, known: int) -> SampleFit:
 
 
 def _candidates(evidence: NeuronRows, generator: Generator) -> Tensor:
-    """Descend from random vectors, and from those that up to three random neurons see least.
+    """Descend from random vectors, and from those along which up to three neurons are smallest.
 
     Returns:
         (k, b) unit vectors, those with the most evidence of zeros first.
@@ -259,7 +262,8 @@ def _candidates(evidence: NeuronRows, generator: Generator) -> Tensor:
     used = torch.arange(3) < torch.randint(1, 4, (STARTS, 1), generator=generator)
     by_neuron = gram / gram.diagonal(dim1=1, dim2=2).sum(1)[:, None, None]
     some = torch.einsum("sk,skij->sij", used.to(gram), by_neuron[pick])
-    # Neurons with several inactive samples leave a space: a little chance picks a direction in it.
+    # Neurons with several inactive samples leave a space: a small random term selects a direction
+    # in it.
     chance = 1e-4 * torch.randn(STARTS, b, generator=generator, dtype=gram.dtype).square()
     p = torch.cat([start, torch.linalg.eigh(some + torch.diag_embed(chance))[1][:, :, 0]])
     least = 1 / len(gram)
@@ -286,7 +290,7 @@ def _independent(evidence: NeuronRows, pool: Tensor) -> Tensor:
     """Choose independent vectors of a pool (k, b) greedily.
 
     Returns:
-        (b, b), filled up with directions outside them.
+        (b, b), completed with directions outside them.
     """
     b = evidence.batch
     chosen: list[int] = []
@@ -305,7 +309,7 @@ def _independent(evidence: NeuronRows, pool: Tensor) -> Tensor:
 
 
 def _places(evidence: NeuronRows, duals: Tensor, new: Tensor) -> list[int]:
-    """Return the places of the duals (b, b) that a vector holds most of."""
+    """Return the indices of the duals (b, b) that a vector contains most of."""
     all_of_them = evidence.scaled(duals).T
     parts = torch.linalg.solve_ex(all_of_them, evidence.scaled(new[None]).T).result
     held = parts[:, 0].abs()
@@ -313,7 +317,7 @@ def _places(evidence: NeuronRows, duals: Tensor, new: Tensor) -> list[int]:
 
 
 def _fit(evidence: NeuronRows, duals: Tensor) -> SampleFit:
-    """Turn duals (b, b) into coordinates and settle their patterns."""
+    """Convert duals (b, b) into coordinates and determine their patterns."""
     inverse, info = torch.linalg.inv_ex(duals.T)
     if int(info):
         nowhere = torch.zeros(len(evidence.rows), len(duals), dtype=torch.bool)
@@ -322,19 +326,19 @@ def _fit(evidence: NeuronRows, duals: Tensor) -> SampleFit:
 
 
 def _forms(q: Tensor, forms: Tensor) -> Tensor:
-    """Values q^T F q (N, G) of quadratic forms (G, b, b) at vectors (N, b)."""
+    """Return the values q^T F q (N, G) of quadratic forms (G, b, b) at vectors (N, b)."""
     return torch.as_tensor((q[:, :, None] * q[:, None]).flatten(1) @ forms.flatten(1).T)
 
 
 def _least(weight: Tensor, forms: Tensor) -> Tensor:
-    """Unit vectors (N, b) where sums of forms (G, b, b), weighted by (N, G), are least."""
+    """Return unit vectors (N, b) that minimise sums of forms (G, b, b), weighted by (N, G)."""
     summed = (weight / weight.sum(1, keepdim=True)) @ forms.flatten(1)
     vectors = torch.linalg.eigh(summed.reshape(-1, *forms.shape[1:]))[1]
     return torch.as_tensor(vectors[:, :, 0])
 
 
 def _unit(x: Tensor) -> Tensor:
-    """Rows (N, b) at length 1."""
+    """Scale rows (N, b) to length 1."""
     length = x.norm(dim=1, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
     unit: Tensor = x / length
     return unit

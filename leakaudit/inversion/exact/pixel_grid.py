@@ -1,16 +1,16 @@
-"""What the data's grid k/levels reveals of a reconstruction.
+"""What the data's grid k/levels reveals about a reconstruction.
 
 Images are stored as whole grey levels, k/255 for eight bits, so they lie on a grid. An estimate
 with small errors is near the grid in every pixel. A wrong one, such as a mixture of two images, is
-not: its distances are as good as uniform, with a root mean square of 1/sqrt(12) = 0.289 grid units.
-So the grid tells a right estimate from a wrong one without any knowledge of the truth, and rounding
-then makes it exact.
+not: its distances are practically uniform, with a root mean square of 1/sqrt(12) = 0.289 grid
+units. The grid therefore distinguishes a correct estimate from a wrong one without access to the
+truth, and rounding then makes it exact.
 
-It also tells how much of another input an estimate still holds. If x = x_true + a (y - x_true) with
-one known input y and an unknown number a, only one a puts all pixels onto the grid. One pixel has
-levels + 1 possible values, and each gives an a that the other pixels confirm or refute
-(`Grid.in_plane`). `others_between` uses the same idea in integers to list all images that two or
-three images on the grid could be mistaken for.
+It also reveals how much of another input an estimate still contains. If x = x_true + a (y - x_true)
+with one known input y and an unknown number a, only one value of a takes all pixels onto the grid.
+A pixel has levels + 1 possible values, and each of them gives an a that the other pixels confirm or
+refute (`Grid.in_plane`). `others_between` uses the same idea in integers to list all images with
+which two or three images on the grid could be confused.
 """
 
 from __future__ import annotations
@@ -24,51 +24,51 @@ from torch import Tensor
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task
 
-# Largest root mean square distance to the grid, in grid units, of an estimate that lies on it.
-# Gaussian errors of this size take a pixel beyond half a unit with probability 3e-8.
+# Maximum root mean square distance to the grid, in grid units, of an estimate that lies on it.
+# Gaussian errors of this size exceed half a unit with probability 3e-8.
 OFF = 0.09
 
-# The same if many candidates were tried. See `INSIDE`.
+# The same if many candidates are tried. See `INSIDE`.
 OFF_SEARCHED = 0.08
 
-# Pixels strictly inside the range that an estimate needs to be judged. The volume of a ball in 24
-# dimensions: uniform distances have a root mean square below `OFF` with probability 6e-12, and
-# below `OFF_SEARCHED` with 3e-13, or 3e-8 for any of `TRIALS` candidates.
+# Minimum number of pixels strictly inside the range for an estimate to be judged. By the volume of
+# a ball in 24 dimensions, uniform distances have a root mean square below `OFF` with probability
+# 6e-12, and below `OFF_SEARCHED` with 3e-13, or 3e-8 for any of `TRIALS` candidates.
 INSIDE = 24
 
-# The distance at which rounding to the grid removes more noise than it adds. Errors of size s leave
+# Distance below which rounding to the grid removes more noise than it adds. Errors of size s leave
 # a mean square of erfc(1 / (2 sqrt(2) s)) after rounding, which is less than s^2 up to s = 0.29 and
 # a third of it at 0.2.
 NEAR = 0.2
 
-# How far a pixel may leave [0, 1]. A choice: 2.5 grey levels of 255, far above `OFF`.
+# Maximum distance of a pixel from [0, 1]. A choice: 2.5 grey levels of 255, far above `OFF`.
 RANGE = 0.01
 
-# Most candidates that are tried: enough for a plane of 256^2 levels or a line of 65,536.
+# Maximum number of candidates to try: enough for a plane of 256^2 levels or a line of 65,536.
 TRIALS = 100_000
 
-# Candidates that are examined together, which bounds the memory.
+# Number of candidates that are examined at once, which bounds the memory.
 CHUNK = 4096
 
-# Pixels that a first look at a candidate takes. It only saves time: all others follow for the few
-# candidates that pass it, and it is twice as lenient.
+# Number of pixels in a first check of a candidate. It only saves time: the few candidates that pass
+# are checked in all pixels, and the first check is twice as lenient.
 FIRST = 48
 
-# Least squared size of a pixel's differences, in the data's units, for it to be a pivot.
+# Minimum squared size of a pixel's differences, in the data's units, for it to be a pivot.
 FLAT = 1e-8
 
-# How close to 1 the multiple may be that turns an estimate into the other input itself.
+# Distance from 1 of the multiple that turns an estimate into the other input itself.
 ITSELF = 1e-6
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Inputs k/levels, which the model sees as (x - mean) / std.
+    """Inputs k/levels, which the model receives as (x - mean) / std.
 
     Attributes:
-        levels: Steps of the grid between 0 and 1, or 0 if the data have no grid.
-        mean: (p,) what is subtracted from the flattened input.
-        std: (p,) what it is divided by.
+        levels: Number of steps of the grid between 0 and 1, or 0 if the data have no grid.
+        mean: (p,) subtracted from the flattened input.
+        std: (p,) divisor of the result.
     """
 
     levels: int
@@ -83,11 +83,11 @@ class Grid:
         return cls(task.spec.levels, (mean * like).flatten(), (std * like).flatten())
 
     def pixels(self, rows: Tensor) -> Tensor:
-        """Turn rows (n, p + 1), multiples of an input and a 1, into the data's units (n, p)."""
+        """Convert rows (n, p + 1), multiples of an input and a 1, into the data's units (n, p)."""
         return rows[:, :-1] / rows[:, -1:] * self.std + self.mean
 
     def rows(self, x: Tensor) -> Tensor:
-        """Turn inputs (n, p) into what the first layer sees and a 1: (n, p + 1)."""
+        """Convert inputs (n, p) into what the first layer receives, followed by a 1: (n, p + 1)."""
         return torch.cat([(x - self.mean) / self.std, x.new_ones(len(x), 1)], dim=1)
 
     def snapped(self, x: Tensor) -> Tensor:
@@ -95,7 +95,7 @@ class Grid:
         return (x * self.levels).round().clamp(0, self.levels) / self.levels
 
     def denoised(self, x: Tensor) -> Tensor:
-        """Round the inputs (n, p) that are near enough to gain by it (`NEAR`)."""
+        """Round the inputs (n, p) that are close enough to the grid to benefit (`NEAR`)."""
         if not self.levels:
             return x
         away = self._away(x)
@@ -104,11 +104,12 @@ class Grid:
     def holds(self, x: Tensor, limit: float = OFF) -> Tensor:
         """Decide which inputs lie on the grid, by their pixels strictly inside the range.
 
-        Pixels at its ends say little: a mixture of two inputs is black wherever both are.
+        Pixels at its ends carry little information: a mixture of two inputs is black wherever both
+        are.
 
         Args:
             x: (n, p) in the data's units.
-            limit: Largest root mean square distance, in grid units.
+            limit: Maximum root mean square distance, in grid units.
 
         Returns:
             (n,) bool, all False without a grid.
@@ -126,7 +127,7 @@ class Grid:
         return good & x.isfinite().all(1)
 
     def on_line(self, x: Tensor, other: Tensor) -> Tensor | None:
-        """Return other + a (x - other) on the grid, for the one number a that puts it there.
+        """Return other + a (x - other) on the grid, for the only a that puts it there.
 
         Args:
             x: (p,) an estimate.
@@ -140,15 +141,15 @@ class Grid:
     def in_plane(self, x: Tensor, others: Tensor) -> Tensor | None:
         """Return x + sum_k a_k (other_k - x) on the grid.
 
-        As many pixels as there are others, the pivots, are set to every pair of levels. Each choice
-        determines the a_k, and the other pixels must then fall onto the grid by themselves.
+        As many pixels as there are other inputs, the pivots, are set to every combination of
+        levels. Each choice determines the a_k, and the other pixels must then lie on the grid.
 
         Args:
             x: (p,) an estimate.
             others: (k, p) one or two inputs on the grid.
 
         Returns:
-            (p,), or None if none lies there other than the others themselves.
+            (p,), or None if the plane contains no image on the grid except the others themselves.
         """
         sides = others - x
         pivot = _pivots(sides)
@@ -176,22 +177,22 @@ class Grid:
         return None
 
     def _away(self, x: Tensor) -> Tensor:
-        """Distances of all pixels to the grid, in grid units."""
+        """Return the distances of all pixels to the grid, in grid units."""
         return x * self.levels - (x * self.levels).round()
 
 
 def others_between(x: Tensor, companions: Tensor, levels: int) -> Tensor | None:
-    """List all images x + sum_k a_k (companion_k - x) on the grid that are none of those given.
+    """List all images x + sum_k a_k (companion_k - x) on the grid, except those given.
 
-    Integer multiples are the obvious ones, such as 2x - y. But if images share a factor, so that
-    all differences are multiples of 17, say, fractions count too. So the pixels where the
-    companions differ most from x take every value, and all others must follow. Everything is
-    computed in integers, so that the list is complete and has no errors of rounding.
+    Integer multiples are obvious, such as 2x - y. But if images share a factor, for example if all
+    differences are multiples of 17, fractions are also possible. Therefore the pixels where the
+    companions differ most from x are set to every value, which determines all others. Everything is
+    computed in integers, so that the list is complete and free of rounding errors.
 
     Args:
         x: (p,) on the grid.
         companions: (k, p) on the grid, k <= 2, and independent of x.
-        levels: Steps of the grid between 0 and 1.
+        levels: Number of steps of the grid between 0 and 1.
 
     Returns:
         (n, p), or None if there are too many companions to try.
@@ -230,16 +231,16 @@ def others_between(x: Tensor, companions: Tensor, levels: int) -> Tensor | None:
 
 
 def _integers(start: Tensor, moves: Tensor, denominator: int, levels: int) -> tuple[Tensor, Tensor]:
-    """Return start + moves / denominator (n, p) and which rows (n,) of it are integers in range."""
+    """Return start + moves / denominator (n, p), and which rows (n,) are integers in range."""
     there = start + moves.div(denominator, rounding_mode="floor")
     whole = (moves % denominator == 0).all(1)
     return there, whole & (there >= 0).all(1) & (there <= levels).all(1)
 
 
 def _pivots(sides: Tensor) -> list[int] | None:
-    """Choose as many pixels as sides (k, p), where these are large and independent.
+    """Choose as many pixels as there are sides (k, p), where these are large and independent.
 
-    Gaussian elimination with column pivoting; None if the sides depend on each other.
+    Gaussian elimination with column pivoting; None if the sides are linearly dependent.
     """
     left = sides.clone()
     chosen: list[int] = []

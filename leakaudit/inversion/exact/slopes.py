@@ -1,14 +1,14 @@
-"""What known models say of images: the loss's slopes in the first layer's neurons.
+"""What known models reveal about images: the loss's slopes in the first layer's neurons.
 
-A batch X takes the rows apart, W = Delta [X 1], into slopes Delta, one column per sample. If the
+A batch X decomposes the rows, W = Delta [X 1], into slopes Delta, one column per sample. If the
 models are known, the same column follows from the sample itself: it is J' g, where J is the
 derivative of the network's outputs in the first layer's neurons at this sample, and g that of the
-loss in the outputs. Cross-entropy leaves one g per label, squared loss any g at all. The true batch
-agrees with itself. A mixture of samples, which explains the rows as well, has neurons and slopes of
-its own and does not.
+loss in the outputs. Cross-entropy permits one g per label, squared loss any g. The true batch is
+consistent with itself. A mixture of samples, which explains the rows equally well, has neurons and
+slopes of its own and is not consistent.
 
-This is used twice: to reject a batch that disagrees (`agree`), and to choose among batches of
-images that are so alike that activity leaves several of them (`by_slopes`).
+This is used in two ways: to reject an inconsistent batch (`agree`), and to choose among batches of
+images that are so similar that activity leaves several possibilities (`by_slopes`).
 """
 
 from __future__ import annotations
@@ -29,53 +29,55 @@ if TYPE_CHECKING:
     from leakaudit.leak import GradientLeak
     from leakaudit.tasks.task import Task
 
-# Most batches whose slopes are compared, ...
+# Maximum number of batches whose slopes are compared, ...
 TRIALS = 20_000
-# ... and gradients of single images that this may take: some seconds.
+# ... and of gradients of single images that this may require: some seconds.
 GRADIENTS = 5_000
 
-# Part of an input's slopes that errors of the known models may make; those of another image differ
-# by 1e-2 and more.
+# Maximum part of an input's slopes that errors of the known models may explain; those of another
+# image differ by 1e-2 and more.
 ALLOWED = 1e-3
 
-# Distance of the right batch's slopes, in units of the leak's own errors: 5 standard deviations.
+# Maximum distance of the correct batch's slopes, in units of the leak's own errors: 5 standard
+# deviations.
 FITS = 5.0
 
-# Times as much that every other batch must leave.
+# Minimum ratio of the distance of every other batch to that of the correct one.
 WORSE = 10.0
 
-# Neurons per direction of slopes, so that it means something if slopes are a combination of them.
+# Minimum number of neurons per direction of slopes for a fit by combinations to be meaningful.
 TELLING = 2
 
-# Neurons at which the slopes of another image are not those of a label by accident.
+# Minimum number of neurons at which the slopes of another image do not match a label by
+# coincidence.
 WIDE = 16
 
-# Part of their length by which slopes may exceed what the model gives.
+# Maximum relative amount by which slopes may exceed those of the model.
 LONGER = 0.01
 
-# Relative size below which a direction of slopes is rounding: float64 slopes are right to 1e-15
-# times the condition number of the layers behind.
+# Relative size below which a direction of slopes is rounding: float64 slopes have errors of 1e-15
+# times the condition number of the following layers.
 LEVEL = 1e-9
 
 
 def agree(leak: GradientLeak, task: Task, basis: Tensor, rows: Tensor, grid: Grid) -> bool | None:
-    """Whether the rows hold the slopes that known models give the inputs.
+    """Check whether the slopes in the rows are those of the inputs at the known models.
 
-    A sample's slopes have the direction that its label gives them, and at most the length that a
-    mean over the batch leaves them; clipping may make them shorter. Labels may be soft, too, and
-    squared loss has any targets, so a direction that the outputs allow in some other way is not
-    False.
+    A sample's slopes have the direction that its label determines, and at most the length that
+    remains in a mean over the batch; clipping may make them shorter. Labels may also be soft, and
+    squared loss has arbitrary targets, so a direction that the outputs permit in another way does
+    not give False.
 
     Args:
-        leak: Gradients. If nobody can compute them again sample by sample, nothing is known.
-        task: What is trained.
+        leak: Gradients. If they cannot be computed again sample by sample, the result is None.
+        task: The learning task.
         basis: (b, p + 1) orthonormal rows that span the leak's rows.
-        rows: (b, p + 1) all inputs as the first layer sees them, and a 1.
-        grid: Of the data.
+        rows: (b, p + 1) all inputs as the first layer receives them, followed by a 1.
+        grid: Grid of the data.
 
     Returns:
-        True if direction and length agree for every input, in a layer wide enough to tell; False if
-        the slopes of some input are those of no target; None if it is not known.
+        True if direction and length agree for every input, in a layer wide enough to decide; False
+        if the slopes of some input do not match any target; None if this cannot be determined.
     """
     plain = (leak.combination.count_nonzero(dim=1) == 1).nonzero().flatten()
     if not _reproducible(leak, task) or not len(plain) or len(rows) * _targets(task) > GRADIENTS:
@@ -85,7 +87,7 @@ def agree(leak: GradientLeak, task: Task, basis: Tensor, rows: Tensor, grid: Gri
     found = (first_layer_rows.rows(leak, task)[row] @ basis.T) @ duals  # (H, b)
     noise = float(leak.std[row]) * duals.norm(dim=0) * math.sqrt(len(found))
     images = rows[:, :-1] / rows[:, -1:] * grid.std + grid.mean
-    # In a last layer all samples of one label may have the same slopes, whatever they are.
+    # In a last layer, all samples of one label may have the same slopes, whatever they are.
     hidden = len(task.layout.names) > 2
     sure = leak.batch is not None and hidden and len(found) >= WIDE
     for k, image in enumerate(images):
@@ -102,12 +104,12 @@ def agree(leak: GradientLeak, task: Task, basis: Tensor, rows: Tensor, grid: Gri
 
 
 def _fits(mine: Tensor, expected: Tensor, allowed: float, loss: str) -> bool:
-    """Whether slopes have the direction of one label's and no more than their length.
+    """Check whether slopes have the direction of a label's and at most their length.
 
     Args:
         mine: (H,) slopes in the rows.
-        expected: (targets, H) slopes that the model gives.
-        allowed: Distance that errors may make.
+        expected: (targets, H) slopes that follow from the model.
+        allowed: Distance that errors explain.
         loss: Name of the loss. Squared loss has no labels.
     """
     if loss == "squared":
@@ -115,14 +117,14 @@ def _fits(mine: Tensor, expected: Tensor, allowed: float, loss: str) -> bool:
     size = expected.norm(dim=1)
     length = (expected @ mine) / size.square().clamp_min(torch.finfo(mine.dtype).tiny)
     off = (mine - length[:, None] * expected).norm(dim=1)
-    # An input whose slopes are another's as well leaves none to that one, and has twice its own.
+    # If an input has another's slopes as well, the other has none left and it has twice its own.
     there = (length * size > allowed) | (size <= allowed)
     short = (length - 1) * size <= allowed + LONGER * size
     return bool(((off <= allowed) & there & short).any())
 
 
 def _spanned(mine: Tensor, expected: Tensor, allowed: float, loss: str) -> bool:
-    """Whether slopes (H,) are a combination of all targets' (targets, H), as of soft labels."""
+    """Check whether slopes (H,) combine all targets' (targets, H), as those of soft labels do."""
     _, size, right = torch.linalg.svd(expected, full_matrices=False)
     directions = right[size > LEVEL * size[0]]
     telling = len(mine) >= TELLING * len(directions) or loss == "squared"
@@ -130,18 +132,18 @@ def _spanned(mine: Tensor, expected: Tensor, allowed: float, loss: str) -> bool:
 
 
 def by_slopes(heard: Heard, x: Tensor, choices: Mapping[int, Tensor]) -> Tensor | None:
-    """Return the one batch, of all that the choices allow, whose slopes the known models confirm.
+    """Return the only batch, among those that the choices allow, that the known models confirm.
 
-    Only the true batch agrees with itself: in any other, the columns of samples that are alike are
-    mixed with large factors.
+    Only the true batch is consistent: in any other, the columns of similar samples are mixed with
+    large factors.
 
     Args:
         heard: Gradients of a known batch size, one step each, of a network with cross-entropy.
         x: (b, p) images.
-        choices: For some of them, others (k, p) that may stand in their place.
+        choices: For some of them, other images (k, p) that may take their place.
 
     Returns:
-        (b, p), or None if no batch or more than one fits, or they are too many.
+        (b, p), or None if no batch or more than one fits, or there are too many.
     """
     leak = heard.leak
     task = heard.task
@@ -151,7 +153,7 @@ def by_slopes(heard: Heard, x: Tensor, choices: Mapping[int, Tensor]) -> Tensor 
     single = task.spec.loss == "cross_entropy" and _reproducible(leak, task)
     if not single or leak.batch != len(x) or number > TRIALS:
         return None
-    # The row that is clearest above its own noise.
+    # The row with the largest ratio to its own noise.
     size = leak.value.double().norm(dim=1)
     row = int((size / leak.std.clamp_min(torch.finfo(torch.float64).tiny)).argmax())
     models = int(leak.combination[row].count_nonzero())
@@ -160,7 +162,7 @@ def by_slopes(heard: Heard, x: Tensor, choices: Mapping[int, Tensor]) -> Tensor 
     rows = first_layer_rows.rows(leak, task)[row]
     rounding = torch.finfo(leak.value.dtype).eps * float(rows.square().mean().sqrt())
     noise = max(float(leak.std[row]), rounding)
-    # For each place, (1 + k, classes, H)
+    # For each position, (1 + k, classes, H)
     expected = []
     for some in images:
         expected.append(torch.stack([_slopes(leak, task, row, one) for one in some]))
@@ -178,7 +180,7 @@ def by_slopes(heard: Heard, x: Tensor, choices: Mapping[int, Tensor]) -> Tensor 
     worst[failed != 0] = torch.inf
     best = int(worst.argmin())
     chosen = torch.stack([images[k][places[best, k]] for k in range(len(x))])
-    # Exchanging two images makes the same batch, so only different sets count as others.
+    # Exchanging two images gives the same batch, so only different sets count as others.
     others = worst[~_same_sets(images, places, best)]
     if float(worst[best]) > FITS:
         return None
@@ -188,12 +190,12 @@ def by_slopes(heard: Heard, x: Tensor, choices: Mapping[int, Tensor]) -> Tensor 
 
 
 def _reproducible(leak: GradientLeak, task: Task) -> bool:
-    """Whether gradients at the leak's models can be computed again sample by sample."""
+    """Check whether gradients at the leak's models can be computed again sample by sample."""
     return leak.theta is not None and leak.inner == 1 and not priors.normalises(task)
 
 
 def _targets(task: Task) -> int:
-    """Number of targets whose slopes span those of all targets."""
+    """Return the number of targets whose slopes span those of all targets."""
     if task.spec.loss == "squared":
         return task.spec.classes + 1
     if task.spec.loss == "cross_entropy":
@@ -202,22 +204,22 @@ def _targets(task: Task) -> int:
 
 
 def _slopes(leak: GradientLeak, task: Task, row: int, image: Tensor) -> Tensor:
-    """Slopes of one image's loss in the first layer's neurons, in one row of the leak.
+    """Compute the slopes of one image's loss in the first layer's neurons, for one row of the leak.
 
     The slope in a neuron is the gradient of its bias.
 
     Args:
         leak: Gradients at known models.
-        task: What is trained.
-        row: Of the leak.
+        task: The learning task.
+        row: Index of the row.
         image: (p,) in the data's units.
 
     Returns:
-        (targets, H) for all labels of cross-entropy or binary loss, and for zero and all unit
-        vectors of squared loss, whose slopes are affine in the target.
+        (targets, H): one target per label for cross-entropy and binary loss; for squared loss,
+        whose slopes are affine in the target, zero and all unit vectors.
     """
     if leak.theta is None or task.first_linear is None or task.first_linear[1] is None:
-        raise ValueError("slopes need known models and a first layer with a bias")
+        raise ValueError("slopes require known models and a first layer with bias")
     bias = task.layout.slices[task.first_linear[1]]
     used = leak.combination[row].nonzero().flatten()
     weights = leak.combination[row, used].double()
@@ -238,11 +240,11 @@ def _slopes(leak: GradientLeak, task: Task, row: int, image: Tensor) -> Tensor:
 
 
 def _same_sets(images: Sequence[Tensor], places: Tensor, best: int) -> Tensor:
-    """Decide which trials hold the same images as one of them, in any order.
+    """Decide which trials contain the same images as one of them, in any order.
 
     Args:
-        images: For each place of the batch, (k, p) images that may stand there.
-        places: (n, b) which of them each trial takes.
+        images: For each position of the batch, (k, p) possible images.
+        places: (n, b) which of them each trial uses.
         best: The trial to compare with.
 
     Returns:

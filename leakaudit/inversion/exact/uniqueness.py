@@ -1,41 +1,44 @@
 """Which inputs of a batch the activity of neurons proves, and which others could take their place.
 
 The rows of a first layer, W = Delta [X 1], span a space with many bases. If X explains them, so
-does A X for every invertible A whose rows add up to one. If images are alike, such as x, x + 1 and
-2x - y, several bases consist of images. The residual is the same for all of them. What tells them
-apart are the zeros of Delta: a neuron that never fires for sample k has no part of it.
+does A X for every invertible A whose rows add up to one. If images are similar, such as x, x + 1
+and 2x - y, several bases consist of images. The residual is the same for all of them. They differ
+in the zeros of Delta: the rows of a neuron that is never active for sample k do not contain it.
 
-**Duals.** Let q_j solve X q_j = e_j, and let L_g be the rows of neuron g. Then L_g q_j = 0 exactly
-if sample j is inactive at g. A candidate's dual is some combination q' = sum_k c_k q_k of the true
-ones. If s of the c_k are non-zero, q' vanishes
+**Duals.** Let q_j solve X q_j = e_j, and let L_g be the rows of neuron g. Then L_g q_j = 0 if and
+only if sample j is inactive at g. A candidate's dual is some combination q' = sum_k c_k q_k of the
+true ones. If s of the c_k are non-zero, q' vanishes
 
-* at neurons where all s samples are inactive, whose rows have rank b - s at the most, and
-* at neurons where the active ones of them cancel by accident. In general position there are so few
-  of these that each adds a dimension that no other neuron adds: leave it out, and the rank falls.
+* at neurons where all s samples are inactive, whose rows have rank b - s at most, and
+* at neurons where the active ones among them cancel by coincidence. In general position, there are
+so few of these that each adds a dimension that no other neuron adds: if it is omitted, the rank
+falls.
 
-So a dual is *proven* (s = 1) if the rows where it vanishes have rank b - 1 and keep it when any one
-neuron is left out. Here more is required, since candidates are chosen among many: some division of
-these neurons into three parts has rank b - 1 in every part. If the rows show that slopes of
-different samples depend on each other, nothing is in general position, and nothing is proven.
-docs/exact.md has the theorem and its proof.
+A dual is therefore *proven* (s = 1) if the rows where it vanishes have rank b - 1 and retain it
+when any one neuron is omitted. The requirement here is stronger, because candidates are chosen
+among many: some division of these neurons into three parts has rank b - 1 in every part. If the
+rows show that slopes of different samples depend on each other, nothing is in general position, and
+nothing is proven. docs/exact.md has the theorem and its proof.
 
 **Companions.** Let P be the proven duals and U the others. A true input is x_k = x'_k + sum over j
-in U of A_kj x'_j, since the duals in P hold one sample each. A_kj is zero if q'_j vanishes, not by
-accident, at a neuron that fires for k. The j that are left are the companions of k: the candidates
-whose multiples x'_k may still hold. An input without companions is proven without looking at its
-pixels.
+in U of A_kj x'_j, because each dual in P contains one sample. A_kj is zero if q'_j vanishes, not by
+coincidence, at a neuron that is active for k. The remaining j are the companions of k: the
+candidates of which x'_k may still contain multiples. An input without companions is proven without
+examining its pixels.
 
-**Independent slopes.** All of this supposes that the loss's slopes of different samples do not
-depend on each other. If two samples have one slope, all neurons where both fire see the same sum of
-them, which looks like an input of its own. Known models exclude that (`slopes.agree`). Without
-them, `undecided` looks at the neurons where two or three candidates fire together: their rows must
-be in general position, as many neurons as candidates always being independent. A sum that was taken
-for an input never fires together with its parts, or always in the same proportion.
+**Independent slopes.** All of this assumes that the loss's slopes of different samples do not
+depend on each other. If two samples have the same slope, all neurons where both are active contain
+the same sum of them, which looks like an input of its own. Known models exclude this
+(`slopes.agree`). Without them, `undecided` examines the neurons where two or three candidates are
+active together: their rows must be in general position, that is, any set of as many neurons as
+candidates must be independent. A sum that was mistaken for an input is never active together with
+its parts, or always in the same proportion.
 
-The thresholds err on the safe side. All but `ROUNDING`, `TIMES`, `CHANCE` and `FEWEST` were moved
-by a factor of two to three either way, which changed nothing for ordinary batches of Fashion-MNIST.
-What they protect from are images that are alike: tests/adversarial/test_certificates.py has the
-families, and docs/exact.md counts 10,677 images of them, none called exact wrongly.
+The thresholds err on the safe side. All except `ROUNDING`, `TIMES`, `CHANCE` and `FEWEST` were
+changed by a factor of two to three in both directions, which had no effect on ordinary batches of
+Fashion-MNIST. They protect against images that are similar: tests/adversarial/test_certificates.py
+has the families, and docs/exact.md counts 10,677 images of them, none of which was incorrectly
+called exact.
 """
 
 from __future__ import annotations
@@ -47,54 +50,56 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
-# A neuron is inactive if its rows are below this many times what noise makes of them. A root mean
-# square over n rounds exceeds it with probability 6e-7 for n = 1 and less for more, ...
+# A neuron is inactive if its rows are below this multiple of the noise. A root mean square over n
+# rounds exceeds it with probability 6e-7 for n = 1 and less for more, ...
 ZERO = 5.0
-# ... which means something only if the active neurons are typically above this many times it, ...
+# ... which is only meaningful if active neurons are typically above this multiple of the noise, ...
 CLEAR = 100.0
-# ... and a neuron surely fires above this many times it. The gap between 5 and 20 counts as
+# ... and a neuron is certainly active above this multiple of it. The gap between 5 and 20 counts as
 # neither.
 FIRES = 20.0
 
-# Rows show a direction if it is this many times larger in them than noise (in amplitude).
+# Rows contain a direction if it is this many times larger in them than noise (in amplitude).
 SEEN = 6.0
 
-# Share of a direction's energy that counts as none, whatever the noise is: sums of squares in
+# Share of a direction's energy that counts as zero, whatever the noise is: sums of squares in
 # float64 have errors of 2e-16 times the condition number.
 ROUNDING = 1e-11
 
-# Relative size of a change over rounds that counts as one. float32 wires resolve 1e-7.
+# Minimum relative change over rounds that counts as a change. float32 messages resolve 1e-7.
 TIMES = 1e-6
 
-# Neurons that must agree that a dual holds nothing of an input: one of them may be an accident.
+# Number of neurons that must agree that a dual contains nothing of an input: one may be a
+# coincidence.
 AGREE = 2
 
-# Probability of a dual that looks proven because noise hides what is left of an accident.
+# Maximum probability that a dual looks proven because noise hides the remains of a coincidence.
 CHANCE = 1e-6
 
-# Accidents that every proof is proof against: candidates are chosen among many, so one may be there
-# by choice, and another by chance. So rows are divided into three parts.
+# Minimum number of coincidences that every proof tolerates: candidates are chosen among many, so
+# one may be there by selection, and another by chance. Rows are therefore divided into three parts.
 LEAST = 2
 
-# Most accidents that a proof is made proof against; a dual that would need more is not proven.
+# Maximum number of coincidences that a proof can tolerate; a dual that would need more is not
+# proven.
 SPARES = 3
 
-# Divisions of the neurons that are tried. A choice: one proves as many ordinary batches as 32.
+# Number of divisions of the neurons to try. A choice: one proves as many ordinary batches as 32.
 SHUFFLES = 8
 
-# Most neurons with the same candidates that are compared, ...
+# Maximum number of neurons with the same candidates that are compared, ...
 TOGETHER = 8
-# ... and fewest that show anything. Five neurons have ten pairs and ten triples.
+# ... and minimum number for a conclusion. Five neurons have ten pairs and ten triples.
 FEWEST = 5
 
-# Part of these choices that must be independent. If the rows of two samples lie in two directions
-# only, half of the pairs are independent; four directions make it three quarters.
+# Minimum share of these choices that must be independent. If the rows of two samples lie in only
+# two directions, half of the pairs are independent; with four directions, three quarters.
 GENERAL = 0.8
 
-# Sets of candidates that are examined together, which bounds the memory.
+# Number of sets of candidates that are examined at once, which bounds the memory.
 CHUNK = 256
 
-# Rounds of a neuron whose slopes are examined: those of at least this size, relative to its
+# Rounds in which a neuron's slopes are examined: those of at least this size, relative to its
 # largest.
 LOUD = 0.5
 
@@ -106,7 +111,7 @@ class Rows:
     Attributes:
         rows: (G, n, b) with independent errors.
         noise: Standard deviation of these errors.
-        neuron: (G,) which neuron each group belongs to.
+        neuron: (G,) the neuron of each group.
     """
 
     rows: Tensor
@@ -117,18 +122,19 @@ class Rows:
 def companions(
     data: Rows, inputs: Tensor, outputs: int, generator: Generator
 ) -> list[frozenset[int]]:
-    """Return, for every candidate, the others whose multiples it may still hold.
+    """Return, for every candidate, the others of which it may still contain multiples.
 
     Args:
         data: Rows of the first layer.
         inputs: Candidates (b, b) in the same coordinates, an invertible matrix.
-        outputs: Independent entries of the loss's slope in the last layer, such as classes - 1.
+        outputs: Number of independent entries of the loss's slope in the last layer, e.g. classes -
+            1.
         generator: Divides neurons into parts.
 
     Returns:
-        One set per candidate; empty sets are proofs. Unproven candidates have all unproven others
-        as companions. If slopes depend on each other, or there are more samples than slopes, all
-        candidates have all others.
+        One set per candidate; empty sets are proofs. The companions of an unproven candidate are
+        all other unproven ones. If slopes depend on each other, or there are more samples than
+        slopes, those of every candidate are all others.
     """
     b = len(inputs)
     duals = torch.linalg.inv(inputs)
@@ -169,7 +175,7 @@ def independent_rounds(slopes: Tensor, size: Tensor) -> int:
 
 
 def undecided(data: Rows, inputs: Tensor, generator: Generator) -> list[frozenset[int]]:
-    """Return, for every candidate, those whose slopes are not seen to be independent of its own.
+    """Return, for every candidate, those whose slopes are not shown to be independent of its own.
 
     All sets of two and of three candidates are examined.
 
@@ -179,14 +185,14 @@ def undecided(data: Rows, inputs: Tensor, generator: Generator) -> list[frozense
         generator: Chooses rounds and neurons.
 
     Returns:
-        One set per candidate, empty if its slopes are seen to be independent of all others'.
+        One set per candidate; empty if its slopes are shown to be independent of all others.
     """
     b = len(inputs)
     duals = torch.linalg.inv(inputs)
     unit = data.noise * duals.norm(dim=0)
     slopes = (data.rows @ duals) / unit  # (G, n, b), the noise of an entry is 1
     size = slopes.norm(dim=2)
-    # Of every neuron, one of its loud rounds: neurons of one round share what depends on the round.
+    # For every neuron, one round with large slopes: neurons of one round share what depends on it.
     chance = (size >= LOUD * size.amax(1, keepdim=True)).double()
     rounds = torch.multinomial(chance, 1, generator=generator)[:, 0]
     rows = slopes[torch.arange(len(slopes)), rounds]  # (G, b)
@@ -202,12 +208,12 @@ def undecided(data: Rows, inputs: Tensor, generator: Generator) -> list[frozense
 
 
 def _general(rows: Tensor, some: Tensor, generator: Generator) -> Tensor:
-    """Decide of which sets of candidates the common neurons have rows in general position.
+    """Decide for which sets of candidates the common neurons have rows in general position.
 
     Args:
         rows: (G, b) slopes of all candidates in one round of each neuron, with noise 1.
         some: (n, s) sets of candidates.
-        generator: Chooses among the neurons where all of a set fire.
+        generator: Chooses among the neurons where all candidates of a set are active.
 
     Returns:
         (n,) bool.
@@ -216,13 +222,13 @@ def _general(rows: Tensor, some: Tensor, generator: Generator) -> Tensor:
     firing = (rows.abs() > FIRES)[:, some].all(2).T  # (n, G)
     order = torch.rand(firing.shape, generator=generator, dtype=rows.dtype) + firing
     most = min(TOGETHER, rows.shape[0])
-    neurons = order.topk(most, dim=1).indices  # those that fire come first
+    neurons = order.topk(most, dim=1).indices  # the active ones come first
     number = firing.sum(1).clamp_max(most)
     choices = torch.combinations(torch.arange(most), s)
     seen = rows[neurons[:, :, None], some[:, None, :]]  # (n, most, s)
     there = (choices < number[:, None, None]).all(2)  # (n, choices)
-    # The least singular value is the volume over the area of the largest side, up to a factor of s;
-    # noise makes about 1 of it.
+    # The smallest singular value is the volume divided by the area of the largest side, up to a
+    # factor of s; for noise, it is about 1.
     volume = torch.linalg.det(seen[:, choices]).abs()
     largest = seen.norm(dim=2)[:, choices].sort(dim=2).values[:, :, 1:].prod(2)
     independent = (volume > SEEN * s * largest) & there
@@ -231,7 +237,7 @@ def _general(rows: Tensor, some: Tensor, generator: Generator) -> Tensor:
 
 
 def _patterns(size: Tensor) -> Tensor:
-    """Number the patterns of activity (G,) that sizes (G, b) make."""
+    """Number the patterns of activity (G,) that follow from sizes (G, b)."""
     numbers: Tensor = torch.unique((size > ZERO).long(), dim=0, return_inverse=True)[1]
     return numbers
 
@@ -241,15 +247,15 @@ class _Vanishing:
     """Where a dual vanishes.
 
     Attributes:
-        groups: (G,) bool, the groups where it vanishes, and not by accident.
-        proven: Whether that proves it to be the dual of one sample.
+        groups: (G,) bool, the groups where it vanishes not by coincidence.
+        proven: Whether this proves that it is the dual of one sample.
     """
 
     groups: Tensor
     proven: bool
 
     def excludes(self, size: Tensor, unit: Tensor) -> bool:
-        """Whether the dual surely holds nothing of an input that fires with `size` (G,)."""
+        """Check whether the dual contains nothing of an input that is active with `size` (G,)."""
         both = self.groups & (size > FIRES)
         return len(unit[both].unique()) >= AGREE
 
@@ -260,8 +266,8 @@ class _Evidence:
 
     Attributes:
         grams: (G, b, b) the products L_g^T L_g.
-        noise: (b, b) the energy that noise gives one row of them.
-        rows: Rows in a group.
+        noise: (b, b) the contribution of noise to the energy of one row.
+        rows: Number of rows in a group.
     """
 
     grams: Tensor
@@ -278,11 +284,11 @@ class _Evidence:
         return cls(scaled.mT @ scaled, data.noise**2 * scale.T @ scale, data.rows.shape[1])
 
     def dependent(self, size: Tensor, patterns: Tensor) -> bool:
-        """Whether some pattern's rows have a lower rank than its samples and neurons allow.
+        """Check whether the rows of a pattern have lower rank than samples and neurons allow.
 
-        That happens if the loss's slopes of some samples depend on each other, as they do for equal
-        labels at a model whose outputs are zero or saturated, and with more samples than the loss
-        has outputs in the rounds that differ. Then all neurons with one pattern see one
+        This happens if the loss's slopes of some samples depend on each other, as for equal labels
+        at a model whose outputs are zero or saturated, and if there are more samples than the loss
+        has outputs in the rounds that differ. Then all neurons with one pattern contain the same
         combination, which looks like an input of its own, and activity proves nothing.
 
         Args:
@@ -299,12 +305,12 @@ class _Evidence:
     def vanishing(
         self, size: Tensor, unit: Tensor, changes: int, generator: Generator
     ) -> _Vanishing:
-        """Find where a dual vanishes, and whether that proves it.
+        """Find where a dual vanishes, and whether this proves it.
 
         Args:
             size: (G,) its sizes at the groups, in units of noise.
-            unit: (G,) which neuron each group belongs to.
-            changes: Rounds that differ.
+            unit: (G,) the neuron of each group.
+            changes: Number of rounds that differ.
             generator: Divides neurons into parts.
         """
         zero = size < ZERO
@@ -314,9 +320,9 @@ class _Evidence:
             return _Vanishing(zero, True)
         if not len(loud) or not bool(zero.any()) or float(loud.median()) < CLEAR:
             return _Vanishing(torch.zeros_like(zero), False)
-        # Noise hides an accident in all rounds with probability (ZERO / loud)^changes, at any of
-        # the neurons; this is its logarithm. So many accidents together have a probability below
-        # CHANCE.
+        # Noise hides a coincidence in all rounds with probability (ZERO / `loud`)^changes, at any
+        # of the neurons; this is its logarithm. The probability that `spares` of them coincide is
+        # below CHANCE.
         chance = math.log(len(unit.unique())) + changes * math.log(ZERO / float(loud.median()))
         spares = SPARES + 1
         if chance < 0:
@@ -330,10 +336,10 @@ class _Evidence:
         return _Vanishing(self._shared(zero, unit), False)
 
     def _spared(self, zero: Tensor, unit: Tensor, spares: int, generator: Generator) -> bool:
-        """Whether the rank stays b - 1 when any few neurons are left out.
+        """Check whether the rank stays b - 1 when a few arbitrary neurons are omitted.
 
-        It does if some division of the neurons into spares + 1 parts has rank b - 1 in every part:
-        whichever `spares` neurons are left out, one part is complete.
+        This is the case if some division of the neurons into spares + 1 parts has rank b - 1 in
+        every part: whichever `spares` neurons are omitted, one part is complete.
         """
         names = unit[zero].unique()
         parts = spares + 1
@@ -347,7 +353,7 @@ class _Evidence:
         return False
 
     def _shared(self, zero: Tensor, unit: Tensor) -> Tensor:
-        """Groups (G,) whose neuron can be left out without a loss of rank: no accidents."""
+        """Return groups (G,) whose neuron can be omitted without loss of rank: no coincidences."""
         rank = self._rank(zero)
         kept = torch.zeros_like(zero)
         for name in unit[zero].unique():
@@ -356,27 +362,27 @@ class _Evidence:
         return kept
 
     def _rank(self, groups: Tensor) -> int:
-        """Count the directions that the rows of some groups (G,) show."""
+        """Count the directions that are visible in the rows of some groups (G,)."""
         energy, vectors = torch.linalg.eigh(self.grams[groups].sum(0))
         noise = self.rows * int(groups.sum()) * ((self.noise @ vectors) * vectors).sum(0)
         return int((energy > SEEN**2 * noise + ROUNDING).sum())
 
 
 def refined(data: Rows, inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """Fit every dual once more to all rows where it vanishes, and bound how mixed inputs are.
+    """Fit every dual again to all rows where it vanishes, and bound how mixed the inputs are.
 
-    The rows R_j (N, b) where dual q_j vanishes have errors of standard deviation `noise`. So q_j,
-    of length 1, is their last right singular vector up to an error of covariance noise^2 (R_j'
-    R_j)^+. Since X is the inverse of the duals, an error e of q_j takes (x_i e) x_j from every
-    input x_i.
+    The rows R_j (N, b) where dual q_j vanishes have errors of standard deviation `noise`. Therefore
+    q_j, of length 1, is their last right singular vector up to an error of covariance noise^2 (R_j'
+    R_j)^+. Because X is the inverse of the duals, an error e of q_j subtracts (x_i e) x_j from
+    every input x_i.
 
     Args:
         data: Rows of the first layer.
-        inputs: (b, b) in the same coordinates, invertible, whose duals are proven.
+        inputs: (b, b) in the same coordinates, invertible, with proven duals.
 
     Returns:
-        The inputs (b, b), and the standard deviations (b, b) of the multiple of x_j that is in x_i,
-        the inputs scaled as they are given.
+        The inputs (b, b), and the standard deviations (b, b) of the multiple of x_j that is
+        contained in x_i, with the inputs scaled as given.
     """
     duals = torch.linalg.inv(inputs)
     size = (data.rows @ duals).square().mean(1).sqrt() / (data.noise * duals.norm(dim=0))
@@ -394,7 +400,7 @@ def refined(data: Rows, inputs: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def windows(stack_rows: Sequence[Tensor], noise: float) -> Rows:
-    """Put windows side by side.
+    """Place windows side by side.
 
     Args:
         stack_rows: For each window, the rows (n, H, b) of all H neurons.

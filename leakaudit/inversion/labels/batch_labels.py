@@ -1,8 +1,8 @@
 """Labels of a batch whose inputs are known, from the last layer's gradients at known models.
 
-The last layer shows sum_t c_t sum_k (p_kt - e_{y_k}) h_kt^T / b, with p the softmax and h the
-features of sample k at model t. Models and inputs give p and h, so the labels are the solution of
-linear equations, and the right ones come out as unit vectors.
+The last layer's gradient is sum_t c_t sum_k (p_kt - e_{y_k}) h_kt^T / b, with p the softmax and h
+the features of sample k at model t. Models and inputs determine p and h, so the labels are the
+solution of linear equations, and the correct ones are unit vectors.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ if TYPE_CHECKING:
     from leakaudit.leak import GradientLeak
     from leakaudit.tasks.task import Task
 
-# How far an entry of a solution may be from that of a unit vector: half of what would round it
-# wrongly.
+# Maximum distance of an entry of a solution from that of a unit vector: half of what would round it
+# incorrectly.
 UNIT = 0.25
 
-# Rows of the leak that are used, the largest ones. A choice: one would do without noise.
+# Number of rows of the leak to use, the largest ones. A choice: without noise, one would suffice.
 ROWS = 4
 
 
 def labels(leak: GradientLeak, task: Task, x: Tensor) -> Tensor | None:
     """Solve for the labels of known inputs.
 
-    It needs cross-entropy, a last linear layer with a bias, single gradients (inner = 1) and all
+    Requires cross-entropy, a last linear layer with bias, single gradients (inner = 1) and all
     samples of the batch, each once.
 
     Args:
-        leak: What was heard.
-        task: What is trained.
+        leak: The leak to attack.
+        task: The learning task.
         x: (b, *shape) inputs.
 
     Returns:
-        (b,), or None if the models are not known or the equations do not settle them.
+        (b,), or None if the models are unknown or the equations do not determine the labels.
     """
     if leak.theta is None or leak.inner > 1 or task.spec.loss != "cross_entropy":
         return None
@@ -56,12 +56,12 @@ def labels(leak: GradientLeak, task: Task, x: Tensor) -> Tensor | None:
     probability, feature = _forward(task, theta, x.double(), weight, bias)
     value = leak.value[rows].double()[:, weight.start - start : weight.stop - start]
     value = value - (task.l2 * (c @ theta)[:, weight] if task.l2 else 0.0)
-    # With f_k = sum_t c_t h_kt, the rows leave sum_k e_{y_k} f_k^T.
+    # With f_k = sum_t c_t h_kt, the remainder of the rows is sum_k e_{y_k} f_k^T.
     explained = torch.einsum("mt,tkc,tkh->mch", c, probability, feature) / len(x)
     left = (explained - value.reshape(len(rows), classes, -1)) * len(x)
     f = torch.einsum("mt,tkh->kmh", c, feature).flatten(1)
     if not bool(f.isfinite().all() and left.isfinite().all()):
-        return None  # a saturated output shows no feature
+        return None  # a saturated output does not reveal the features
     y = torch.linalg.lstsq(f.T, left.permute(0, 2, 1).flatten(0, 1), driver="gelsd").solution
     best = y.argmax(1)
     off = (y - torch.nn.functional.one_hot(best, classes)).abs().amax()
@@ -77,7 +77,7 @@ def _forward(
     bias.
 
     Args:
-        task: What is trained.
+        task: The learning task.
         theta: (t, d) models.
         x: (b, *shape) inputs.
         weight: Columns of the last layer's weights.

@@ -1,7 +1,7 @@
-"""The label of one input whose pixels are known, from equations only.
+"""The label of one input with known pixels, from equations only.
 
-If the models are known, every label is tried. If not, the signs of the last bias's gradient show
-it, and from differences of gradients that gradient can be computed (`residual_from_differences`).
+If the models are known, every label is tried. Otherwise, the signs of the last bias's gradient
+reveal it, which can also be computed from differences of gradients (`residual_from_differences`).
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from leakaudit.leak import GradientLeak
     from leakaudit.tasks.task import Task
 
-# The least eigenvalue must be this small beside the next, or else the planes do not meet in one
-# line and the label is not claimed.
+# Maximum ratio of the smallest eigenvalue to the next. Above it, the planes do not intersect in one
+# line, and no label is reported.
 CLEAR = 1e-2
 
-# Misfit of the best label, over that of the next, below which it is claimed. A wrong one misses by
-# the size of a gradient.
+# Maximum ratio of the misfit of the best label to that of the next, for the label to be reported.
+# The misfit of a wrong one is of the size of a gradient.
 BETTER = 0.5
 
 
@@ -30,13 +30,13 @@ def label(leak: GradientLeak, task: Task, x: Tensor) -> Tensor | None:
     """Find the label of a single known input.
 
     Args:
-        leak: What was heard.
-        task: What is trained.
+        leak: The leak to attack.
+        task: The learning task.
         x: (1, *shape) the input.
 
     Returns:
-        (1,): the label whose gradients fit if the models are known, else what the last layer's rows
-        say. None if the leak does not settle it.
+        (1,): if the models are known, the label whose gradients fit; otherwise, the one that the
+        last layer's rows reveal. None if the leak does not determine it.
     """
     if task.spec.loss != "cross_entropy":
         return None
@@ -66,7 +66,7 @@ def _by_candidates(leak: GradientLeak, task: Task, x: Tensor) -> Tensor | None:
 
 
 def _by_differences(leak: GradientLeak, task: Task) -> Tensor | None:
-    """Compute q = p - e_y of the last layer from its differences; its sign is the label."""
+    """Compute q = p - e_y of the last layer from its differences; its sign reveals the label."""
     if task.last_linear is None or task.last_linear[1] is None:
         return None
     weight, bias = (task.layout.slices[n] for n in task.last_linear if n)
@@ -83,11 +83,11 @@ def _by_differences(leak: GradientLeak, task: Task) -> Tensor | None:
 def residual_from_differences(inverse: Tensor, weight: Tensor, bias: Tensor) -> Tensor | None:
     """Compute q = p - e_y of the first gradient from combinations of last-layer gradients.
 
-    Relative to the first gradient, round t shows b^t = q^t - q and M^t = q^t h^{tT} - q h^T. The
+    Relative to the first gradient, round t gives b^t = q^t - q and M^t = q^t h^{tT} - q h^T. The
     columns of M^t lie in span{b^t, q}: q is the one direction v that all these planes share, and
     its length kappa follows from the columns' coordinates in b^t and v, alpha = h^t and beta =
-    kappa (h^t - h). It takes four classes at least: the q sum to zero, and planes in a plane say
-    nothing.
+    kappa (h^t - h). At least four classes are necessary: the q sum to zero, so with three, all
+    planes coincide and reveal nothing.
 
     Args:
         inverse: (T, m) pseudo-inverse of the combination.
@@ -95,7 +95,7 @@ def residual_from_differences(inverse: Tensor, weight: Tensor, bias: Tensor) -> 
         bias: (m, C).
 
     Returns:
-        (C,), or None if the planes do not meet in one line.
+        (C,), or None if the planes do not intersect in one line.
     """
     if bias.shape[1] < 4:
         return None
@@ -108,8 +108,8 @@ def residual_from_differences(inverse: Tensor, weight: Tensor, bias: Tensor) -> 
     size = size[:, :2]
     if not bool((size > 0).all()) or len(m) < 2:
         return None
-    # v minimises its part outside all planes; a plane counts by how well its second direction
-    # shows.
+    # v minimises its part outside all planes; the weight of a plane reflects how clear its second
+    # direction is.
     trust = (size[:, 1] / size[:, 1].max()) ** 2
     outside = torch.eye(m.shape[1], dtype=m.dtype) - left @ left.mT
     values, vectors = torch.linalg.eigh((trust[:, None, None] * outside).sum(0))
@@ -118,7 +118,8 @@ def residual_from_differences(inverse: Tensor, weight: Tensor, bias: Tensor) -> 
     v = vectors[:, 0]
     planes = torch.stack([b, v.expand_as(b)], dim=2)
     coordinates = torch.linalg.lstsq(planes, m, driver="gelsd").solution  # (T, 2, H)
-    # Differences of two rounds drop the unknown h: alpha = h^t - h^s, and beta is kappa times it.
+    # The difference of two rounds eliminates the unknown h: alpha = h^t - h^s, and beta is kappa
+    # times it.
     first, second = trust.topk(2).indices
     alpha = coordinates[first, 0] - coordinates[second, 0]
     beta = coordinates[first, 1] - coordinates[second, 1]

@@ -1,9 +1,10 @@
-"""How many samples of each class a batch holds, from the last layer's gradient.
+"""The number of samples of each class in a batch, from the last layer's gradient.
 
 A batch of B samples with features h_k and q_k = p_k - e_{y_k} has the last layer's gradients dW =
-1/B sum_k q_k h_k^T and db = 1/B sum_k q_k. So B db = sum_k p_k - n: the counts n are known as soon
-as the mean of the softmax is. Here are the field's methods, one function each, and our own
-(`pooled`). Loss ``binary`` is read as two classes with logits (0, z).
+1/B sum_k q_k h_k^T and db = 1/B sum_k q_k. Therefore B db = sum_k p_k - n: the counts n follow once
+the mean of the softmax is known. This file contains the published methods, one function each, and
+one developed for leakaudit (`pooled`). Loss ``binary`` is treated as two classes with logits (0,
+z).
 """
 
 from __future__ import annotations
@@ -22,23 +23,24 @@ if TYPE_CHECKING:
     from leakaudit.leak import GradientLeak
     from leakaudit.tasks.task import Task
 
-# Singular values below this share of the largest one are rounding in float64.
+# Singular values below this share of the largest are rounding errors in float64.
 ROUNDING = 1e-10
 
-# What is added to a class's count before it becomes the weight 1/n of what that class says of the
-# common features. A choice: a class that is absent counts five times as much as one with a sample.
+# Value added to a class's count n before its information about the common features is weighted by
+# 1/n. A choice: an absent class has five times the weight of one with a sample.
 TRUST = 0.2
 
-# Iterations of `pooled`, each of which takes half of the new estimate: 2^-30 of the first error is
-# left.
+# Iterations of `pooled`, each of which uses half of the new estimate: 2^-30 of the initial error
+# remains.
 STEPS = 30
 
-# A count above this gives a class features of its own, and no count below `ONE` divides them:
-# estimates of absent classes are near 0, those of others near 1 or more.
+# A class with a count above this has its own features, and counts below `ONE` are replaced by it as
+# divisors: estimates for absent classes are near 0, those for others near 1 or more.
 PRESENT = 0.25
 ONE = 0.5
 
-# Batches of one class that `dummies` looks at, for all classes together; one for each at least.
+# Number of batches of one class that `dummies` evaluates, in total for all classes; at least one
+# each.
 DUMMIES = 10
 
 
@@ -49,8 +51,8 @@ class Head:
     Attributes:
         weight: (C, H) gradient of its weights.
         bias: (C,) gradient of its bias, or None.
-        matrix: (C, H) its weights, None if unknown.
-        shift: (C,) its bias, None if unknown.
+        matrix: (C, H) its weights; None if unknown.
+        shift: (C,) its bias; None if unknown.
     """
 
     weight: Tensor
@@ -60,12 +62,12 @@ class Head:
 
     @property
     def classes(self) -> int:
-        """Number C of classes."""
+        """The number C of classes."""
         return len(self.weight)
 
     @property
     def whole(self) -> bool:
-        """Whether `ilrg` and `pooled` can read it."""
+        """Whether `ilrg` and `pooled` can use this layer."""
         return self.bias is not None and self.matrix is not None
 
 
@@ -73,9 +75,9 @@ def plain(leak: GradientLeak, task: Task, row: int) -> Tensor:
     """Return the gradient in one plain row of a leak, without weight decay.
 
     Args:
-        leak: What was heard.
-        task: What is trained.
-        row: Place of the row. Of a local training, it gives the mean of the steps.
+        leak: The leak to attack.
+        task: The learning task.
+        row: Index of the row. For a local training, the result is the mean of the steps.
 
     Returns:
         (c,) in float64 on the CPU.
@@ -92,10 +94,10 @@ def part(leak: GradientLeak, task: Task, value: Tensor, name: str | None) -> Ten
     """Return one parameter of a gradient in its own shape.
 
     Args:
-        leak: Where the gradient is from.
-        task: What is trained.
-        value: (c,) the gradient, of the leak's columns.
-        name: Of the parameter, or None.
+        leak: Source of the gradient.
+        task: The learning task.
+        value: (c,) the gradient, for the leak's columns.
+        name: Name of the parameter, or None.
 
     Returns:
         The part, or None if it is not in the leak's columns.
@@ -114,12 +116,12 @@ def of(leak: GradientLeak, task: Task, row: int) -> Head | None:
     """Return the last layer in one plain row of a leak.
 
     Args:
-        leak: What was heard.
-        task: What is trained.
-        row: Place of the row. Of a local training, the model is the one in the middle of its way.
+        leak: The leak to attack.
+        task: The learning task.
+        row: Index of the row. For a local training, the model is the one halfway through it.
 
     Returns:
-        The layer, or None if it is not in the row.
+        The layer, or None if the row does not contain it.
     """
     value = plain(leak, task, row)
     if task.last_linear is None or task.spec.loss == "squared":
@@ -138,12 +140,12 @@ def of(leak: GradientLeak, task: Task, row: int) -> Head | None:
         matrix, shift = (parts[n].cpu() if n else None for n in task.last_linear)
     if len(weight) > 1:
         return Head(weight, bias, matrix, shift)
-    # Logits (0, z): the first class has no parameters, and the gradient of the second, negated.
+    # Logits (0, z): the first class has no parameters; its gradient is that of the second, negated.
     return Head(torch.cat([-weight, weight]), _two(bias, -1), _two(matrix, 0), _two(shift, 0))
 
 
 def by_rows(head: Head) -> Tensor:
-    """Find classes by the rule of iDLG for batches (Zhao et al. 2020, eq. 5).
+    """Find classes with the rule of iDLG for batches (Zhao et al. 2020, eq. 5).
 
     Args:
         head: The last layer, with features h >= 0.
@@ -155,23 +157,23 @@ def by_rows(head: Head) -> Tensor:
 
 
 def by_bias(head: Head) -> Tensor:
-    """Find classes whose entry of db is negative.
+    """Find classes with a negative entry of db.
 
     Args:
-        head: The last layer, behind any activation.
+        head: The last layer, after any activation.
 
     Returns:
-        (C,) bool. These are in the batch; others may be as well.
+        (C,) bool. These classes are in the batch; others may be as well.
     """
     return _bias(head) < 0
 
 
 def yin(head: Head, batch: int) -> Tensor:
-    """Take the classes with the lowest entries of dW (Yin et al. 2021, GradInversion).
+    """Return the classes with the lowest entries of dW (Yin et al. 2021, GradInversion).
 
     Args:
         head: The last layer.
-        batch: How many classes are taken; no class comes twice.
+        batch: Number of classes to return; no class is repeated.
 
     Returns:
         Counts (C,), 0 or 1.
@@ -182,13 +184,13 @@ def yin(head: Head, batch: int) -> Tensor:
 
 
 def rlg(head: Head) -> Tensor:
-    """Find classes that a hyperplane parts from all others (Dang et al. 2021, RLG).
+    """Find classes that a hyperplane separates from all others (Dang et al. 2021, RLG).
 
     The hyperplanes are those of dW's column space.
 
-    One linear program for each class: is there a vector v with plane_c v <= -1 and plane_i v >= 0
-    for all others? No class of the batch is left out; if the batch comes near C, others are counted
-    as well.
+    One linear program per class: is there a vector v with plane_c v <= -1 and plane_i v >= 0 for
+    all others? No class of the batch is missed; if the batch size approaches C, other classes are
+    included as well.
 
     Args:
         head: The last layer.
@@ -220,16 +222,16 @@ def rlg(head: Head) -> Tensor:
 def llg(
     head: Head, batch: int, impact: float | None = None, offset: Tensor | None = None
 ) -> Tensor:
-    """Count by the sums g of dW's rows (Wainakh et al. 2022, LLG).
+    """Count with the sums g of dW's rows (Wainakh et al. 2022, LLG).
 
-    Each sample takes `impact` off the sum of its class. First every class with a negative sum gets
-    one sample. Then, with `offset` taken off the sums, the lowest sum gets the next one until there
-    are `batch`.
+    Each sample reduces the sum of its class by `impact`. First, every class with a negative sum is
+    assigned one sample. Then, after subtracting `offset` from the sums, the lowest sum is assigned
+    the next sample until there are `batch`.
 
     Args:
         head: The last layer, with features h >= 0.
-        batch: Samples B.
-        impact: What one sample changes; None for (1 + 1/C) / B times the negative sums.
+        batch: Number B of samples.
+        impact: Change caused by one sample; None for (1 + 1/C) / B times the negative sums.
         offset: (C,), None for 0.
 
     Returns:
@@ -253,16 +255,16 @@ def llg(
 
 
 def dummies(task: Task, theta: Tensor, batch: int, generator: Generator) -> tuple[float, Tensor]:
-    """Estimate what `llg` needs from batches of uniform noise, each of one class (LLG*).
+    """Estimate the parameters of `llg` from batches of uniform noise, each of one class (LLG*).
 
     Args:
-        task: What is trained. It must have a last linear layer and cross-entropy.
+        task: The learning task, with a last linear layer and cross-entropy.
         theta: (d,) the model.
-        batch: Samples.
+        batch: Number of samples.
         generator: Draws the noise.
 
     Returns:
-        Impact, and offset (C,).
+        The impact, and the offset (C,).
     """
     columns = task.layout.slices[(task.last_linear or ("",))[0]]
     classes = task.spec.classes
@@ -281,17 +283,17 @@ def dummies(task: Task, theta: Tensor, batch: int, generator: Generator) -> tupl
 
 
 def ilrg(head: Head, batch: int) -> Tensor:
-    """Count by features of each class (Ma et al. 2023, iLRG).
+    """Count with features of each class (Ma et al. 2023, iLRG).
 
-    Features of class c are taken for dW_c / db_c. With P the softmax of these features, one row for
-    each class, (P^T - I) n = B db and sum n = B give n.
+    Features of class c are estimated as dW_c / db_c. With P the softmax of these features, one row
+    per class, (P^T - I) n = B db and sum n = B determine n.
 
     Args:
         head: The last layer, with its model.
-        batch: Samples B.
+        batch: Number B of samples.
 
     Returns:
-        Counts (C,) in real numbers.
+        Real-valued counts (C,).
     """
     matrix, shift = _model(head)
     bias = _bias(head)
@@ -301,30 +303,31 @@ def ilrg(head: Head, batch: int) -> Tensor:
 
 
 def pooled(head: Head, batch: int) -> Tensor:
-    """Count by features that all classes tell together; our own.
+    """Count with features that all classes determine jointly; developed for leakaudit.
 
-    With P as in iLRG, and D_c the sum of what features of class c differ from the common h,
+    With P as in iLRG, and D_c the total deviation of the features of class c from the common h,
 
         B dW - B db h^T = (P^T - I) D    and    sum_c D_c = 0.
 
-    All classes together reveal h: it makes sum_c |D_c|^2 / n_c least, so that classes that are rare
-    or absent, whose rows of dW show h itself, count most. Then P = softmax(W (h + D_c / n_c) + b),
-    and so on until h, D, P and n agree. iLRG divides single rows instead, which is wrong if n_c is
-    near B p_c.
+    All classes together determine h: it minimises sum_c |D_c|^2 / n_c, so that classes that are
+    rare or absent, whose rows of dW reveal h itself, have the largest weight. Then P = softmax(W (h
+    + D_c / n_c) + b), and so on until h, D, P and n agree. iLRG instead divides single rows, which
+    is wrong if n_c is close to B p_c.
 
     Args:
         head: The last layer, with its model.
-        batch: Samples B.
+        batch: Number B of samples.
 
     Returns:
-        Counts (C,) in real numbers.
+        Real-valued counts (C,).
     """
     matrix, shift = _model(head)
     bias = _bias(head)
     tiny = torch.finfo(bias.dtype).tiny
     h = bias @ head.weight / bias.square().sum().clamp_min(tiny)
     p = (matrix @ h + shift).softmax(0).expand(head.classes, -1)
-    # Three right sides at once: D = u - v h^T is linear in h, and n has the same equations as v.
+    # Three right-hand sides at once: D = u - v h^T is linear in h, and n has the same equations as
+    # v.
     known = batch * torch.cat([head.weight, bias[:, None], bias[:, None]], dim=1)
     total = torch.cat([torch.zeros_like(known[0, :-1]), known.new_tensor([batch])])
     for _ in range(STEPS):
@@ -344,8 +347,8 @@ def whole(real: Tensor, batch: int) -> Tensor:
     """Round counts so that they sum to the batch: the method of largest remainders.
 
     Args:
-        real: (C,) in real numbers.
-        batch: Samples B.
+        real: (C,) real-valued counts.
+        batch: Number B of samples.
 
     Returns:
         Whole counts (C,).
@@ -362,10 +365,10 @@ def whole(real: Tensor, batch: int) -> Tensor:
 
 
 def _model(head: Head) -> tuple[Tensor, Tensor]:
-    """Weights and bias of the last layer; a bias of zero if it has none."""
+    """Return weights and bias of the last layer; a bias of zero if it has none."""
     if head.matrix is None:
         raise AttackError(
-            "labels: this method needs the model at which the gradient was taken; use llg"
+            "labels: this method requires the model at which the gradient was computed; use llg"
         )
     if head.shift is None:
         return head.matrix, head.matrix.new_zeros(head.classes)
@@ -373,9 +376,9 @@ def _model(head: Head) -> tuple[Tensor, Tensor]:
 
 
 def _bias(head: Head) -> Tensor:
-    """Gradient of the last layer's bias."""
+    """Return the gradient of the last layer's bias."""
     if head.bias is None:
-        raise AttackError("labels: this method needs a bias in the last layer; use llg")
+        raise AttackError("labels: this method requires a last layer with bias; use llg")
     return head.bias
 
 
@@ -383,15 +386,15 @@ def _solve(p: Tensor, known: Tensor, total: Tensor) -> Tensor:
     """Solve (P^T - I) z = known (C, m) with sums `total` (m,).
 
     Returns:
-        z (C, m), the shortest one if several fit best.
+        z (C, m), the shortest one if several fit equally well.
     """
     left = torch.cat([p.T - torch.eye(len(p), dtype=p.dtype), p.new_ones(1, len(p))])
     right = torch.cat([known, total[None]])
-    # The driver gelsy differs from call to call.
+    # The driver gelsy gives different results from call to call.
     solution: Tensor = torch.linalg.lstsq(left, right, driver="gelsd").solution
     return solution
 
 
 def _two(t: Tensor | None, sign: int) -> Tensor | None:
-    """One row of loss ``binary`` as two, of which the first is `sign` times it."""
+    """Convert one row of loss ``binary`` into two, the first of which is `sign` times it."""
     return None if t is None else torch.cat([sign * t, t])

@@ -1,9 +1,9 @@
-"""The label of one sample by the signs of a last layer's gradient.
+"""The label of one sample from the signs of the last layer's gradient.
 
 The gradient of a last linear layer under cross-entropy is q h^T for its weights and q for its bias,
-with q = p - e_y. One sample makes exactly one entry of q negative, that of its label. With two or
-more samples the signs tell which classes are there, but neither how many of each nor which classes
-are missing for certain; `read_labels` then counts.
+with q = p - e_y. For one sample, exactly one entry of q is negative, that of its label. With two or
+more samples, the signs reveal which classes are present, but not how many samples of each, nor with
+certainty which classes are absent; `read_labels` then counts.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from leakaudit.leak import GradientLeak
     from leakaudit.tasks.task import Task
 
-# Another entry may be negative by this share of the lowest (noise), or else the signs are not those
-# of one sample.
+# Another entry may be negative by this share of the lowest (noise). Beyond it, the signs are not
+# those of one sample.
 CLEAR = 0.05
 
 
@@ -38,9 +38,9 @@ def from_bias(bias: Tensor) -> Tensor | None:
 
 
 def idlg(weight: Tensor) -> Tensor | None:
-    """Read the label of one sample by the row with the lowest sum (Zhao et al. 2020, eq. 5).
+    """Read the label of one sample from the row with the lowest sum (Zhao et al. 2020, eq. 5).
 
-    Row c is q_c h^T, so the rule needs features h >= 0 (ReLU, sigmoid).
+    Row c is q_c h^T, so the rule requires features h >= 0 (ReLU, sigmoid).
 
     Args:
         weight: (C, H) gradient of the last weights.
@@ -56,12 +56,12 @@ def from_gradient(leak: GradientLeak, task: Task) -> Tensor | None:
     """Read the label of one sample from the largest plain row of a leak.
 
     Args:
-        leak: What was heard.
-        task: What is trained.
+        leak: The leak to attack.
+        task: The learning task.
 
     Returns:
-        (1,), by the bias if there is one, else by iDLG's rule; None if the last layer is not in the
-        leak, or if the signs are not those of one sample.
+        (1,), from the bias if there is one, otherwise by iDLG's rule; None if the leak does not
+        contain the last layer, or if the signs are not those of one sample.
     """
     rows = plain_rows(leak)
     if task.last_linear is None or not rows or task.spec.loss == "squared":
@@ -75,10 +75,10 @@ def from_gradient(leak: GradientLeak, task: Task) -> Tensor | None:
 
 
 def plain_rows(leak: GradientLeak) -> list[int]:
-    """Find the rows that hold one gradient that is not zero.
+    """Find the rows that contain one gradient that is not zero.
 
     Args:
-        leak: What was heard.
+        leak: The leak to attack.
     """
     single = leak.combination.count_nonzero(dim=1) == 1
     found: list[int] = (single.cpu() & (leak.value != 0).any(1).cpu()).nonzero().flatten().tolist()
@@ -86,6 +86,6 @@ def plain_rows(leak: GradientLeak) -> list[int]:
 
 
 def _one_negative(values: Tensor) -> bool:
-    """Whether exactly one entry is clearly negative."""
+    """Check whether exactly one entry is clearly negative."""
     low, second = values.topk(2, largest=False).values
     return bool(low < 0 and second >= CLEAR * low)

@@ -1,19 +1,19 @@
-"""What the last layer says of one sample: its label and its features, exactly.
+"""What the last layer reveals about one sample: its label and its features, exactly.
 
-One difference of two gradients is enough.
+One difference of two gradients is sufficient.
 
-Under cross-entropy the gradient of a last linear layer (W, b) is q h^T and q, with h the features
-that the layer sees and q = softmax(W h + b) - e_y. A row of a leak gives
+Under cross-entropy, the gradient of a last linear layer (W, b) is q h^T and q, with h the features
+that the layer receives and q = softmax(W h + b) - e_y. A row of a leak gives
 
     D = c1 q1 h1^T + c2 q2 h2^T    and    beta = c1 q1 + c2 q2.
 
-D has rank two, so in the plane of its columns c1 q1 = s beta + r beta', with beta' at a right angle
-to beta, and only s and r are unknown. As the models are known, the two softmax equations settle
-them and the label, and with them h1 and h2.
+D has rank two, so in the plane of its columns c1 q1 = s beta + r beta', with beta' orthogonal to
+beta, and only s and r are unknown. Because the models are known, the two softmax equations
+determine s, r and the label, and therefore h1 and h2.
 
-For each label, a grid over (s, r) is searched for local minima of a mild misfit, between logarithms
-of probabilities and logits; these are refined by least squares, and then once more by a sharp
-misfit, between the probabilities. The label whose misfit is by far the smallest is right.
+For each label, a grid over (s, r) is searched for local minima of a smooth misfit, between
+logarithms of probabilities and logits; these are refined by least squares, and then again with a
+sharp misfit, between the probabilities. The label with by far the smallest misfit is correct.
 """
 
 from __future__ import annotations
@@ -37,41 +37,41 @@ if TYPE_CHECKING:
     from leakaudit.inversion.search.objectives import Target
     from leakaudit.tasks.task import Task
 
-# Directions of c1 q1 in the plane that are looked at; only those with one negative entry are
+# Number of directions of c1 q1 in the plane to examine; only those with one negative entry are
 # searched, often a narrow sector.
 DIRECTIONS = 20_000
 
-# Directions and lengths that a search for one label looks at.
+# Number of directions, and of lengths, in the search for one label.
 GRID = 48
 
-# Its local minima that are refined, the lowest ones.
+# Number of its local minima to refine, the lowest ones.
 STARTS = 6
 
-# Lengths are spread evenly in log odds, from -12 to 12: probabilities of the label from 6e-6 to 1 -
+# Lengths are evenly spaced in log odds, from -12 to 12: probabilities of the label from 6e-6 to 1 -
 # 6e-6.
 ODDS = 12
 
-# Probabilities are taken for at least this, so that their logarithm is finite.
+# Minimum value of probabilities, so that their logarithm is finite.
 SMALL = 1e-12
 
-# Largest relative misfit of the equations: wrong labels miss by 1e-2 to 1, float32 wires by up to
-# 1e-2.
+# Maximum relative misfit of the equations: that of wrong labels is 1e-2 to 1, that of float32
+# messages up to 1e-2.
 FITS = 2e-2
 
-# Largest share of the next label's misfit; above it the label is not claimed.
+# Maximum ratio of the misfit to that of the next label. Above it, no label is reported.
 CLEAR = 0.1
 
-# Relative misfit of a row that one gradient makes by itself.
+# Maximum relative misfit of a row that a single gradient explains.
 ALONE = 1e-6
 
-# A gradient this small beside its partner does not show its features.
+# If a gradient is below this share of the other one, it does not reveal its features.
 VANISHED = 1e-4
 
-# Precision of the least squares, that of float64, and evaluations that each of them may take.
+# Precision of the least squares, that of float64, and maximum number of evaluations of each.
 PRECISION = 1e-15
 EVALUATIONS = 300
 
-# What takes the place of a misfit that is not finite.
+# Replaces a misfit that is not finite.
 NOT_FINITE = 1e6
 
 Array = NDArray[np.float64]
@@ -81,15 +81,15 @@ Found = tuple[int, dict[int, Tensor]]  # label, and features (H,) by gradient
 def solve(target: Target, task: Task) -> Known | None:
     """Solve for label and features of a single sample.
 
-    It reads plain rows and rows of two gradients; it needs cross-entropy, three classes, and a last
-    linear layer with a bias in the leak.
+    It uses plain rows and rows of two gradients, and requires cross-entropy, three classes, and a
+    last linear layer with bias in the leak.
 
     Args:
         target: Rows of a leak.
-        task: What is trained.
+        task: The learning task.
 
     Returns:
-        Label and features, or None if the rows do not settle them.
+        Label and features, or None if the rows do not determine them.
     """
     if task.last_linear is None or task.last_linear[1] is None:
         return None
@@ -123,7 +123,7 @@ def _row(c: Tensor, value: Tensor, theta: Tensor, task: Task) -> Found | None:
         c: (1,) or (2,) coefficients.
         value: (d,) the row, without weight decay.
         theta: (1, d) or (2, d) models.
-        task: What is trained.
+        task: The learning task.
     """
     weight, bias = _columns(task)
     d = value[weight.start : weight.stop].reshape(-1, _width(task))
@@ -141,7 +141,7 @@ def _row(c: Tensor, value: Tensor, theta: Tensor, task: Task) -> Found | None:
 
 
 def _single(c: Tensor, d: Tensor, beta: Tensor, heads: list[tuple[Tensor, Tensor]]) -> Found | None:
-    """Read a row that one gradient makes by itself, because the other one vanishes: D = c q h^T."""
+    """Read a row that one gradient explains because the other one vanishes: D = c q h^T."""
     h = beta @ d / beta.square().sum()
     for k, (weight, bias) in enumerate(heads):
         q = beta / c[k]
@@ -182,7 +182,7 @@ class _Pair:
 
     @classmethod
     def of(cls, c: Tensor, d: Tensor, beta: Tensor, heads: list[tuple[Tensor, Tensor]]) -> _Pair:
-        """Split D into base = s h1 + (1 - s) h2 and step = r (h1 - h2)."""
+        """Decompose D into base = s h1 + (1 - s) h2 and step = r (h1 - h2)."""
         plane = torch.linalg.svd(d, full_matrices=False).U[:, :2]
         b = plane.T @ beta
         turned = torch.stack([-b[1], b[0]])
@@ -194,7 +194,7 @@ class _Pair:
         return cls(c, beta, plane @ turned, plane, base, step, at, along)
 
     def solve(self) -> Found | None:
-        """Search each label, and take the best one if it is clear.
+        """Search with each label, and return the best one if it is clear.
 
         Returns:
             The label and the features, without those of a vanishing gradient.
@@ -225,7 +225,7 @@ class _Pair:
         return best
 
     def _starts(self, y: int) -> list[Array]:
-        """Local minima over a grid of c1 q1 = plane @ a whose only negative entry is y."""
+        """Return local minima on a grid of c1 q1 = plane @ a with y as the only negative entry."""
         angle = torch.linspace(0, 2 * math.pi, DIRECTIONS + 1, dtype=self.beta.dtype)[:-1]
         ray = torch.stack([angle.cos(), angle.sin()], dim=1)
         q = ray @ self.plane.T * self.c[0].sign()
@@ -242,7 +242,7 @@ class _Pair:
         return [a[i, j].numpy() for i, j in low[order].tolist()]
 
     def _by_logits(self, a: Tensor, y: int) -> Tensor:
-        """Mild misfit: log p against the logits.
+        """Return the smooth misfit: log p compared with the logits.
 
         The unknown step along `along` and the unknown constant are projected out.
 
@@ -262,27 +262,27 @@ class _Pair:
         return (gap - (gap * along).sum(-1, keepdim=True) * along).flatten(-2)
 
     def _by_probabilities(self, w: Tensor, y: int) -> Tensor:
-        """Sharp misfit (2C,) of both gradients' q for w = (u, v)."""
+        """Return the sharp misfit (2C,) of the q of both gradients for w = (u, v)."""
         q = self._residuals(w, y)
         first = (w[1] * self.plane @ (self.plane.T @ self.beta) + self.turned) / (w[0] + w[1])
         return torch.cat([q[0] - first, q[1] - (self.beta - first)])
 
     def _residuals(self, w: Tensor, y: int) -> Tensor:
-        """Return c1 q1 and c2 q2 (2, C), as the models see them at w = (u, v)."""
+        """Return c1 q1 and c2 q2 (2, C), as the models give them at w = (u, v)."""
         logits = self.at + torch.stack([w[0], -w[1]])[:, None] * self.along
         label = F.one_hot(torch.tensor(y), logits.shape[-1]).to(w)
         return (logits.softmax(-1) - label) * self.c[:, None]
 
 
 def _refine(misfit: Callable[[Tensor], Tensor], start: Array) -> tuple[Array, float]:
-    """Least squares by Levenberg-Marquardt over two numbers of any size.
+    """Solve least squares with Levenberg-Marquardt over two numbers of any magnitude.
 
     Args:
         misfit: Maps them to what should vanish.
         start: (2,).
 
     Returns:
-        The solution and the norm of what is left.
+        The solution and the norm of the residual.
     """
     from scipy.optimize import least_squares  # its import takes longer than most attacks
 
@@ -311,19 +311,19 @@ def _refine(misfit: Callable[[Tensor], Tensor], start: Array) -> tuple[Array, fl
 
 
 def _columns(task: Task) -> tuple[slice, slice]:
-    """Columns of the last layer's weights and bias."""
+    """Return the columns of the last layer's weights and bias."""
     weight, bias = task.last_linear or ("", None)
     return task.layout.slices[weight], task.layout.slices[bias or weight]
 
 
 def _width(task: Task) -> int:
-    """Number H of features."""
+    """Return the number H of features."""
     weight = (task.last_linear or ("",))[0]
     return task.layout.shapes[task.layout.names.index(weight)][1]
 
 
 def _without_decay(target: Target, task: Task) -> Tensor:
-    """Rows (m, d) of the flat gradient, without what weight decay adds.
+    """Return rows (m, d) of the flat gradient, without the contribution of weight decay.
 
     They are in float64 on the CPU, and zero outside the leak's columns.
     """

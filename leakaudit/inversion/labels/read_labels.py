@@ -1,7 +1,7 @@
-"""Labels of a batch: given by the user, or read from a last layer's gradient.
+"""Labels of a batch: given by the user, or read from the last layer's gradient.
 
-One sample shows its label by signs (`label_signs`); of more samples, the classes are counted
-(`label_counts`).
+For one sample, the signs reveal the label (`label_signs`); for more samples, the classes are
+counted (`label_counts`).
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
     from leakaudit.leak import GradientLeak
     from leakaudit.tasks.task import Task
 
-# Plain rows that `read` looks at. A choice: counts of further rows hardly differ.
+# Number of plain rows that `read` examines. A choice: counts of further rows hardly differ.
 ROWS = 8
 
-# Counts this near to whole numbers are taken to be right: half of what would round them wrongly.
+# Maximum distance of reliable counts from whole numbers: half of what would round them incorrectly.
 NEAR = 0.25
 
-# Distance from whole numbers if a method gives none: the largest there is.
+# Distance from whole numbers for methods that do not report one: the largest possible.
 UNKNOWN = 0.5
 
-# A count that lets a class win a remainder only if no other class wants it.
+# A count with which a class receives a remainder only if no other class does.
 TINY = 1e-9
 
-# How small a singular value must be beside the one before it for the rank to count: samples that
-# differ make 1e-1 and more, rounding in float32 makes 1e-6.
+# Maximum ratio of a singular value to the one before it, for the rank to be reliable: for different
+# samples, the ratio is 1e-1 and more; rounding in float32 gives 1e-6.
 GAP = 1e-3
 
 
@@ -44,7 +44,7 @@ class Read:
 
     Attributes:
         y: (B,) labels in ascending order.
-        off: How far the counts behind them lie from whole numbers at most.
+        off: Maximum distance of the underlying counts from whole numbers.
         how: How they were read, for a note.
     """
 
@@ -57,16 +57,16 @@ def read(leak: GradientLeak, task: Task, batch: int) -> Read | None:
     """Read the labels of a batch from the last layer's gradient.
 
     One sample: by signs. More: by `label_counts.pooled` if model and bias are known, from the row
-    whose counts lie nearest to whole numbers; if none lies near them and the rows have rank
-    `batch`, by the classes of `label_counts.rlg`. Else by `label_counts.llg`.
+    whose counts are closest to whole numbers; if none are close and the rows have rank `batch`, by
+    the classes of `label_counts.rlg`. Otherwise by `label_counts.llg`.
 
     Args:
-        leak: What was heard.
-        task: What is trained.
-        batch: Samples.
+        leak: The leak to attack.
+        task: The learning task.
+        batch: Number of samples.
 
     Returns:
-        The labels, or None if the last layer is not in a plain row.
+        The labels, or None if no plain row contains the last layer.
     """
     if batch == 1:
         y = label_signs.from_gradient(leak, task)
@@ -77,7 +77,7 @@ def read(leak: GradientLeak, task: Task, batch: int) -> Read | None:
         return None
     if not heads[0].whole:
         n = label_counts.llg(heads[0], batch)
-        return Read(spread(n), UNKNOWN, "LLG, which does not say how sure it is")
+        return Read(spread(n), UNKNOWN, "LLG, which does not report its certainty")
     found = [rounded(label_counts.pooled(one, batch), batch, "pooled counts") for one in heads]
     nearest = min(range(len(heads)), key=lambda k: found[k].off)
     best = found[nearest]
@@ -87,7 +87,7 @@ def read(leak: GradientLeak, task: Task, batch: int) -> Read | None:
 
 
 def _heads(leak: GradientLeak, task: Task) -> list[label_counts.Head]:
-    """The last layer in the plain rows that have it."""
+    """Return the last layer in the plain rows that contain it."""
     found: list[label_counts.Head] = []
     for row in label_signs.plain_rows(leak)[:ROWS]:
         head = label_counts.of(leak, task, row)
@@ -97,11 +97,11 @@ def _heads(leak: GradientLeak, task: Task) -> list[label_counts.Head]:
 
 
 def readable(leak: GradientLeak, task: Task) -> bool:
-    """Whether `read` finds labels.
+    """Check whether `read` finds labels.
 
     Args:
-        leak: What was heard.
-        task: What is trained.
+        leak: The leak to attack.
+        task: The learning task.
     """
     if label_signs.from_gradient(leak, task) is not None:
         return True
@@ -109,7 +109,7 @@ def readable(leak: GradientLeak, task: Task) -> bool:
 
 
 def spread(n: Tensor) -> Tensor:
-    """Turn counts into labels.
+    """Convert counts into labels.
 
     Args:
         n: (C,) counts.
@@ -121,11 +121,11 @@ def spread(n: Tensor) -> Tensor:
 
 
 def rounded(real: Tensor, batch: int, how: str) -> Read:
-    """Turn real counts into labels.
+    """Convert real-valued counts into labels.
 
     Args:
-        real: (C,) counts.
-        batch: Samples.
+        real: (C,) real-valued counts.
+        batch: Number of samples.
         how: How they were read, for a note.
     """
     n = label_counts.whole(real, batch)
@@ -133,18 +133,18 @@ def rounded(real: Tensor, batch: int, how: str) -> Read:
 
 
 def given(known: Sequence[int], task: Task, batch: int) -> Tensor | None:
-    """Take labels that the user knows.
+    """Return labels that the user provides.
 
     Args:
-        known: They, or none.
-        task: What is trained.
-        batch: Samples.
+        known: The labels; may be empty.
+        task: The learning task.
+        batch: Number of samples.
 
     Returns:
         (batch,), or None if no labels are known.
 
     Raises:
-        AttackError: They are not `batch` classes of the task.
+        AttackError: The labels are not `batch` classes of the task.
     """
     if not known:
         return None
@@ -152,8 +152,8 @@ def given(known: Sequence[int], task: Task, batch: int) -> Tensor | None:
     found = all(label in classes for label in known)
     if not found or len(known) != batch or task.spec.loss == "squared":
         raise AttackError(
-            f"labels: expected {batch} numbers from 0 to {task.spec.classes - 1} "
-            f"joined by commas, got {written(known)!r}"
+            f"labels: expected {batch} numbers from 0 to {task.spec.classes - 1}, "
+            f"separated by commas, got {written(known)!r}"
         )
     return torch.tensor(known, device=task.device)
 
@@ -161,26 +161,26 @@ def given(known: Sequence[int], task: Task, batch: int) -> Tensor | None:
 def given_or_read(
     known: Sequence[int], leak: GradientLeak, task: Task, batch: int
 ) -> tuple[Tensor, str]:
-    """Take known labels, or else read them.
+    """Return known labels, or read them from the leak.
 
     Args:
-        known: Known labels, or none.
-        leak: What was heard.
-        task: What is trained.
-        batch: Samples.
+        known: Known labels; may be empty.
+        leak: The leak to attack.
+        task: The learning task.
+        batch: Number of samples.
 
     Returns:
-        The labels (batch,), and for a note how they were read, empty if they were known.
+        The labels (batch,), and how they were read, for a note; empty if they were known.
 
     Raises:
-        AttackError: They are neither known nor in the leak.
+        AttackError: The labels are neither known nor in the leak.
     """
     told = given(known, task, batch)
     if told is not None:
         return told, ""
     found = read(leak, task, batch)
     if found is None:
-        raise AttackError("labels: the last layer's gradient is not in the leak; set labels=…")
+        raise AttackError("labels: the leak does not contain the last layer; set labels=…")
     y = found.y.to(task.device)
     sure = found.off < NEAR
     if batch == 1 and sure:
@@ -190,10 +190,10 @@ def given_or_read(
 
 
 def _by_classes(head: label_counts.Head, batch: int) -> Read | None:
-    """Give every class of RLG one sample and share out the rest by pooled counts.
+    """Assign one sample to every class of RLG and distribute the rest by pooled counts.
 
     Returns:
-        The labels, or None if the rank does not show all samples.
+        The labels, or None if the rank does not reveal all samples.
     """
     size = torch.linalg.svdvals(head.weight)
     if 2 * batch > head.classes or batch >= len(size) or size[batch] > GAP * size[batch - 1]:

@@ -1,4 +1,4 @@
-"""Labels that are searched: as variables beside the inputs, or one set after the other."""
+"""Labels that a search finds: as variables in addition to the inputs, or by trying all sets."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def raw(task: Task, batch: int, generator: Generator, dtype: torch.dtype) -> Ten
     """Draw label variables from N(0, 1), for a search that moves labels too.
 
     Args:
-        task: What is trained.
-        batch: Samples.
+        task: The learning task.
+        batch: Number of samples.
         generator: Draws them.
         dtype: Number format.
 
@@ -32,14 +32,14 @@ def raw(task: Task, batch: int, generator: Generator, dtype: torch.dtype) -> Ten
 
 
 def soft(task: Task, variables: Tensor) -> Tensor:
-    """Map label variables to what the loss takes.
+    """Convert label variables into the argument of the loss.
 
     Args:
-        task: What is trained.
+        task: The learning task.
         variables: (..., classes), or (...) for loss ``binary``.
 
     Returns:
-        Their softmax or sigmoid, or themselves for loss ``squared``.
+        Their softmax or sigmoid; unchanged for loss ``squared``.
     """
     if task.spec.loss == "cross_entropy":
         return F.softmax(variables, dim=-1)
@@ -47,14 +47,14 @@ def soft(task: Task, variables: Tensor) -> Tensor:
 
 
 def hard(task: Task, variables: Tensor) -> Tensor:
-    """Map label variables to the labels that they mean.
+    """Convert label variables into the labels that they represent.
 
     Args:
-        task: What is trained.
+        task: The learning task.
         variables: (..., classes), or (...) for loss ``binary``.
 
     Returns:
-        The largest class, 0 or 1, or themselves for loss ``squared``.
+        The largest class, 0 or 1; unchanged for loss ``squared``.
     """
     if task.spec.loss == "cross_entropy":
         return variables.argmax(-1)
@@ -62,11 +62,11 @@ def hard(task: Task, variables: Tensor) -> Tensor:
 
 
 def candidates(task: Task, batch: int) -> list[Tensor]:
-    """List all labels that differ by more than their order, which a mean gradient does not show.
+    """List all labels that differ by more than their order, which a mean gradient does not reveal.
 
     Args:
-        task: What is trained.
-        batch: Samples.
+        task: The learning task.
+        batch: Number of samples.
 
     Returns:
         Each (batch,).
@@ -76,10 +76,10 @@ def candidates(task: Task, batch: int) -> list[Tensor]:
 
 
 def count(task: Task, batch: int) -> int:
-    """Number of `candidates`.
+    """Return the number of `candidates`.
 
     Args:
-        task: What is trained.
-        batch: Samples.
+        task: The learning task.
+        batch: Number of samples.
     """
     return math.comb(task.spec.classes + batch - 1, batch)

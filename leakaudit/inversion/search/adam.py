@@ -1,14 +1,15 @@
-"""Adam (Kingma and Ba 2015) over dummy inputs, and the three ways in which searches use it.
+"""Adam (Kingma and Ba 2015) over dummy inputs, in the three forms that searches use.
 
 * `minimise` runs a few searches step by step with a cosine schedule and noise: GradInversion, and
-  the softer form of Inverting Gradients for local trainings.
-* `signed_adam` runs one search with rates that fall in steps, as Inverting Gradients was published.
+the softer form of Inverting Gradients for local trainings.
+* `signed_adam` runs one search with rates that decrease in stages, as Inverting Gradients was
+published.
 * `together` runs many searches that share every evaluation, with the same schedule as `minimise`.
 
-The first two take their steps by `_Walker`, around torch's optimiser. `together` has the same
-equations for a stack of searches, in which each can stand still by itself; torch's optimiser cannot
-do that. The two agree to rounding (tests/reference/test_inverting.py), not to the last bit, since
-torch orders its operations in another way.
+The first two take their steps with `_Walker`, a wrapper around torch's optimiser. `together`
+implements the same equations for a stack of searches, in which each can pause individually; torch's
+optimiser cannot do this. The two agree up to rounding (tests/reference/test_inverting.py), not to
+the last bit, because torch orders its operations differently.
 """
 
 from __future__ import annotations
@@ -32,31 +33,32 @@ Slopes = Literal["raw", "soft", "hard"]
 BETAS = (0.9, 0.999)
 EPSILON = 1e-8
 
-# Iterations of `signed_adam` without a gain after which it goes on with the next, smaller rate, ...
+# Iterations of `signed_adam` without a gain after which it continues with the next, smaller rate,
+# ...
 STALL = 150
-# ... and the share by which the objective must fall to count as one. Both are choices: signed steps
-# of a fixed size go back and forth in the end, and then the objective hardly falls.
+# ... and the share by which the objective must decrease to count as a gain. Both are choices:
+# signed steps of a fixed size eventually oscillate, and then the objective hardly decreases.
 GAIN = 1e-3
 
-# Factor from one rate to the next, and the eighths of the steps that each has at most: Geiping et
-# al. 2020 divide by ten after 3/8, 5/8 and 7/8 of the steps.
+# Ratio of one rate to the previous one, and the eighths of the steps that each is used for at most:
+# Geiping et al. 2020 divide by ten after 3/8, 5/8 and 7/8 of the steps.
 DECAY = 0.1
 SHARES = (3, 2, 2, 1)
 
 
 @dataclass(frozen=True)
 class RateSchedule:
-    """How Adam goes.
+    """The schedule of Adam.
 
     Attributes:
-        steps: Of each search.
-        rate: Largest step in the data's units. It rises over `warmup` steps and falls along a
-            cosine.
-        slopes: As they are (``raw``), s / (|s| + mean |s|) (``soft``), or sign(s) (``hard``).
-        warmup: Steps.
-        langevin: Standard deviation of noise added to a point before its slope is taken, over the
-            rate.
-        betas: Of Adam.
+        steps: Number of steps of each search.
+        rate: Largest step in the data's units. It increases over `warmup` steps and decreases along
+            a cosine.
+        slopes: Unchanged (``raw``), s / (|s| + mean |s|) (``soft``), or sign(s) (``hard``).
+        warmup: Number of warm-up steps.
+        langevin: Standard deviation of noise added to a point before its slope is computed,
+            relative to the rate.
+        betas: Parameters of Adam.
     """
 
     steps: int
@@ -67,16 +69,16 @@ class RateSchedule:
     betas: tuple[float, float] = BETAS
 
     def at(self, k: int) -> float:
-        """Rate of step k, counted from 0."""
+        """Return the rate of step k, counted from 0."""
         rise = min(1.0, (k + 1) / self.warmup) if self.warmup else 1.0
         return self.rate * rise * 0.5 * (1 + math.cos(math.pi * k / self.steps))
 
 
 class _Walker:
-    """A point that Adam moves, with Adam's memory of its slopes."""
+    """A point that Adam moves, together with Adam's moments of its slopes."""
 
     def __init__(self, start: Point, rate: float, betas: tuple[float, float] = BETAS) -> None:
-        """Begin at a point, without memory."""
+        """Start at a point, with zero moments."""
         self.x = tuple(t.detach().clone().requires_grad_() for t in start)
         self._adam = torch.optim.Adam(self.x, lr=rate, betas=betas)
 
@@ -89,7 +91,7 @@ class _Walker:
     def move(
         self, slopes: Sequence[Tensor], project: Callable[[Tensor], Tensor], rate: float
     ) -> None:
-        """Take one step of a rate, and project the first tensor, the inputs, into its range."""
+        """Take one step with a given rate, and project the first tensor, the inputs, into range."""
         self._adam.param_groups[0]["lr"] = rate
         for t, slope in zip(self.x, slopes, strict=True):
             t.grad = slope
@@ -98,14 +100,14 @@ class _Walker:
             self.x[0].copy_(project(self.x[0]))
 
     def shake(self, size: float, generator: Generator) -> None:
-        """Add Gaussian noise of some standard deviation to the inputs (Langevin dynamics)."""
+        """Add Gaussian noise of a given standard deviation to the inputs (Langevin dynamics)."""
         x = self.x[0]
         noise = torch.randn(x.shape, generator=generator, dtype=x.dtype, device=generator.device)
         with torch.no_grad():
             x.add_(noise.to(x.device), alpha=size)
 
     def back(self, point: Point) -> None:
-        """Return to a point, with the memory as it is."""
+        """Return to a point and keep the moments."""
         with torch.no_grad():
             for t, old in zip(self.x, point, strict=True):
                 t.copy_(old)
@@ -129,11 +131,11 @@ def minimise(
     Args:
         objective: ``objective(search, step, x)``, a scalar.
         starts: One tensor for each search.
-        schedule: How Adam goes.
+        schedule: The schedule of Adam.
         project: Maps inputs into their range, after each step.
         generator: Draws the noise.
-        what: Name for reports of progress.
-        between: Called with the step's number and all searches as they stand, before each step.
+        what: Name for progress reports.
+        between: Called before each step with its number and the current state of all searches.
 
     Returns:
         Each search's last finite point, with its last value as objective.
@@ -160,7 +162,7 @@ def _step(
     project: Callable[[Tensor], Tensor],
     run: SearchRun,
 ) -> SearchRun:
-    """One step of one search; a point without a finite slope is left for the search's last one."""
+    """Take one step of one search; a point without a finite slope is replaced by the last one."""
     if schedule.langevin:
         walker.shake(schedule.langevin * schedule.at(k), generator)
     value, (slope,) = walker.evaluate(objective)
@@ -185,14 +187,14 @@ def signed_adam(
     Args:
         objective: ``objective(*tensors)``, a scalar, normalised to 1 if nothing is explained.
         start: Its tensors, the inputs first.
-        steps: At most.
-        rate: Of the first steps, in the data's units. It falls to a tenth three times, each time
-            once 150 steps brought no gain, or after 3/8, 5/8 and 7/8 of the steps.
+        steps: Maximum number.
+        rate: Rate of the first steps, in the data's units. It decreases to a tenth three times,
+            each time after 150 steps without a gain, or after 3/8, 5/8 and 7/8 of the steps.
         project: Maps inputs into their range, after each step.
-        what: Name for reports of progress.
+        what: Name for progress reports.
 
     Returns:
-        The best finite point that was met.
+        The best finite point found.
     """
     best = SearchRun(tuple(t.detach() for t in start))
     converged = True
@@ -228,15 +230,15 @@ def together(
 ) -> list[SearchRun]:
     """Minimise every problem as `minimise` does without noise; all share each evaluation.
 
-    A search whose objective or slope is not finite returns to the last point where both were.
+    A search with a non-finite objective or slope returns to the last point where both were finite.
 
     Args:
-        problems: K of them.
+        problems: K problems.
         start: (K, n).
-        schedule: How Adam goes.
+        schedule: The schedule of Adam.
         project: Maps points (K, n) into their range, after each step.
-        what: Name for reports of progress.
-        between: Called with the step's number before each step.
+        what: Name for progress reports.
+        between: Called before each step with its number.
 
     Returns:
         Each search's last finite point, with its last value as objective.
@@ -278,11 +280,11 @@ def together(
 
 
 def shaped(slope: Tensor, slopes: Slopes) -> Tensor:
-    """Change the sizes of slopes, so that small ones count.
+    """Change the magnitudes of slopes, so that small ones have an effect.
 
     Args:
         slope: Any shape.
-        slopes: As `RateSchedule` says.
+        slopes: As described in `RateSchedule`.
     """
     if slopes == "hard":
         return slope.sign()

@@ -1,11 +1,12 @@
 """Many L-BFGS searches of one shape at once: restarts, targets and labels share every evaluation.
 
 Each search has its own L-BFGS memory (`lbfgs`), line search (`line_search`), convergence test and
-end; what has ended leaves the batch. One evaluation serves all that are left (`evaluate`): a vmap
-below `task.LOOP_ABOVE` parameters, a loop above, where vmap has no gain.
+end; searches that have ended leave the batch. One evaluation serves all remaining searches
+(`evaluate`): with vmap below `task.LOOP_ABOVE` parameters, and in a loop above, where vmap is no
+faster.
 
-Every evaluation is one trial of each search's line search. A trial that is accepted gives the
-search a new direction at once, so that searches never wait for each other.
+Every evaluation is one trial of each search's line search. A search with an accepted trial receives
+a new direction at once, so searches never wait for each other.
 """
 
 from __future__ import annotations
@@ -24,18 +25,18 @@ from leakaudit.inversion.search.line_search import Brackets
 from leakaudit.inversion.search.optimise import FALLS, PATIENCE, Ended, Point, SearchRun
 from leakaudit.progress import expired, step
 
-# Evaluations that count as one step: torch's L-BFGS has 20 iterations a step, as in Zhu et al.
-# 2019.
+# Number of evaluations that count as one step: torch's L-BFGS has 20 iterations per step, as in Zhu
+# et al. 2019.
 STEP = 20
 
-# Trials of one line search. A choice: most searches need one or two, and one that needs more than
-# this takes the steepest descent instead.
+# Maximum number of trials of one line search. A choice: most searches need one or two, and one that
+# needs more than this takes the direction of steepest descent instead.
 TRIES = 20
 
-# Bytes that the pairs of all searches together may take; more searches go in several parts.
+# Maximum number of bytes for the pairs of all searches; more searches are split into several parts.
 MEMORY = 512 << 20
 
-# An objective, in units of its goal, after which no other start is tried: ten times the relative
+# Objective, in units of its goal, below which no other start is tried: ten times the relative
 # residual.
 ENOUGH = 100.0
 
@@ -48,16 +49,16 @@ FORMATS: dict[str, tuple[torch.dtype, ...]] = {
 
 @dataclass(frozen=True)
 class SearchSchedule:
-    """How searches go.
+    """The schedule of searches.
 
     Attributes:
-        steps: At most, of 20 evaluations each.
-        history: Pairs of L-BFGS.
-        patience: A search has converged once its objective fell by less than 3 % in so many steps.
-            It then goes on in the next format, and so does one that reached its goal.
-        formats: Number formats, one after the other. float32 finds the way at half the cost of
-            float64, which polishes. In a loop, where float32 is no faster, only the last one is
-            used.
+        steps: Maximum number of steps, of 20 evaluations each.
+        history: Number of pairs of L-BFGS.
+        patience: A search has converged if its objective decreased by less than 3 % in this many
+            steps. It then continues in the next format, as does a search that reached its goal.
+        formats: Number formats, one after the other. float32 approaches the solution at half the
+            cost of float64, which refines it. In a loop, in which float32 gains nothing, only the
+            last one is used.
     """
 
     steps: int = 300
@@ -74,21 +75,21 @@ def restarted(
     schedule: SearchSchedule,
     what: str,
 ) -> Iterator[tuple[int, SearchRun]]:
-    """Search each problem from several points, until a run is good enough or the time is over.
+    """Search each problem from several points, until a run is good enough or time expires.
 
-    Starts go in rounds of 1, 2, 4, ... for each problem, together with those of all others.
+    Starts are tried in rounds of 1, 2, 4, ... for each problem, together with those of all others.
 
     Args:
-        problems: Of one shape.
-        draw: A new start of a problem; called only if one is needed.
-        restarts: Starts of each problem, at most.
-        enough: Objective, in units of the problem's goal, at which no other start is tried.
-        schedule: How each search goes.
-        what: Name for reports of progress.
+        problems: Problems of one shape.
+        draw: Draws a new start of a problem; called only if needed.
+        restarts: Maximum number of starts of each problem.
+        enough: Objective, in units of the problem's goal, below which no other start is tried.
+        schedule: The schedule of each search.
+        what: Name for progress reports.
 
     Yields:
-        A problem's place and its best run, with the steps of all its runs counted, as soon as it is
-        settled.
+        The index of a problem and its best run, with the total steps of all its runs, as soon as it
+        is finished.
     """
     best: dict[int, SearchRun] = {}
     left = list(range(len(problems)))
@@ -117,7 +118,7 @@ def restarted(
 
 
 def _best(old: SearchRun | None, new: SearchRun) -> SearchRun:
-    """Return the better of two runs, with the steps of both."""
+    """Return the better of two runs, with the total steps of both."""
     if old is None:
         return new
     return new.after(old) if new.objective < old.objective else old.after(new)
@@ -132,21 +133,21 @@ def search(
 ) -> Iterator[tuple[int, SearchRun]]:
     """Minimise every problem.
 
-    What a problem gives does not depend on the others but for rounding.
+    The result of a problem is independent of the others, up to rounding.
 
     Args:
-        problems: K of one shape.
+        problems: K problems of one shape.
         start: Tensors (K, ...).
-        schedule: How each search goes.
-        what: Name for reports of progress.
-        needless: Asked now and then whether a search need not go on, by the problem's place.
+        schedule: The schedule of each search.
+        what: Name for progress reports.
+        needless: Asked from time to time, with the index of a problem, whether its search can end.
 
     Yields:
-        A problem's place and the best point that it met, once it has ended.
+        The index of a problem and the best point found, once its search has ended.
     """
     flat = torch.cat([t.detach().flatten(1) for t in start], dim=1)
     bytes_each = max(t.itemsize for t in schedule.formats)
-    # Each search remembers `history` pairs of n numbers.
+    # Each search stores `history` pairs of n numbers.
     size = max(1, MEMORY // (2 * schedule.history * flat.shape[1] * bytes_each))
     for first in range(0, len(flat), size):
         part = torch.arange(first, min(first + size, len(flat)), device=flat.device)
@@ -163,7 +164,7 @@ def _search(
     what: str,
     needless: Callable[[int], bool],
 ) -> Iterator[tuple[int, SearchRun]]:
-    """Search from points (K, n) that fit in memory together, in one format after the other."""
+    """Search from points (K, n) that fit in memory together, in one format after another."""
     left = {k: SearchRun(problems.split(x)) for k, x in enumerate(flat)}
     formats = schedule.formats[-1:] if problems.chunk == 1 else schedule.formats
     for dtype in formats:
@@ -185,25 +186,25 @@ def _search(
 
 
 def _at(needless: Callable[[int], bool], places: Sequence[int], row: int) -> bool:
-    """Ask for the place of a row."""
+    """Call a function with the index of a row."""
     return needless(places[row])
 
 
 @dataclass
 class _State:
-    """Where the searches of a batch are; everything is by search, (K, ...).
+    """The state of the searches of a batch; all attributes are by search, (K, ...).
 
     Attributes:
-        place: (K,) which problem each one searches.
-        most: (K,) evaluations that it may take.
+        place: (K,) index of the problem of each search.
+        most: (K,) maximum number of evaluations.
         x: (K, n) best points.
-        f: (K,) objectives there, in float64, since they are compared.
+        f: (K,) objectives there, in float64, because they are compared.
         g: (K, n) slopes there.
         d: (K, n) directions of the line searches.
         t: (K,) next trials along them.
-        tries: (K,) trials so far.
+        tries: (K,) number of trials so far.
         past: (K, patience + 1) objectives at the ends of the last steps.
-        stuck: (K,) whether a search cannot go on.
+        stuck: (K,) whether a search cannot continue.
     """
 
     place: Tensor
@@ -218,7 +219,7 @@ class _State:
     stuck: Tensor
 
     def of_these(self, index: Tensor) -> _State:
-        """Return those of some searches."""
+        """Return the state of some searches."""
         return _State(
             place=self.place[index],
             most=self.most[index],
@@ -234,12 +235,12 @@ class _State:
 
 
 class _Batch:
-    """The searches that are left, in one format."""
+    """The remaining searches, in one format."""
 
     def __init__(
         self, problems: Problems, x: Tensor, done: list[int], schedule: SearchSchedule
     ) -> None:
-        """Evaluate the starts x (K, n); done: steps that each search has behind it."""
+        """Evaluate the starts x (K, n); done: steps that each search has already taken."""
         self.problems = problems
         self.schedule = schedule
         self.count = 1  # evaluations
@@ -263,7 +264,7 @@ class _Batch:
         self.brackets = Brackets(f, _along(g, self.at.d))
 
     def run(self, what: str, needless: Callable[[int], bool]) -> Iterator[tuple[int, SearchRun]]:
-        """Go on until all have ended; yield the place and the run of each."""
+        """Continue until all have ended; yield the index and the run of each."""
         while len(self.at.x):
             ends = self._ends(needless)
             for row, why in ends.items():
@@ -279,7 +280,7 @@ class _Batch:
                     step(what, self.count // STEP, self.schedule.steps)
 
     def _ends(self, needless: Callable[[int], bool]) -> dict[int, Ended]:
-        """Rows that have ended, and why."""
+        """Return the rows that have ended, and why."""
         at = self.at
         late = expired() and self.count > 1
         turn = self.count % STEP == 0
@@ -304,7 +305,7 @@ class _Batch:
         return ends
 
     def _advance(self) -> None:
-        """One evaluation: a trial of each search."""
+        """Make one evaluation: a trial of each search."""
         at = self.at
         trial = at.x + at.t.to(at.x)[:, None] * at.d
         value, g = self.problems(trial)
@@ -312,8 +313,8 @@ class _Batch:
         self.count += 1
         at.tries = at.tries + 1
         accepted, at.t = self.brackets.judge(at.t, value, _along(g, at.d))
-        # A search without a step forgets its pairs and takes the steepest descent; without pairs,
-        # it ends.
+        # A search without an accepted step discards its pairs and takes the direction of steepest
+        # descent; without pairs, it ends.
         lost = ~accepted & (at.tries >= TRIES)
         at.stuck = lost & (self.memory.count == 0)
         self.memory.forget(lost)
@@ -327,10 +328,10 @@ class _Batch:
             self._turn(turn, self.memory.update(accepted, steps, changes, at.g))
 
     def _turn(self, which: Tensor, direction: Tensor) -> None:
-        """Take new directions; the steepest descent if one does not lead down.
+        """Set new directions; steepest descent if a direction does not lead down.
 
         Args:
-            which: (K,) bool, the searches that turn.
+            which: (K,) bool, the searches that receive a new direction.
             direction: (K, n).
         """
         at = self.at
@@ -345,7 +346,7 @@ class _Batch:
         self.brackets.open(which, at.f, _along(at.g, at.d))
 
     def _keep(self, rows: list[int]) -> None:
-        """Go on with only these rows."""
+        """Continue with only these rows."""
         index = torch.tensor(rows, dtype=torch.long, device=self.at.x.device)
         self.at = self.at.of_these(index)
         self.problems = self.problems.of_these(index)
@@ -354,12 +355,12 @@ class _Batch:
 
 
 def _along(a: Tensor, b: Tensor) -> Tensor:
-    """Products (K,) of vectors (K, n), in float64."""
+    """Return the products (K,) of vectors (K, n), in float64."""
     product: Tensor = torch.linalg.vecdot(a.double(), b.double())
     return product
 
 
 def _first(g: Tensor) -> Tensor:
-    """First trial of a search without memory: one unit in all coordinates together, at most 1."""
+    """Return the first trial without memory: one unit in all coordinates together, at most 1."""
     first: Tensor = (1 / g.double().abs().sum(1)).clamp_max(1.0)
     return first

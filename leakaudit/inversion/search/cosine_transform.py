@@ -1,9 +1,10 @@
-"""Coordinates in which a photograph's coarse and fine parts are more alike in size.
+"""Coordinates in which coarse and fine parts of a photograph are of more similar magnitude.
 
-Amplitudes of photographs fall as 1/f (Field 1987, Relations between the statistics of natural
-images and the response properties of cortical cells). L-BFGS starts without knowing that: in pixels
-it takes about three times the evaluations to the same error. Half of the fall, 1/sqrt(f), is taken
-here, as with the whole of it the finest parts come last.
+Amplitudes of photographs decrease as 1/f (Field 1987, Relations between the statistics of natural
+images and the response properties of cortical cells). L-BFGS has no information about this at the
+start: in pixels, it takes about three times as many evaluations to reach the same error. The
+coordinates compensate for half of the decrease, 1/sqrt(f), because with all of it, the finest parts
+converge last.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ FALL = 0.5
 
 @dataclass(frozen=True, eq=False)
 class Spectrum:
-    """Cosine coefficients of each channel of an image, divided by their usual size.
+    """Cosine coefficients of each channel of an image, divided by their typical size.
 
     Attributes:
         rows: (h, h) orthonormal cosine transform (DCT-II).
         columns: (w, w) the same.
-        size: (h, w) usual sizes, with mean 1.
+        size: (h, w) typical sizes, with mean 1.
     """
 
     rows: Tensor
@@ -35,13 +36,13 @@ class Spectrum:
 
     @classmethod
     def of(cls, shape: Sequence[int], device: torch.device | str = "cpu") -> Spectrum | None:
-        """Return those of images (channels, h, w), None for inputs of another shape."""
+        """Return the transform of images (channels, h, w); None for inputs of another shape."""
         if len(shape) != 3:
             return None
         high, wide = shape[1:]
         down = torch.arange(high, dtype=torch.float64, device=device)
         right = torch.arange(wide, dtype=torch.float64, device=device)
-        # Frequency (k, l) has a length of sqrt(k^2 + l^2); the 1 keeps the mean of the image
+        # Frequency (k, l) has a length of sqrt(k^2 + l^2); adding 1 keeps the mean of the image
         # finite.
         size = (1 + down[:, None].square() + right.square()) ** (-FALL / 2)
         return cls(_cosines(high).to(device), _cosines(wide).to(device), size / size.mean())
@@ -56,7 +57,7 @@ class Spectrum:
 
 
 def _cosines(n: int) -> Tensor:
-    """Matrix (n, n) whose row k is the cosine of k half-waves."""
+    """Return a matrix (n, n) whose row k is the cosine of k half-waves."""
     k = torch.arange(n, dtype=torch.float64)
     waves = (math.pi / n * k[:, None] * (k + 0.5)).cos() * math.sqrt(2 / n)
     waves[0] /= math.sqrt(2)

@@ -1,7 +1,7 @@
 """Objectives of many problems and their slopes in one call.
 
-Small models are evaluated all at once, large ones one after the other: a vmap gains a factor of
-eight at a LeNet, and nothing once a single evaluation fills the processor.
+Small models are evaluated all at once, large ones one after the other: vmap is eight times faster
+for a LeNet, but no faster once a single evaluation keeps the processor busy.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 Objective = Callable[[Gradients, tuple[Tensor, ...], tuple[Tensor, ...]], Tensor]
 
-# Bytes that one evaluation of several problems may take.
+# Maximum number of bytes of one evaluation of several problems.
 MEMORY = 512 << 20
 
-# Bytes of an evaluation over those that autograd saves of it, measured on LeNet and ConvNet.
+# Ratio of the memory of an evaluation to what autograd saves of it, measured on LeNet and ConvNet.
 TEMPORARY = 3
 
 
@@ -33,14 +33,14 @@ class Problems:
     """K problems of one shape, each to be minimised over its own row of a point.
 
     Attributes:
-        task: What is trained.
+        task: The learning task.
         objective: Values (k,) of k problems. Its first argument maps models (n, d), x (n, ...) and
             y (n, ...) to gradients (n, d), differentiably; the others are rows of `given` and of a
             point.
         given: Tensors (K, ...), one row for each problem.
         goal: (K,) objectives that are good enough.
-        shapes: Of a point's tensors, without the first side.
-        chunk: Problems that are evaluated together, 1 for a loop.
+        shapes: Shapes of a point's tensors, without the first dimension.
+        chunk: Number of problems that are evaluated together; 1 for a loop.
     """
 
     task: Task
@@ -51,7 +51,7 @@ class Problems:
     chunk: int = 1
 
     def at(self, start: tuple[Tensor, ...]) -> Problems:
-        """Return the same with shapes, and with the chunk by what one evaluation takes.
+        """Return the problems with shapes, and with a chunk that fits the memory of an evaluation.
 
         Args:
             start: A point of each problem, tensors (K, ...).
@@ -63,20 +63,20 @@ class Problems:
         return replace(known, chunk=max(1, MEMORY // max(1, each)))
 
     def __len__(self) -> int:
-        """Number of problems."""
+        """Return the number of problems."""
         return len(self.given[0])
 
     def to(self, dtype: torch.dtype) -> Problems:
-        """Return the same with all real numbers in another format."""
+        """Return the problems with all real numbers in another format."""
         given = [t.to(dtype) if t.is_floating_point() else t for t in self.given]
         return replace(self, given=tuple(given))
 
     def of_these(self, index: Tensor) -> Problems:
-        """Return some of them."""
+        """Return some of the problems."""
         return replace(self, given=tuple(t[index] for t in self.given), goal=self.goal[index])
 
     def split(self, flat: Tensor) -> tuple[Tensor, ...]:
-        """Take points (..., n) apart into their tensors."""
+        """Split points (..., n) into their tensors."""
         parts = flat.split([s.numel() for s in self.shapes], dim=-1)
         pairs = zip(parts, self.shapes, strict=True)
         return tuple(part.reshape(*flat.shape[:-1], *shape) for part, shape in pairs)
@@ -98,7 +98,7 @@ class Problems:
         return values.detach(), torch.autograd.grad(values.sum(), x)[0]
 
     def _saved(self, point: tuple[Tensor, ...]) -> int:
-        """Bytes that autograd keeps of one evaluation of the first problem."""
+        """Return the number of bytes that autograd keeps of one evaluation of the first problem."""
         kept: dict[int, int] = {}
 
         def pack(t: Tensor) -> Tensor:

@@ -1,9 +1,9 @@
-"""Which input has these features: inverting what a last linear layer saw.
+"""Inverting features: find the input for which a last linear layer received given features.
 
-Features are continuous in the input for every activation, so a search by their distance does not
-stop at jumps. It goes from coarse to fine and from smooth to sharp: first small images that are
-enlarged, then the whole image with less and less total variation. Each search starts from where the
-last one ended.
+Features are continuous in the input for every activation function, so a search by their distance
+does not stop at jumps. It proceeds from coarse to fine and from smooth to sharp: first small images
+that are enlarged, then the whole image with less and less total variation. Each search starts from
+the end of the previous one.
 """
 
 from __future__ import annotations
@@ -23,37 +23,37 @@ from leakaudit.inversion.search.optimise import SearchRun
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task
 
-# Sides of the images that are searched first, enlarged to the true size. A choice: octaves.
+# Side lengths of the images that are searched first, enlarged to the true size. A choice: octaves.
 COARSE = (4, 8, 16)
 
-# Most L-BFGS steps at each of these sides, and the weight of total variation. Coarse images are
-# only starts, so few steps suffice.
+# Maximum number of L-BFGS steps at each of these sizes, and the weight of total variation. Coarse
+# images are only starts, so few steps suffice.
 COARSE_STEPS = 6
 COARSE_WEIGHT = 1e-3
 
-# Weights of total variation at full size: one that fills in what features leave open, then one that
-# is small beside them.
+# Weights of total variation at full size: first one that determines what features leave open, then
+# one that is small compared with them.
 SMOOTH = (1e-2, 1e-4)
 
-# Most L-BFGS steps at each weight.
+# Maximum number of L-BFGS steps at each weight.
 SMOOTH_STEPS = 40
 
-# Steps over which such a search must gain; the next one goes on from where it ends.
+# A search stops if it gains nothing in this many steps; the next one continues from its end.
 PATIENCE = 5
 
-# Differences of neighbours below this count as squares, which keeps L-BFGS going: a quarter of a
-# grey level of 255.
+# Differences of neighbouring pixels below this are squared, so that the objective stays smooth for
+# L-BFGS: a quarter of a grey level of 255.
 ROUNDING = 1e-3
 
 
 @dataclass(frozen=True)
 class Known:
-    """What is known of one sample.
+    """What is known about one sample.
 
     Attributes:
         label: Its class.
         theta: (k, d) models.
-        features: (k, H) what their last linear layers see.
+        features: (k, H) the inputs of their last linear layers.
     """
 
     label: int
@@ -65,7 +65,7 @@ def features(task: Task, theta: Tensor, x: Tensor) -> Tensor:
     """Compute the input (H,) of the last linear layer for one sample; differentiable in x.
 
     Args:
-        task: What is trained; it must have a last linear layer.
+        task: The learning task, with a last linear layer.
         theta: (d,) the model.
         x: (1, *shape).
     """
@@ -75,10 +75,10 @@ def features(task: Task, theta: Tensor, x: Tensor) -> Tensor:
 
 
 def misfit(task: Task, known: Known, x: Tensor) -> Tensor:
-    """Mean over models of |h(x) - h|^2 / |h|^2.
+    """Return the mean over models of |h(x) - h|^2 / |h|^2.
 
     Args:
-        task: What is trained.
+        task: The learning task.
         known: The features h, and their models.
         x: (1, *shape).
     """
@@ -89,17 +89,17 @@ def misfit(task: Task, known: Known, x: Tensor) -> Tensor:
 
 
 def invert(task: Task, known: Known, start: Tensor, coarse: bool) -> SearchRun:
-    """Search the input by L-BFGS.
+    """Search for the input with L-BFGS.
 
     Args:
-        task: What is trained.
+        task: The learning task.
         known: The features, and their models.
-        start: (1, *shape) where to begin.
-        coarse: Whether images are searched at sides 4, 8 and 16 first. Other inputs are searched
+        start: (1, *shape) the input to start from.
+        coarse: Whether images are first searched at sizes 4, 8 and 16. Other inputs are searched
             without smoothing.
 
     Returns:
-        The search; its objective is `misfit` and the last total variation.
+        The search; its objective is `misfit` plus the last total variation.
     """
     run = SearchRun((start,))
     if not task.spec.is_image:
@@ -128,7 +128,7 @@ def _smooth(
     steps: int,
     enlarge: Callable[[Tensor], Tensor],
 ) -> SearchRun:
-    """One search with one weight of total variation."""
+    """Run one search with one weight of total variation."""
 
     def objective(z: Tensor) -> Tensor:
         x = enlarge(z)
@@ -138,5 +138,5 @@ def _smooth(
 
 
 def _enlarge(sides: torch.Size) -> Callable[[Tensor], Tensor]:
-    """Bilinear interpolation to the full size."""
+    """Return bilinear interpolation to the full size."""
     return lambda z: F.interpolate(z, size=tuple(sides), mode="bilinear")

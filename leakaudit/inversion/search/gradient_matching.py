@@ -1,8 +1,8 @@
-"""Inputs that leave the gradients that leaked: the search that DLG and iDLG share.
+"""Search for inputs with the leaked gradients, shared by DLG and iDLG.
 
-Dummy inputs, and with DLG dummy labels too, are moved by L-BFGS until their gradients are those of
-the leak. Several leaks of one shape are searched together, and each from more starts as long as it
-does not fit. The two attacks differ only in what is searched beside the inputs, and hand that over
+L-BFGS moves dummy inputs, and in DLG also dummy labels, until their gradients equal those of the
+leak. Several leaks of one shape are searched together, and each from further starts as long as it
+does not fit. The two attacks differ only in what they search in addition to the inputs, and pass it
 as functions.
 """
 
@@ -32,11 +32,11 @@ Format = Literal["mixed", "float32", "float64"]
 
 @dataclass(frozen=True)
 class Search:
-    """How gradients are matched.
+    """Parameters of gradient matching.
 
     Attributes:
-        steps: L-BFGS steps of 20 iterations, at most, from each start.
-        restarts: Starting points, at most.
+        steps: Maximum number of L-BFGS steps of 20 iterations, from each start.
+        restarts: Maximum number of starting points.
         goal: Relative residual at which a search stops.
         space: Coordinates in which an image moves: scaled frequencies, or pixels.
         dtype: Number format; ``mixed`` is float32 and then float64.
@@ -51,13 +51,14 @@ class Search:
 
 @dataclass(frozen=True)
 class Unknowns:
-    """What is searched, and which labels belong to it.
+    """What to search for, and the labels that belong to it.
 
     Attributes:
-        start: Draws a new start for a leak, given its place: the inputs (b, *shape), and after them
-            any other tensors that are searched.
-        constants: For the places of some leaks, tensors with one row per leak that the labels need.
-        labels: Labels, from those constants and from the other tensors that are searched.
+        start: Draws a new start for a leak, given its index: the inputs (b, *shape), followed by
+            any other tensors to search for.
+        constants: For the indices of some leaks, tensors with one row per leak that the labels
+            depend on.
+        labels: Computes labels from these constants and from the other tensors.
     """
 
     start: Callable[[int], Point]
@@ -70,10 +71,10 @@ class Matched:
     """The best search for one leak.
 
     Attributes:
-        place: Of the leak.
+        place: Index of the leak.
         x: (b, *shape) the inputs in the data's units.
-        others: The other tensors that were searched.
-        run: How the search went.
+        others: The other tensors.
+        run: The search.
     """
 
     place: int
@@ -90,18 +91,18 @@ def matched(
     unknowns: Unknowns,
     what: str,
 ) -> Iterator[Matched]:
-    """Search the inputs of several leaks, those of one shape together.
+    """Search for the inputs of several leaks, those of one shape together.
 
     Args:
-        task: What is trained.
+        task: The learning task.
         targets: What each leak's gradients are compared with.
-        sizes: Samples behind each leak's gradients.
-        search: How it goes.
-        unknowns: What is searched.
-        what: Name for reports of progress.
+        sizes: Number of samples behind each leak's gradients.
+        search: Parameters of the search.
+        unknowns: What to search for.
+        what: Name for progress reports.
 
     Yields:
-        Each leak's best search, as soon as it is settled.
+        The best search of each leak, as soon as it is finished.
     """
     space = Spectrum.of(task.spec.shape, task.device) if search.space == "spectrum" else None
     schedule = SearchSchedule(search.steps, formats=FORMATS[search.dtype])
@@ -135,7 +136,7 @@ def _objective(
     given: Point,
     point: Point,
 ) -> Tensor:
-    """Squared relative residual of each problem (see `Problems`)."""
+    """Return the squared relative residual of each problem (see `Problems`)."""
     theta, mixing, aim, *constants = given
     z, *others = point
     x = z if space is None else space.image(z)

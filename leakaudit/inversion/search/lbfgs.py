@@ -6,8 +6,9 @@ Hessian is
 
     H = c I + [S cY] [[R^-T (D + c Y^T Y) R^-1, -R^-T], [-R^-1, 0]] [S cY]^T    (eq. 3.13).
 
-All products with S and Y are batched, so a direction reads each of them twice; the m x m rest is in
-float64. tests/reference/test_engine.py compares the directions with the usual two-loop recursion.
+All products with S and Y are batched, so a direction reads each of them twice; the remaining m x m
+computations are in float64. tests/reference/test_engine.py compares the directions with the usual
+two-loop recursion.
 """
 
 from __future__ import annotations
@@ -16,27 +17,27 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# Pairs that there is room for at first; the room doubles as pairs come, since every direction reads
-# all of it. A choice.
+# Initial capacity for pairs; it doubles as pairs are added, because every direction reads all of
+# it. A choice.
 FIRST = 16
 
-# Cosine between s and y below which a pair is left out. H stays positive for any positive cosine;
-# this one leaves six digits to R's inverse in float64.
+# Cosine between s and y below which a pair is discarded. H is positive definite for any positive
+# cosine; this one leaves six digits for R's inverse in float64.
 LEAST = 1e-10
 
 
 class Memory:
-    """The last m pairs of K searches over n variables, written in turn.
+    """The last m pairs of K searches over n variables, stored cyclically.
 
-    The room r grows from 16 to m as pairs come.
+    The capacity r grows from 16 to m as pairs are added.
 
     Attributes:
-        m: Pairs at the most.
+        m: Maximum number of pairs.
         s: (K, r, n) steps.
         y: (K, r, n) changes of the slope.
         sy: (K, r, r) products of the two.
         yy: (K, r, r) products of the changes.
-        count: (K,) pairs so far, those that fell out included.
+        count: (K,) number of pairs so far, including those that were overwritten.
     """
 
     def __init__(self, like: Tensor, m: int) -> None:
@@ -51,7 +52,7 @@ class Memory:
         self.count = torch.zeros(k, dtype=torch.long, device=like.device)
 
     def keep(self, index: Tensor) -> None:
-        """Go on with only these searches."""
+        """Continue with only these searches."""
         self.s = self.s[index]
         self.y = self.y[index]
         self.sy = self.sy[index]
@@ -59,17 +60,17 @@ class Memory:
         self.count = self.count[index]
 
     def forget(self, which: Tensor) -> None:
-        """Drop all pairs of the searches where `which` (K,) is set."""
+        """Discard all pairs of the searches selected by `which` (K,)."""
         if bool(which.any()):
             self.sy[which] = 0.0
             self.yy[which] = 0.0
             self.count[which] = 0
 
     def update(self, which: Tensor, step: Tensor, change: Tensor, slope: Tensor) -> Tensor:
-        """Remember a pair of each search, and return its new direction.
+        """Store a pair of each search, and return its new direction.
 
         Args:
-            which: (K,) searches that took a step. Its pair is remembered if s^T y is positive.
+            which: (K,) searches that took a step. The pair is stored if s^T y is positive.
             step: (K, n) the steps s.
             change: (K, n) changes y of the slope.
             slope: (K, n) the slopes after the step.
@@ -97,7 +98,7 @@ class Memory:
         return self._direction(slope, by_s[:, 0], by_y[:, 0])
 
     def _grow(self, more: int) -> None:
-        """Make room for more pairs."""
+        """Increase the capacity."""
         self.s = F.pad(self.s, (0, 0, 0, more))
         self.y = F.pad(self.y, (0, 0, 0, more))
         self.sy = F.pad(self.sy, (0, more, 0, more))
@@ -105,7 +106,7 @@ class Memory:
 
     def _direction(self, slope: Tensor, by_s: Tensor, by_y: Tensor) -> Tensor:
         """Compute -H slope from S^T slope and Y^T slope (K, r), by eq. 3.13 from right to left."""
-        k, m = by_s.shape  # no pair has fallen out while r < m, so that count % r is count % m
+        k, m = by_s.shape  # no pair is overwritten while r < m, so that count % r is count % m
         slots = torch.arange(m, device=slope.device)
         rows = torch.arange(k, device=slope.device)
         used = self.count.clamp_max(m)
@@ -114,7 +115,7 @@ class Memory:
         last = (self.count - 1) % m
         ratio = self.sy[rows, last, last] / self.yy[rows, last, last]
         c = torch.where(used > 0, ratio, 1.0)[:, None]
-        # R with a diagonal of ones where there is no pair; its lower triangle is not read below.
+        # R with a diagonal of ones for missing pairs; its lower triangle is not read below.
         r = self.sy[rows[:, None, None], order[:, :, None], order[:, None, :]]
         d = r.diagonal(dim1=1, dim2=2).clone()
         r.diagonal(dim1=1, dim2=2).add_((~there).double())
@@ -127,7 +128,7 @@ class Memory:
         b = torch.where(there, gap.gather(1, order), 0.0)
         right = (d * u + c * b)[..., None]
         p = torch.linalg.solve_triangular(r.transpose(1, 2), right, upper=False)[..., 0]
-        # -c u are those of Y
+        # -c u are the coefficients of Y
         by_step = torch.zeros_like(p).scatter_(1, order, p)
         back = torch.stack([by_step, -c * by_slot], dim=1).to(slope)
         turned = torch.bmm(back[:, :1], self.s)[:, 0] + torch.bmm(back[:, 1:], self.y)[:, 0]

@@ -7,9 +7,9 @@ slope along the direction at 0:
 
     f(t) <= f(0) + FALL t s    and    slope(t) >= FLATTER s.
 
-A trial that is too long or not finite becomes the bracket's upper end, one that is too short its
-lower end. The next trial is the minimum of the cubic through both ends, kept a tenth of the bracket
-away from them.
+A trial that is too long or not finite becomes the upper end of the bracket, one that is too short
+the lower end. The next trial is the minimum of the cubic through both ends, kept away from them by
+a tenth of the bracket.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import math
 import torch
 from torch import Tensor
 
-# The constants of the conditions, those that Nocedal and Wright recommend for quasi-Newton methods.
+# Constants of the conditions, as recommended by Nocedal and Wright for quasi-Newton methods.
 FALL = 1e-4
 FLATTER = 0.9
 
-# Factor from a trial that is too short to the next one, as long as no upper end is known. A choice.
+# Ratio of the next trial to one that is too short, as long as no upper end is known. A choice.
 GROW = 2.5
 
-# Part of the bracket by which a trial keeps away from its ends, so that it shrinks. A choice.
+# Minimum distance of a trial from both ends, relative to the bracket, so that it shrinks. A choice.
 MARGIN = 0.1
 
 
@@ -35,25 +35,25 @@ class Brackets:
 
     Attributes:
         low: (3, K) step, objective and slope at the lower end.
-        high: (3, K) the same at the upper end; the step is infinite as long as none is known.
+        high: (3, K) the same at the upper end; the step is infinite as long as it is unknown.
         start: (3, K) the same at step 0.
     """
 
     def __init__(self, value: Tensor, slope: Tensor) -> None:
-        """Open them at step 0 with value and slope (K,) there."""
+        """Start the brackets at step 0 with value and slope (K,) there."""
         zero = torch.zeros_like(value)
         self.low = torch.stack([zero, value, slope])
         self.high = torch.stack([zero + math.inf, zero, zero])
         self.start = self.low.clone()
 
     def keep(self, index: Tensor) -> None:
-        """Go on with only these searches."""
+        """Continue with only these searches."""
         self.low = self.low[:, index]
         self.high = self.high[:, index]
         self.start = self.start[:, index]
 
     def open(self, which: Tensor, value: Tensor, slope: Tensor) -> None:
-        """Begin anew at step 0 where `which` (K,) is set, with value and slope (K,) there."""
+        """Restart the brackets of `which` (K,) at step 0, with value and slope (K,) there."""
         fresh = Brackets(value, slope)
         self.low = torch.where(which, fresh.low, self.low)
         self.high = torch.where(which, fresh.high, self.high)
@@ -68,7 +68,7 @@ class Brackets:
             slope: (K,) slopes along the directions there.
 
         Returns:
-            Which are accepted (K,), and the next trial (K,) of the others.
+            Which trials are accepted (K,), and the next trial (K,) of the others.
         """
         finite = value.isfinite() & slope.isfinite()
         _, f, s = self.start
@@ -88,9 +88,9 @@ class Brackets:
 
 
 def _cubic(low: Tensor, high: Tensor) -> Tensor:
-    """Minimum of the cubic through two points with slopes (Nocedal and Wright 2006, eq. 3.59).
+    """Return the minimum of the cubic through two points with slopes (eq. 3.59 of the book).
 
-    NaN if it has none.
+    NaN if there is none.
     """
     a, fa, sa = low
     b, fb, sb = high

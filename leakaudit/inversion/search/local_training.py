@@ -1,9 +1,9 @@
 """Local trainings: the sum of the gradients of several steps, differentiated through all of them.
 
-A leak with ``inner`` K > 1 holds u = sum_k keep^(K-k) g_k of gradients along w_k = keep w_{k-1} -
-rate g_k. What a client of FedAvg sends back is keep^K w_0 - rate u (McMahan et al. 2017, algorithm
-1; attacked by Geiping et al. 2020, section 6). From the known w_0 the K steps are taken again with
-dummy records, and u is compared.
+A leak with ``inner`` K > 1 contains u = sum_k keep^(K-k) g_k of gradients along w_k = keep w_{k-1}
+- rate g_k. A client of FedAvg sends back keep^K w_0 - rate u (McMahan et al. 2017, algorithm 1;
+attacked by Geiping et al. 2020, section 6). The K steps are repeated from the known w_0 with dummy
+records, and u is compared.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 class Local:
     """How a node trains between two messages; with one step, its update is a gradient.
 
-    Mini-batches come in the records' order, the last one smaller if the size does not divide, and
-    again from the first one when all have come.
+    Mini-batches follow the records' order, the last one is smaller if the size does not divide, and
+    after the last they start again from the first.
 
     Attributes:
-        steps: K.
-        rate: Of a step.
-        samples: Different records n.
-        batch: Records of a step.
+        steps: Number K of steps.
+        rate: Step size.
+        samples: Number n of different records.
+        batch: Number of records per step.
         keep: 1 - rate times weight decay.
     """
 
@@ -48,19 +48,19 @@ class Local:
 
     @property
     def batches(self) -> int:
-        """Number of mini-batches of an epoch."""
+        """Number of mini-batches per epoch."""
         return -(-self.samples // self.batch)
 
 
 def of(leak: GradientLeak, batch: int | None, samples: int | None, decay: float = 0.0) -> Local:
     """Return the local training behind each gradient of a leak.
 
-    It raises no error: `missing` must have found nothing.
+    It raises no error: `missing` must have returned None.
 
     Args:
-        leak: What was heard.
-        batch: Records of a step; None takes what the leak says.
-        samples: Different records; None takes as many as one step.
+        leak: The leak to attack.
+        batch: Number of records per step; None for the number that the leak states.
+        samples: Number of different records; None for the number per step.
         decay: Weight decay of the steps.
     """
     size = batch or leak.batch or 1
@@ -75,12 +75,12 @@ def of(leak: GradientLeak, batch: int | None, samples: int | None, decay: float 
 
 
 def missing(leak: GradientLeak, batch: int | None, samples: int | None) -> str | None:
-    """Explain what an attack that takes the local steps again misses in a leak.
+    """Explain what an attack that repeats the local steps lacks in a leak.
 
     Args:
-        leak: What was heard.
-        batch: Records of a step; None takes what the leak says.
-        samples: Different records; None takes as many as one step.
+        leak: The leak to attack.
+        batch: Number of records per step; None for the number that the leak states.
+        samples: Number of different records; None for the number per step.
 
     Returns:
         The reason, or None if nothing is missing.
@@ -89,14 +89,14 @@ def missing(leak: GradientLeak, batch: int | None, samples: int | None) -> str |
     if why:
         return why
     if leak.inner > 1 and leak.step is None:
-        return f"each gradient is a sum over {leak.inner} local steps, and their size is not known"
+        return f"each gradient is a sum over {leak.inner} local steps of unknown size"
     if samples is None:
         return None
     count = of(leak, batch, samples).batches
     if count > leak.inner:
         return (
-            f"{samples} samples make {count} mini-batches, and the node takes {leak.inner} steps; "
-            "set samples=N and batch=N"
+            f"{samples} samples make {count} mini-batches, but the node takes only {leak.inner} "
+            "steps; set samples=N and batch=N"
         )
     return None
 
@@ -108,26 +108,26 @@ def refused(
     batch: int | None,
     samples: int | None,
 ) -> str | None:
-    """Explain why an attack that compares updates at known labels cannot read a leak.
+    """Explain why an attack that compares updates at known labels cannot use a leak.
 
     Args:
-        leak: What was heard.
-        task: What is trained.
-        given: Known labels; none if they are to be read from the last layer.
-        batch: Records of a step; None takes what the leak says.
-        samples: Different records; None takes as many as one step.
+        leak: The leak to attack.
+        task: The learning task.
+        given: Known labels; empty if they are to be read from the last layer.
+        batch: Number of records per step; None for the number that the leak states.
+        samples: Number of different records; None for the number per step.
 
     Returns:
         The reason, or None if it can.
     """
     if not leak.is_plain:
-        return "it fits single gradients, and this leak's rows combine several; use differential"
+        return "it fits single gradients, but this leak contains combinations; use differential"
     why = missing(leak, batch, samples)
     if why:
         return why
     if not given and not read_labels.readable(leak, task):
         return (
-            "the last layer's gradient, which would show the labels, is not in the leak; "
+            "the labels cannot be read because the leak does not contain the last layer; "
             "set labels=… or use dlg"
         )
     return None
@@ -139,8 +139,8 @@ def update(
     """Train locally and return u.
 
     Args:
-        task: What is trained.
-        local: How.
+        task: The learning task.
+        local: The local training.
         theta: (d,) the model to start from.
         x: (samples, *shape), in the order of the mini-batches.
         y: (samples,) labels, or soft ones.
@@ -164,12 +164,12 @@ def update(
 
 
 def cosine(target: Target, task: Task, local: Local, x: Tensor, y: Tensor) -> Tensor:
-    """One minus the cosine between whitened updates and their targets (Geiping et al. 2020, eq. 4).
+    """Return one minus the cosine of whitened updates and targets (Geiping et al. 2020, eq. 4).
 
     Args:
-        target: What is compared with, as in `objectives.cosine`.
-        task: What is trained.
-        local: How.
+        target: What to compare with, as in `objectives.cosine`.
+        task: The learning task.
+        local: The local training.
         x: (samples, *shape).
         y: (samples,) labels, or soft ones.
     """
@@ -180,12 +180,12 @@ def cosine(target: Target, task: Task, local: Local, x: Tensor, y: Tensor) -> Te
 
 
 def l2(target: Target, task: Task, local: Local, x: Tensor, y: Tensor) -> Tensor:
-    """Squared norm of the whitened residual of updates, as `objectives.l2`.
+    """Return the squared norm of the whitened residual of updates, as `objectives.l2`.
 
     Args:
-        target: What is compared with.
-        task: What is trained.
-        local: How.
+        target: What to compare with.
+        task: The learning task.
+        local: The local training.
         x: (samples, *shape).
         y: (samples,) labels, or soft ones.
     """
@@ -195,17 +195,17 @@ def l2(target: Target, task: Task, local: Local, x: Tensor, y: Tensor) -> Tensor
 
 
 def misfit(target: Target, task: Task, local: Local, x: Tensor, y: Tensor) -> float:
-    """Relative residual of updates without a graph, as `objectives.misfit`.
+    """Return the relative residual of updates without a graph, as `objectives.misfit`.
 
     Args:
-        target: What is compared with.
-        task: What is trained.
-        local: How.
+        target: What to compare with.
+        task: The learning task.
+        local: The local training.
         x: (samples, *shape).
         y: (samples,) labels, or soft ones.
 
     Returns:
-        The residual, infinite if it is not finite.
+        The residual; infinite if it is not finite.
     """
     found = target.mixing @ _updates(target, task, local, x.detach(), y.detach(), graph=False)
     size = float((found - target.aim).norm())
@@ -213,5 +213,5 @@ def misfit(target: Target, task: Task, local: Local, x: Tensor, y: Tensor) -> fl
 
 
 def _updates(target: Target, task: Task, local: Local, x: Tensor, y: Tensor, graph: bool) -> Tensor:
-    """Updates (T, c) of the dummy records."""
+    """Return the updates (T, c) of the dummy records."""
     return torch.stack([update(task, local, w, x, y, graph)[target.columns] for w in target.theta])

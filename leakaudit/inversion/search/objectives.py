@@ -23,16 +23,17 @@ if TYPE_CHECKING:
 
 Gradients = Callable[[Tensor, Tensor, Tensor], Tensor]
 
-# Relative residual that counts as a fit; unrelated photographs and wrong labels leave 0.2 to 1.3.
+# Relative residual that counts as a fit; for unrelated photographs and wrong labels it is 0.2 to
+# 1.3.
 FIT = 0.1
 
-# If noise by itself makes this relative residual, a fit means nothing.
+# If noise causes this relative residual, a fit is meaningless.
 DROWNED = 0.5
 
 
 @dataclass(frozen=True)
 class Target:
-    """A few rows of a leak, ready to be compared: `combination @ gradients = value`.
+    """A few rows of a leak, prepared for comparison: `combination @ gradients = value`.
 
     Attributes:
         theta: (T, d) models of the gradients that these rows use.
@@ -41,8 +42,8 @@ class Target:
         mixing: (m, T) the combination, with rows mixed so that their errors are equal and
             independent.
         aim: (m, c) the value, mixed in the same way, with norm 1.
-        columns: Of the flat gradient that are compared.
-        noise: Norm of the residual that the leak's own errors make at the true inputs.
+        columns: Columns of the flat gradient to compare.
+        noise: Norm of the residual that the leak's own errors cause at the true inputs.
     """
 
     theta: Tensor
@@ -55,48 +56,48 @@ class Target:
 
 
 def missing(leak: GradientLeak, batch: int | None) -> str | None:
-    """Explain what every attack by optimisation misses in a leak.
+    """Explain what an attack by optimisation lacks in a leak.
 
     Args:
-        leak: What was heard.
-        batch: Samples behind each gradient, or None if only the leak may say so.
+        leak: The leak to attack.
+        batch: Number of samples behind each gradient, or None if only the leak may state it.
 
     Returns:
         The reason, or None if nothing is missing.
     """
     if leak.theta is None:
         return (
-            "it needs the models at which the gradients were taken, "
-            "and this adversary does not know them"
+            "it requires the models at which the gradients were computed, "
+            "but this adversary does not know them"
         )
     if leak.inner > 1:
         return (
-            f"each gradient is a sum over {leak.inner} inner steps, "
-            "and it compares single gradients"
+            f"it compares single gradients, "
+            f"but each gradient is a sum over {leak.inner} inner steps"
         )
     if not bool((leak.value != 0).any()):
         return "the gradients are zero"
     if batch is None and leak.batch is None:
-        return "the number of samples behind a gradient is unknown; set batch=N"
+        return "the number of samples behind each gradient is unknown; set batch=N"
     return None
 
 
 def target(leak: GradientLeak, task: Task, rows: int, dtype: torch.dtype) -> Target:
-    """Pick the consecutive rows with the best signal over noise and make them comparable.
+    """Choose the consecutive rows with the best signal-to-noise ratio and prepare the comparison.
 
-    It raises no error: `missing` must have found nothing.
+    It raises no error: `missing` must have returned None.
 
     Args:
-        leak: What was heard.
-        task: What is trained.
-        rows: How many, at most.
+        leak: The leak to attack.
+        task: The learning task.
+        rows: Maximum number of rows.
         dtype: Number format of the comparison.
     """
     chosen = _window(leak, rows)
     used = leak.combination[chosen].count_nonzero(dim=0).nonzero().flatten()
     combination = leak.combination[chosen][:, used].to(task.device, torch.float64)
     value = leak.value[chosen].to(task.device, torch.float64)
-    # In float64: the squared rounding of a small gradient is 0 in float32.
+    # In float64, because the squared rounding error of a small gradient is 0 in float32.
     whiten, noise = _whiten(leak, chosen, value)
     theta = value.new_empty(0, dtype=dtype)
     if leak.theta is not None:
@@ -116,8 +117,8 @@ def gradients(target: Target, task: Task, x: Tensor, y: Tensor) -> Tensor:
     """Compute the gradients (T, c) of the dummy inputs, differentiable in x and in soft labels y.
 
     Args:
-        target: Its models are used.
-        task: What is trained.
+        target: Provides the models.
+        task: The learning task.
         x: (b, *shape) inputs.
         y: (b,) labels, or soft ones (b, classes).
     """
@@ -128,11 +129,13 @@ def gradients(target: Target, task: Task, x: Tensor, y: Tensor) -> Tensor:
 
 
 def l2(target: Target, task: Task, x: Tensor, y: Tensor) -> Tensor:
-    """Squared norm of the whitened residual (Zhu et al. 2019, eq. 2, over the norm of the target).
+    """Return the squared norm of the whitened residual, relative to the target (Zhu et al. 2019).
+
+    Eq. 2 of the paper, divided by the norm of the target.
 
     Args:
-        target: What is compared with. Gradients of zero leave 1.
-        task: What is trained.
+        target: What to compare with. Gradients of zero give 1.
+        task: The learning task.
         x: (b, *shape) inputs.
         y: (b,) labels, or soft ones (b, classes).
     """
@@ -141,11 +144,11 @@ def l2(target: Target, task: Task, x: Tensor, y: Tensor) -> Tensor:
 
 
 def cosine(target: Target, task: Task, x: Tensor, y: Tensor) -> Tensor:
-    """One minus the cosine between whitened rows and their targets (Geiping et al. 2020, eq. 4).
+    """Return one minus the cosine of whitened rows and targets (Geiping et al. 2020, eq. 4).
 
     Args:
-        target: What is compared with.
-        task: What is trained.
+        target: What to compare with.
+        task: The learning task.
         x: (b, *shape) inputs.
         y: (b,) labels, or soft ones (b, classes).
     """
@@ -156,10 +159,10 @@ def cosine(target: Target, task: Task, x: Tensor, y: Tensor) -> Tensor:
 
 
 def stacked(targets: Sequence[Target]) -> tuple[Tensor, Tensor, Tensor]:
-    """Put targets of equal shapes together, for `mixed`.
+    """Stack targets of equal shapes, for `mixed`.
 
     Args:
-        targets: K of them.
+        targets: K targets.
 
     Returns:
         Models (K, T, d), mixing (K, m, T) and aim (K, m, c).
@@ -174,11 +177,11 @@ def alike(targets: Sequence[Target], sizes: Sequence[int] = ()) -> list[list[int
     """Group targets that can be searched together: equal shapes, columns and batch sizes.
 
     Args:
-        targets: What is compared with.
-        sizes: Samples behind each; empty if all are equal.
+        targets: What to compare with.
+        sizes: Number of samples behind each; empty if all are equal.
 
     Returns:
-        The places of the targets in each group.
+        The indices of the targets in each group.
     """
     groups: dict[object, list[int]] = {}
     for k, t in enumerate(targets):
@@ -191,11 +194,11 @@ def alike(targets: Sequence[Target], sizes: Sequence[int] = ()) -> list[list[int
 def mixed(
     gradients: Gradients, columns: slice, theta: Tensor, mixing: Tensor, x: Tensor, y: Tensor
 ) -> Tensor:
-    """Compute what is compared for some of the `stacked` targets, each at its own models.
+    """Compute the rows to compare for some of the `stacked` targets, each at its own models.
 
     Args:
-        gradients: Of models (n, d), as `evaluate.Problems` hands it over.
-        columns: Of the flat gradient that are compared.
+        gradients: Gradients of models (n, d), as provided by `evaluate.Problems`.
+        columns: Columns of the flat gradient to compare.
         theta: (k, T, d).
         mixing: (k, m, T).
         x: (k, b, *shape).
@@ -213,7 +216,7 @@ def mixed(
 
 
 def squared(found: Tensor, aim: Tensor) -> Tensor:
-    """Return what `l2` does, (k,).
+    """Return the same as `l2`, (k,).
 
     Args:
         found: (k, m * c), as `mixed` returns it.
@@ -225,7 +228,7 @@ def squared(found: Tensor, aim: Tensor) -> Tensor:
 
 
 def angles(found: Tensor, aim: Tensor) -> Tensor:
-    """Return what `cosine` does, (k,).
+    """Return the same as `cosine`, (k,).
 
     Args:
         found: (k, m * c), as `mixed` returns it.
@@ -237,16 +240,16 @@ def angles(found: Tensor, aim: Tensor) -> Tensor:
 
 
 def misfit(target: Target, task: Task, x: Tensor, y: Tensor) -> float:
-    """Relative residual |combination @ G - value| / |value| of whitened rows, without a graph.
+    """Return the residual |combination @ G - value| / |value| of whitened rows, without a graph.
 
     Args:
-        target: What is compared with.
-        task: What is trained.
+        target: What to compare with.
+        task: The learning task.
         x: (b, *shape) inputs.
-        y: (b,) labels, or soft ones (b, classes).
+        y: (b,) labels, or soft ones.
 
     Returns:
-        The residual, infinite if it is not finite.
+        The residual; infinite if it is not finite.
     """
     x = x.detach()
     y = y.detach()
@@ -265,36 +268,36 @@ def reconstruction(
     residual: Callable[[Tensor], float],
     note: str,
 ) -> Reconstruction:
-    """Judge inputs by the relative residual that they leave once they are clamped.
+    """Judge inputs by their relative residual after clamping.
 
     Args:
-        name: Of the attack.
-        leak: What was attacked.
-        task: What is trained.
+        name: Name of the attack.
+        leak: The leak that was attacked.
+        task: The learning task.
         target: What was compared with.
         x: (b, *shape) inputs.
-        y: The labels to report, None if they are not settled.
-        residual: Of inputs, relative.
-        note: How the search went.
+        y: The labels to report; None if they are not determined.
+        residual: Computes the relative residual of inputs.
+        note: Description of the search.
 
     Returns:
         Finite inputs. The certificate is APPROXIMATE or FAILED, never EXACT: other inputs may fit
-        as well.
+        equally well.
     """
     x = priors.boxed(task, x.detach().nan_to_num(0.5, 1.0, 0.0))
     left = residual(x)
     certificate = Certificate.APPROXIMATE
-    # A fit within twice the noise is as good as one can be.
+    # A fit within twice the noise is as good as possible.
     if left > max(FIT, 2 * target.noise):
         certificate = Certificate.FAILED
     if target.noise > DROWNED:
         certificate = Certificate.FAILED
-        note = f"the leak's noise is {target.noise:.2g} of its signal; {note}"
+        note = f"noise is {target.noise:.2g} of the leak's signal; {note}"
     return Reconstruction(leak.node, name, x.to(task.dtype), y, certificate, left, note=note)
 
 
 def _window(leak: GradientLeak, rows: int) -> slice:
-    """Return the consecutive rows whose signal over noise sums to most; of equals the first."""
+    """Return the consecutive rows with the largest total signal-to-noise ratio, or the first."""
     rows = min(rows, len(leak.value))
     size = leak.value.double().norm(dim=1)
     rounding = torch.finfo(leak.value.dtype).eps * float(size.max())
@@ -306,8 +309,8 @@ def _window(leak: GradientLeak, rows: int) -> slice:
 def _whiten(leak: GradientLeak, chosen: slice, value: Tensor) -> tuple[Tensor, float]:
     """Return the whitening (m, m) and the norm of the whitened error; exact leaks are only scaled.
 
-    The whitening is the inverse Cholesky factor of the errors' covariance, over the norm of what it
-    makes of the values.
+    The whitening is the inverse Cholesky factor of the errors' covariance, divided by the norm of
+    the whitened values.
     """
     mixed = leak.noise[chosen] if leak.noise is not None else leak.std[chosen].diag()
     noise = mixed.to(value)

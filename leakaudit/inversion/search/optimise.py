@@ -1,8 +1,8 @@
-"""One search with L-BFGS, with a convergence test, a deadline and a way out of NaN.
+"""One search with L-BFGS, with convergence checks, time limits and recovery from non-finite values.
 
 A search minimises `objective(*tensors) -> scalar` from a start and returns the best finite point
-that it met, as a `SearchRun`. Objectives are normalised: 1 if nothing is explained.
-`batched_search` runs many such searches together; `adam` has the other method.
+found, as a `SearchRun`. Objectives are normalised: 1 if nothing is explained. `batched_search` runs
+many such searches together; `adam` implements the other method.
 """
 
 from __future__ import annotations
@@ -21,31 +21,32 @@ Objective = Callable[..., Tensor]
 Point = tuple[Tensor, ...]
 Ended = Literal["fitted", "converged", "stopped", "out of time", "diverged"]
 
-# Factor by which objectives and slopes are enlarged. torch's L-BFGS forgets curvature pairs whose
-# product y^T s is at most 1e-10 in absolute size, so a normalised objective must start large: with
-# this factor, only those are lost that change it by less than 1e-18.
+# Factor by which objectives and slopes are multiplied. torch's L-BFGS discards curvature pairs
+# whose product y^T s is at most 1e-10 in absolute value, so a normalised objective must start
+# large: with this factor, only pairs that change it by less than 1e-18 are lost.
 SCALE = 1e8
 
-# L-BFGS steps, of 20 iterations each, over which the objective must fall ...
+# Number of L-BFGS steps, of 20 iterations each, in which the objective must decrease ...
 PATIENCE = 15
-# ... by this share, or else the search has converged. Both are choices.
+# ... by this share; otherwise the search has converged. Both are choices.
 FALLS = 0.03
 
-# Share of its own step that L-BFGS takes after a point that was not finite, over the one before,
-# and how many such restarts it has.
+# Ratio of step lengths before and after a point that was not finite, and maximum number of such
+# restarts.
 SHRINK = 0.1
 TRIES = 3
 
 
 @dataclass(frozen=True)
 class SearchRun:
-    """How a search went.
+    """The result of a search.
 
     Attributes:
         point: The best point.
         objective: Its objective.
-        steps: Steps that were taken.
-        evaluations: Of the objective and its slopes, forward and double backward each.
+        steps: Number of steps taken.
+        evaluations: Number of evaluations of the objective and its slopes, each one forward and one
+            double backward pass.
         ended: Why it ended.
     """
 
@@ -56,18 +57,18 @@ class SearchRun:
     ended: Ended = "stopped"
 
     def __str__(self) -> str:
-        """For the note of a reconstruction."""
+        """Describe the search for the note of a reconstruction."""
         return f"{self.ended} after {self.steps} steps ({self.evaluations} evaluations)"
 
     def after(self, *earlier: SearchRun) -> SearchRun:
-        """The same with the steps and evaluations of earlier runs counted."""
+        """Return the run with the steps and evaluations of earlier runs added."""
         steps = sum(run.steps for run in earlier)
         evaluations = sum(run.evaluations for run in earlier)
         return replace(self, steps=self.steps + steps, evaluations=self.evaluations + evaluations)
 
 
 class _Closure:
-    """What `torch.optim.LBFGS` calls; it keeps the best finite point and the last value."""
+    """The closure for `torch.optim.LBFGS`; it keeps the best finite point and the last value."""
 
     def __init__(self, objective: Objective, best: SearchRun) -> None:
         self.objective = objective
@@ -76,7 +77,7 @@ class _Closure:
         self.last = math.inf
 
     def __call__(self) -> Tensor:
-        """Evaluate, and leave the slopes in `x`."""
+        """Evaluate the objective, and store the slopes in `x`."""
         value = self.objective(*self.x)
         slopes = torch.autograd.grad(value * SCALE, self.x)
         for t, slope in zip(self.x, slopes, strict=True):
@@ -87,7 +88,7 @@ class _Closure:
         return value.detach() * SCALE
 
     def finite(self) -> bool:
-        """Whether the search can go on from where it is."""
+        """Return whether the search can continue from the current point."""
         return math.isfinite(self.last) and all(bool(t.isfinite().all()) for t in self.x)
 
 
@@ -101,16 +102,17 @@ def lbfgs(
 ) -> SearchRun:
     """Minimise with L-BFGS, history 100 and a strong Wolfe line search.
 
-    If something is not finite, the search starts again from its best point with fixed steps, a
-    tenth of L-BFGS's own, then a hundredth.
+    If a value is not finite, the search restarts from its best point with fixed steps, a tenth of
+    the steps of L-BFGS, then a hundredth.
 
     Args:
         objective: ``objective(*tensors)``, a scalar, normalised to 1 if nothing is explained.
         start: Its tensors.
-        steps: At most; one is 20 iterations, torch's default, as in Zhu et al. 2019.
+        steps: Maximum number; one step is 20 iterations, torch's default, as in Zhu et al. 2019.
         goal: An objective that is good enough.
-        what: Name for reports of progress.
-        patience: Steps in which the objective must fall by 3 %, or else it has converged.
+        what: Name for progress reports.
+        patience: Number of steps in which the objective must decrease by 3 %; otherwise the search
+            has converged.
     """
     best = SearchRun(tuple(t.detach() for t in start))
     rate = 1.0
@@ -142,16 +144,16 @@ def lbfgs(
 def restarted(
     search: Callable[[Point], SearchRun], draw: Callable[[], Point], restarts: int, goal: float
 ) -> SearchRun:
-    """Search from several points, until one run is good enough or the time is over.
+    """Search from several points, until one run is good enough or time expires.
 
     Args:
-        search: From a start.
-        draw: A new start; called only if it is needed.
-        restarts: Starts, at most.
+        search: Runs a search from a start.
+        draw: Draws a new start; called only if needed.
+        restarts: Maximum number of starts.
         goal: An objective that is good enough.
 
     Returns:
-        The best run, with the steps of all of them counted.
+        The best run, with the total steps of all runs.
     """
     best = search(draw())
     for _ in range(1, restarts):
@@ -163,7 +165,7 @@ def restarted(
 
 
 def better(best: SearchRun, x: Point, value: float) -> SearchRun:
-    """Keep a point if its value is finite and the lowest.
+    """Keep a point if its value is finite and the lowest so far.
 
     Args:
         best: The best run so far.
@@ -178,9 +180,9 @@ def better(best: SearchRun, x: Point, value: float) -> SearchRun:
 def _fresh(
     objective: Objective, best: SearchRun, rate: float
 ) -> tuple[_Closure, torch.optim.LBFGS]:
-    """A search that starts from `best` without memory."""
+    """Return a search that starts from `best` without memory."""
     closure = _Closure(objective, best)
-    line_search = "strong_wolfe" if rate == 1 else None  # it would lengthen the steps again
+    line_search = "strong_wolfe" if rate == 1 else None  # a line search would lengthen the steps
     optimiser = torch.optim.LBFGS(
         closure.x, lr=rate, tolerance_grad=0.0, tolerance_change=0.0, line_search_fn=line_search
     )

@@ -1,7 +1,7 @@
-"""What images look like before anything is known of them.
+"""Prior knowledge about images.
 
-Smoothness, the box of pixel values, batch statistics, agreement between several searches, and where
-a search starts.
+Smoothness, the range of pixel values, batch statistics, agreement between several searches, and the
+starts of searches.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
 
 Start = Literal["gray", "uniform", "normal"]
 
-# Layer of batch normalisation -> mean and variance of what each of its channels sees.
+# Layer of batch normalisation -> mean and variance of the input of each of its channels.
 Statistics = Mapping[str, tuple[Tensor, Tensor]]
 
-# What samples of different classes cost in an assignment, over the largest distance of any two:
-# never.
+# Cost of assigning samples of different classes to each other, relative to the largest distance of
+# any two, so that this never happens.
 FORBIDDEN = 1e3
 
 
 def total_variation(x: Tensor, rounding: float = 0.0) -> Tensor:
-    """Mean absolute difference of horizontal plus of vertical neighbours.
+    """Return the mean absolute difference of horizontal plus that of vertical neighbours.
 
     Anisotropic, as in Geiping et al. 2020.
 
     Args:
-        x: (b, c, h, w); other shapes have 0.
+        x: (b, c, h, w); 0 for other shapes.
         rounding: e in sqrt(d^2 + e^2), which makes the absolute value smooth for L-BFGS.
     """
     if x.dim() != 4:
@@ -51,8 +51,8 @@ def boxed(task: Task, x: Tensor) -> Tensor:
     """Clamp images to [0, 1], the range of pixels in the data's units.
 
     Args:
-        task: What is trained.
-        x: Inputs. Those that are no images stay as they are.
+        task: The learning task.
+        x: Inputs. Those that are not images are returned unchanged.
     """
     return x.clamp(0, 1) if task.spec.is_image else x
 
@@ -61,11 +61,11 @@ def start(task: Task, batch: int, generator: Generator, kind: Start, dtype: torc
     """Draw the inputs that a search starts from.
 
     Args:
-        task: What is trained.
-        batch: How many.
-        generator: Draws them.
+        task: The learning task.
+        batch: Number of inputs.
+        generator: Draws the inputs.
         kind: ``gray`` between 0.45 and 0.55, ``uniform`` in [0, 1], or ``normal`` with mean 0 and
-            standard deviation 1, as Zhu et al. 2019 do.
+            standard deviation 1, as in Zhu et al. 2019.
         dtype: Number format.
 
     Returns:
@@ -78,7 +78,7 @@ def start(task: Task, batch: int, generator: Generator, kind: Start, dtype: torc
 
 
 class _Seen(Exception):
-    """The last of the layers asked for has been run."""
+    """The last of the requested layers has been reached."""
 
 
 def inputs(
@@ -87,12 +87,11 @@ def inputs(
     """Record the inputs of layers on a batch; differentiable in x.
 
     Args:
-        task: What is trained.
+        task: The learning task.
         theta: (d,) the model.
         x: (b, *shape).
-        names: Of the layers.
-        last: The layer of `names` before which the forward pass ends; those that run later are
-            missing.
+        names: Names of the layers.
+        last: The layer of `names` at which the forward pass ends; later ones are missing.
 
     Returns:
         Inputs by the layer's name, in the order in which the layers run.
@@ -130,10 +129,10 @@ def of_batch(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def batch_statistics(task: Task, theta: Tensor, x: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-    """Compute what every layer of batch normalisation sees of a batch; differentiable in x.
+    """Compute the statistics of a batch in every batch normalisation layer; differentiable in x.
 
     Args:
-        task: What is trained.
+        task: The learning task.
         theta: (d,) the model.
         x: (b, *shape).
 
@@ -148,11 +147,11 @@ def running_statistics(task: Task) -> Statistics | None:
     """Return the model's own statistics (``bn=eval``).
 
     Args:
-        task: What is trained.
+        task: The learning task.
 
     Returns:
-        Mean and variance by layer; None if there are none, or those of a fresh model, which say
-        nothing.
+        Mean and variance by layer; None if there are none, or if they are those of a fresh model,
+        which are not informative.
     """
     found: dict[str, tuple[Tensor, Tensor]] = {}
     fresh = True
@@ -172,11 +171,11 @@ def normalisation(
     """Measure how far a batch's statistics are from known ones (Yin et al. 2021, R_BN).
 
     Args:
-        task: What is trained.
+        task: The learning task.
         theta: (d,) the model.
         x: (b, *shape).
-        known: What they should be.
-        first: Weight of the first layer among the others, as in `apart`.
+        known: The known statistics.
+        first: Weight of the first layer relative to the others, as in `apart`.
     """
     return apart(batch_statistics(task, theta, x), known, first)
 
@@ -184,13 +183,13 @@ def normalisation(
 def apart(found: Statistics, known: Statistics, first: float = 10.0) -> Tensor:
     """Measure how far statistics are from known ones.
 
-    A weighted mean, over the layers of both, of the squared error of means over the known variance,
-    and of variances over its square.
+    A weighted mean over the layers of both: the squared error of means divided by the known
+    variance, plus the squared error of variances divided by its square.
 
     Args:
-        found: By layer.
-        known: By layer.
-        first: Weight of the first layer among the others.
+        found: Statistics by layer.
+        known: Statistics by layer.
+        first: Weight of the first layer relative to the others.
 
     Returns:
         0 if they agree, about 1 for each unit of relative error.
@@ -211,15 +210,15 @@ def apart(found: Statistics, known: Statistics, first: float = 10.0) -> Tensor:
 
 
 def shift(x: Tensor, reference: Tensor, most: int) -> Tensor:
-    """Move one image by whole pixels to where it correlates best with another; edges repeat.
+    """Shift one image by whole pixels to correlate best with another; edge pixels are repeated.
 
-    The correlation with all shifts at once is a product of Fourier transforms, each channel less
-    its mean.
+    The correlations for all shifts at once are a product of Fourier transforms of the channels,
+    each minus its mean.
 
     Args:
         x: (c, h, w).
         reference: (c, h, w).
-        most: Pixels, at most, each way.
+        most: Maximum number of pixels in each direction.
     """
     sides = x.shape[-2:]
     a, b = (torch.fft.rfft2(t - t.mean((-2, -1), keepdim=True)) for t in (x, reference))
@@ -233,7 +232,7 @@ def shift(x: Tensor, reference: Tensor, most: int) -> Tensor:
 
 
 def _moved(n: int, by: int, device: torch.device) -> Tensor:
-    """Places (n,) from which n rows are taken to move them."""
+    """Return the indices (n,) of the rows that a shift moves to each of n rows."""
     return (torch.arange(n, device=device) - by).clamp(0, n - 1)
 
 
@@ -241,13 +240,13 @@ def consensus(candidates: Tensor, y: Tensor, best: int, most: int) -> Tensor:
     """Average several candidates for one batch, each in its own order (Yin et al. 2021, R_group).
 
     Samples of one class have no order, so those of each candidate are paired with those of
-    candidate `best` by distance; images are then moved onto theirs.
+    candidate `best` by distance; images are then shifted to align with theirs.
 
     Args:
         candidates: (s, b, *shape).
         y: (b,) labels.
-        best: Place of the candidate that all are paired with.
-        most: Pixels by which images may be moved, at most.
+        best: Index of the candidate with which all are paired.
+        most: Maximum number of pixels by which images may be shifted.
 
     Returns:
         The mean (s, b, *shape), in the order of each candidate.
@@ -269,16 +268,16 @@ def consensus(candidates: Tensor, y: Tensor, best: int, most: int) -> Tensor:
 
 
 def normalises(task: Task) -> bool:
-    """Whether the model has layers of batch normalisation.
+    """Return whether the model has batch normalisation layers.
 
     Args:
-        task: What is trained.
+        task: The learning task.
     """
     return bool(_norms(task))
 
 
 def _norms(task: Task) -> list[tuple[str, nn.modules.batchnorm._BatchNorm]]:
-    """Layers of batch normalisation by name, in the model's order."""
+    """Return batch normalisation layers by name, in the model's order."""
     found: list[tuple[str, nn.modules.batchnorm._BatchNorm]] = []
     for name, module in task.module.named_modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):

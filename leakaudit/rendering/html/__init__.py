@@ -1,4 +1,4 @@
-"""The report as one HTML file: no script, no request, every name from a trace escaped."""
+"""The report as one HTML file without scripts or requests; every name from a trace is escaped."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def page(shown: Shown) -> str:
     """Render a record.
 
     Args:
-        shown: The record, with pictures and a comparison if there are any.
+        shown: The record, with images and a comparison if there are any.
 
     Returns:
         The page.
@@ -44,7 +44,7 @@ def _environment() -> Environment:
 
 
 def _code(text: str) -> Markup:
-    """What stands between backticks is code."""
+    """Convert text between backticks to code."""
     parts = []
     for k, part in enumerate(clean(text).split("`")):
         shown = str(escape(part))
@@ -53,7 +53,7 @@ def _code(text: str) -> Markup:
 
 
 def _figure(value: object) -> str:
-    """Write a number of the record, which may be absent or a word."""
+    """Return a number of the record as text; the value may also be absent or a word."""
     if value is None:
         return "-"
     if isinstance(value, float | int):
@@ -62,7 +62,7 @@ def _figure(value: object) -> str:
 
 
 def _shown(value: object) -> object:
-    """Text of the record on one printable line; what is markup already stays."""
+    """Return text of the record as one printable line; markup stays unchanged."""
     if isinstance(value, str) and not isinstance(value, Markup):
         return clean(value)
     return value

@@ -1,4 +1,4 @@
-"""An audit on the page: its verdicts by word, and the claimed epsilon beside the exact one."""
+"""An audit on the page: its verdicts by kind, and the claimed epsilons beside the view bounds."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from msgspec.structs import asdict
 
 from leakaudit.results import grading
 from leakaudit.results.model import AuditRecord, ClaimEntry, RunRecord
-from leakaudit.results.wording import point_of
+from leakaudit.results.wording import point_of, test_words
 from leakaudit.verdict import Verdict
 
-FEW = 12  # verdicts that are all shown; a choice
+FEW = 12  # up to this number, all verdicts are expanded; a choice
 
 
 def verdicts(record: RunRecord) -> list[Mapping[str, object]]:
-    """Return the verdicts of an audit by word.
+    """Return the verdicts of an audit by kind.
 
     Args:
         record: Any record; only an audit has verdicts.
 
     Returns:
-        Groups for the template, the worst first; few or bad ones are open.
+        Groups for the template, the most severe first; severe groups are expanded, and all groups
+        if there are few verdicts.
     """
     if not isinstance(record, AuditRecord):
         return []
@@ -34,6 +35,7 @@ def verdicts(record: RunRecord) -> list[Mapping[str, object]]:
             if one.verdict == name:
                 more = {
                     "word": verdict.words,
+                    "test": test_words(one),
                     "at": point_of(one.epsilon),
                     "counted": _counted(one.figures),
                 }
@@ -52,13 +54,13 @@ def verdicts(record: RunRecord) -> list[Mapping[str, object]]:
 
 
 def views(record: RunRecord) -> list[Mapping[str, object]]:
-    """Return what theory says of every view of an audit.
+    """Return the view bounds of an audit.
 
     Args:
         record: Any record; only an audit has views.
 
     Returns:
-        Rows for the template: the epsilon of one record beside the claimed one.
+        Rows for the template: the epsilon of one record and the claimed one.
     """
     if not isinstance(record, AuditRecord):
         return []

@@ -1,4 +1,4 @@
-"""What the page says, from the record alone: each section as plain values for the template."""
+"""The content of the page, from the record only: each section as plain values for the template."""
 
 from __future__ import annotations
 
@@ -38,25 +38,29 @@ from leakaudit.verdict import Verdict
 GATES = {  # by exit code
     0: ("note", "Within the limits"),
     1: ("error", "Over the limits"),
-    3: ("warning", "The gate cannot tell"),
+    3: ("warning", "The gate is inconclusive"),
 }
 # How much of a long record a page shows; all are choices.
-WHOLE = 60  # rows of a table that is shown in one piece
-BLOCK = 100  # rows of a block of a longer one
-WORST = 10  # rows of the block before those blocks
+WHOLE = 60  # most rows of a table that is shown in one piece
+BLOCK = 100  # rows per block of a longer table
+WORST = 10  # rows of the block that precedes those blocks
 CHANGES = 10 * BLOCK  # rows of a comparison
-DRAWN = 4  # adversaries whose network is drawn
+DRAWN = 4  # adversaries for whom the network is drawn
 NOTES = 40  # notes on nodes
-_WORDS: dict[grading.Level, str] = {"error": "grave", "warning": "to look at", "note": "fine"}
+_WORDS: dict[grading.Level, str] = {
+    "error": "severe",
+    "warning": "to review",
+    "note": "without findings",
+}
 
 Row = tuple[str, Sequence[str]]  # level, and cells
 
 
 def content(shown: Shown) -> dict[str, object]:
-    """Return everything that ``page.html.j2`` names.
+    """Return all variables of ``page.html.j2``.
 
     Args:
-        shown: The record, and what was added to it.
+        shown: The record and its additions.
 
     Returns:
         Values by name.
@@ -105,9 +109,9 @@ def content(shown: Shown) -> dict[str, object]:
 
 
 def _summary(record: RunRecord) -> tuple[str, str]:
-    """The worst case and the rest.
+    """The worst case and the rest of the summary.
 
-    The stored sentence stays in one piece if it is not what the fields give.
+    The stored summary is shown as a whole if it differs from the one composed from the fields.
     """
     remarks = given(record.unverified, ())
     made = headline(record)
@@ -125,51 +129,51 @@ def _counts(counted: Mapping[grading.Level, int], checks: int) -> str:
 
 
 def _state(counted: Mapping[grading.Level, int], record: RunRecord) -> tuple[str, str]:
-    """Class and words of the badge."""
+    """CSS class and text of the badge."""
     if isinstance(record, CheckRecord):
         return GATES[record.gate.code]
     audit = isinstance(record, AuditRecord)
     if counted["error"]:
-        return "error", "A claim is refuted" if audit else "Records are given away"
+        return "error", "A claim is refuted or unsupported" if audit else "Records were recovered"
     if counted["warning"]:
-        settled = "Inputs that fit the leak were found"
-        return "warning", "Not settled, or inputs that fit" if audit else settled
-    return "note", "Nothing recovered by what was tried"
+        fitting = "Inputs that fit a leak were found"
+        return "warning", "Inconclusive, or inputs that fit a leak" if audit else fitting
+    return "note", "Nothing recovered by the attacks that were tried"
 
 
 def _networks(record: RunRecord) -> Iterator[tuple[str, Markup]]:
-    """Yield what pictures of networks show, and the pictures.
+    """Yield captions and drawings of networks.
 
-    There is one for each adversary; a gate has them by check.
+    There is one drawing for each adversary, and for a gate one for each adversary in each check.
     """
     if not isinstance(record, CheckRecord):
-        yield from _heard(gated.scene(record), "")
+        yield from _observed(gated.scene(record), "")
         return
     every = list(gated.checks(record))
     for name, scene in every:
-        yield from _heard(scene, f" in check {name}" if len(every) > 1 else "")
+        yield from _observed(scene, f" in check {name}" if len(every) > 1 else "")
 
 
-def _heard(scene: Scene, where: str) -> Iterator[tuple[str, Markup]]:
+def _observed(scene: Scene, where: str) -> Iterator[tuple[str, Markup]]:
     names = dict.fromkeys((*(one.adversary for one in scene.shades), *scene.others))
     for who in list(names)[:DRAWN]:
         steps = worst_steps(one for one in scene.shades if one.adversary == who)
         drawn = topology.network(scene.trace, who, steps)
         if drawn:
-            yield f"As {who} hears it{where}.", drawn
+            yield f"As observed by {who}{where}.", drawn
 
 
 def _blocks(
     findings: Sequence[Finding], rows: Sequence[Sequence[str]]
 ) -> Iterator[Mapping[str, object]]:
-    """Split the table of findings: by adversary and point of the grid, and then into blocks.
+    """Split the table of findings by adversary and grid point, and then into blocks.
 
     Args:
-        findings: What was found.
+        findings: The findings.
         rows: Their cells.
 
     Yields:
-        One block for each adversary and point if there are few findings.
+        The blocks; one for each adversary and point if there are few findings.
     """
     groups: dict[str, list[int]] = {}
     for k, finding in enumerate(findings):
@@ -183,7 +187,7 @@ def _blocks(
         )
         yield {
             "id": "worst",
-            "name": f"the ten worst of {len(findings)}",
+            "name": f"the {WORST} worst of {len(findings)}",
             "said": "",
             "open": True,
             "rows": _rows(findings, rows, worst[:WORST]),
@@ -207,7 +211,7 @@ def _blocks(
 
 
 def _certified(findings: Sequence[Finding]) -> str:
-    """How many findings have each certificate, the most frequent first."""
+    """The number of findings by certificate, the most frequent first."""
     tally: Counter[str] = Counter()
     for finding in findings:
         tally[finding.certificate.name.lower()] += 1
@@ -217,7 +221,7 @@ def _certified(findings: Sequence[Finding]) -> str:
 def _group(finding: Finding) -> str:
     cell = given(finding.cell, None)
     point = f", {point_of(cell.epsilon)}" if cell else ""
-    return f"heard by {finding.adversary}{point}"
+    return f"adversary {finding.adversary}{point}"
 
 
 def _rows(
@@ -227,7 +231,7 @@ def _rows(
 
 
 def _methods(record: RunRecord) -> list[Mapping[str, object]]:
-    """Return every attack that ran, with its source, what it reads, and what it took here."""
+    """Return every attack that ran, with its source, its inputs and its running time."""
     known = given(record.attacks, {})
     methods: list[Mapping[str, object]] = []
     for name in dict.fromkeys(finding.attack for finding in record.findings):
@@ -239,7 +243,7 @@ def _methods(record: RunRecord) -> list[Mapping[str, object]]:
 
 
 def _against(against: Against | None) -> Mapping[str, object] | None:
-    """Return a comparison, changes apart from what stayed the same."""
+    """Return a comparison, with changes separate from what stayed the same."""
     if against is None:
         return None
     changed = against.changed
@@ -252,31 +256,28 @@ def _against(against: Against | None) -> Mapping[str, object] | None:
 
 
 def _missing(shown: Shown) -> Iterator[str]:
-    """Say what is not in this report, and which command adds it."""
+    """Yield what this report lacks, and the command that adds it."""
     record = shown.record
     gate = isinstance(record, CheckRecord)
     if not (gate or isinstance(record, AuditRecord)):
         yield (
-            "No claim is judged here: `leakaudit audit scenario.toml` adds verdicts and curves, "
-            "`leakaudit bound` the exact views."
+            "Verdicts on claims: `leakaudit audit scenario.toml` adds verdicts and curves, "
+            "`leakaudit bound` shows the view bounds."
         )
     if not gate:
         yield (
-            "No controls ran with it: `leakaudit check` runs them each time, "
+            "Controls: `leakaudit check` runs controls every time, "
             "`leakaudit selfcheck` tests the estimators."
         )
     if record.findings and not shown.gallery:
-        yield (
-            "There are no pictures: they are left out by --redact, and by every command but "
-            "`leakaudit report results.json -f html`."
-        )
+        yield ("Images: `leakaudit report results.json -f html` without --redact adds them.")
     if record.findings and all(finding.scores is None for finding in record.findings):
         yield (
-            "Nothing is scored: `leakaudit score results.json --truth trace.truth.pt` "
-            "adds PSNR, SSIM and the rest."
+            "Scores: `leakaudit score results.json --truth trace.truth.pt` "
+            "adds PSNR, SSIM and the other metrics."
         )
     if shown.against is None and not gate:
         yield (
-            "It stands alone: `leakaudit report results.json --against earlier/results.json` "
-            "compares it with an earlier one."
+            "A comparison: `leakaudit report results.json --against earlier/results.json` "
+            "compares these results with earlier ones."
         )

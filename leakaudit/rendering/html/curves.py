@@ -1,6 +1,6 @@
-"""What attacks get against epsilon.
+"""Results of attacks plotted against epsilon.
 
-PSNR, SSIM or relative error, and success rates under their ceilings.
+PSNR, SSIM or relative error, and success rates with their theoretical limits.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from leakaudit.results.model import (
 from leakaudit.results.wording import REFUSED, point_of, refusal
 
 METRICS = {
-    "psnr": "PSNR, dB (60 stands for more)",
+    "psnr": "PSNR, dB (values above 60 are shown as 60)",
     "ssim": "SSIM",
     "relative_error": "relative error",
 }
-HIGHEST = 60.0  # dB; equal images count as 200, which would flatten everything else
-WIDTH = 340.0  # of a picture, in pixels
-STYLES = {"median": "median", "best": "best", "mean": "mean"}  # and their words in the legend
+HIGHEST = 60.0  # dB; equal images have 200, which would compress everything else
+WIDTH = 340.0  # width of a figure in pixels
+STYLES = {"median": "median", "best": "best", "mean": "mean"}  # styles and their legend texts
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """One picture and its heading.
+    """One figure and its heading.
 
     Attributes:
-        title: What it shows.
-        picture: The drawing, with its legend.
+        title: What the figure shows.
+        picture: The figure with its legend.
     """
 
     title: str
@@ -51,13 +51,13 @@ class Drawn:
 
 
 def panels(record: RunRecord) -> list[tuple[str, list[Drawn]]]:
-    """Draw what every adversary of an audit got.
+    """Draw the results of every adversary of an audit.
 
     Args:
         record: Any record; only an audit has curves.
 
     Returns:
-        Adversary and pictures; an adversary of a single epsilon without a curve has none.
+        Adversaries and their figures; an adversary without a curve has no figures.
     """
     if not isinstance(record, AuditRecord):
         return []
@@ -70,7 +70,7 @@ def panels(record: RunRecord) -> list[tuple[str, list[Drawn]]]:
     points = sorted(every)
     names = tuple(map(_name, points))
     drawn = []
-    number = 0  # of the picture on the page
+    number = 0  # number of the figure on the page
     for who in dict.fromkeys(curve.adversary for curve in audit.curves):
         pictures = []
         for panel in [*_quality(audit, points, who), *_success(audit, points, who)]:
@@ -82,26 +82,27 @@ def panels(record: RunRecord) -> list[tuple[str, list[Drawn]]]:
 
 
 def refusals(record: RunRecord) -> list[str]:
-    """Say at which points attacks of an audit gave nothing on some nodes, and what these count as.
+    """Describe at which grid points attacks of an audit returned nothing for some nodes.
 
     Args:
         record: Any record; only an audit has points.
 
     Returns:
-        One line for each point, none if every attack gave something.
+        How such nodes are counted, then one line per point; empty if every attack returned a
+        result for every node.
     """
     said = []
     if isinstance(record, AuditRecord):
         for curve in record.audit.curves:
             refused = given(curve.refused, 0)
             if refused:
-                where = f"{curve.attack} at {point_of(curve.epsilon)}, heard by {curve.adversary}"
+                where = f"{curve.attack} at {point_of(curve.epsilon)}, by {curve.adversary}"
                 said.append(f"{where}: {refusal(given(curve.attacked, 0), refused)}")
     return [REFUSED, *said] if said else []
 
 
 def _key(epsilon: Extended) -> float:
-    """As a number: infinity is without noise, 0 for constants as they were configured."""
+    """Epsilon as a number: infinity without noise, 0 for constants as configured."""
     return float(decoded(epsilon) or 0.0)
 
 
@@ -111,7 +112,7 @@ def _metric(curve: CurvePoint, metric: str) -> CurveValues | None:
 
 
 def _quality(audit: AuditPart, points: Sequence[float], who: str) -> list[plots.Panel]:
-    """How near images came, one panel for each metric."""
+    """The quality of reconstructions, one panel per metric."""
     mine = [curve for curve in audit.curves if curve.adversary == who]
     images = any(_metric(curve, "psnr") for curve in mine)
     panels = []
@@ -124,14 +125,14 @@ def _quality(audit: AuditPart, points: Sequence[float], who: str) -> list[plots.
         if lines:
             log = metric == "relative_error"
             low = None if log else 0.0
-            panels.append(plots.Panel(f"{title}, heard by {who}", tuple(lines), low=low, log=log))
+            panels.append(plots.Panel(f"{title}, by {who}", tuple(lines), low=low, log=log))
     return panels
 
 
 def _lines(
     attack: str, curves: Sequence[CurvePoint], metric: str, points: Sequence[float]
 ) -> list[plots.Line]:
-    """Median, best and mean of one attack; none if the metric was not measured."""
+    """Median, best and mean of one attack; empty if the metric was not measured."""
     at: dict[float, CurveValues] = {}
     for curve in curves:
         found = _metric(curve, metric)
@@ -153,7 +154,7 @@ def _lines(
 
 
 def _success(audit: AuditPart, points: Sequence[float], who: str) -> list[plots.Panel]:
-    """Rates of success that were counted, under the ceiling that each promise puts on them."""
+    """Measured success rates, with the upper limit that each guarantee implies."""
     tests = [one for one in audit.verdicts if one.adversary == who and _figure(one, "trials")]
     panels = []
     for test, attack in dict.fromkeys((one.test, one.attack) for one in tests):
@@ -170,23 +171,23 @@ def _success(audit: AuditPart, points: Sequence[float], who: str) -> list[plots.
                     at[_key(one.epsilon)] = _figure(one, "ceiling")
             ceiling = [at.get(point) for point in points]
             lines.append(plots.Line(f"at most, by {name}", "ceiling", ceiling))
-        title = f"{test}: rate, heard by {who}"
+        title = f"{test}: success rate, by {who}"
         panels.append(plots.Panel(title, tuple(lines), low=0.0, high=1.0))
     return panels
 
 
 def _figure(one: VerdictEntry, name: str) -> float | None:
-    """A number that a test counted, None if it did not."""
+    """A number that a test counted, None if the test has no such number."""
     value = one.figures.get(name)
     return value if isinstance(value, int | float) else None
 
 
 def _drawn(panel: plots.Panel, name: str) -> Drawn:
-    """Draw a panel, whose title becomes a heading of the page.
+    """Draw a panel without its title, which becomes a heading of the page.
 
     Args:
-        panel: What is drawn.
-        name: Of the picture, unique on the page.
+        panel: The panel.
+        name: Name of the figure, unique on the page.
     """
     legend = {line.name: line.name for line in panel.lines}
     styles = {}
@@ -202,7 +203,7 @@ def _drawn(panel: plots.Panel, name: str) -> Drawn:
 
 
 def _titles(panel: plots.Panel, marked: plots.Line) -> list[str]:
-    """What stands under the pointer at each marker: all values of its name at that point."""
+    """The tooltip of each marker: all values with its name at that point."""
     found = []
     name = marked.name
     mine = [line for line in panel.lines if line.name == name]
@@ -219,7 +220,7 @@ def _titles(panel: plots.Panel, marked: plots.Line) -> list[str]:
 
 
 def _said(lines: Sequence[plots.Line]) -> str:
-    """The lines for a reader who does not see them."""
+    """A description of the lines for screen readers."""
     said = []
     for one in lines:
         numbers = ["-" if v is None else f"{v:.3g}" for v in one.values]

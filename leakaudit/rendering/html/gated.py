@@ -1,4 +1,4 @@
-"""A gate on the page: its rules by kind, and what each node gave away in each check."""
+"""A gate on the page: its rules by kind, and what was recovered from each node in each check."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from leakaudit.results import grading
 from leakaudit.results.grading import CONTROLS
 from leakaudit.results.model import CheckRecord, RuleEntry, RunRecord, given
 
-# Rules of a kind that are all shown; of more, those within their limits are folded. A choice.
+# Up to this number of rules of a kind, all are expanded; otherwise, those within their limits are
+# collapsed. A choice.
 FEW = 8
 KINDS = {"Budgets and baseline": ("budget", "baseline"), "Lint": ("lint",), "Controls": CONTROLS}
 MEANT = {
     "Budgets and baseline": "",
-    "Lint": "Each check's first recording, against what it declares and claims itself.",
+    "Lint": "The first recording of each check, compared with what it declares and claims.",
     "Controls": (
-        "The recording, which must be of the declared protocol and of its own truth; "
+        "The recording, which must follow the declared protocol and match its truth; "
         "planted leaks, which each attack must solve; "
-        "and scores against the records of others, which may match by chance only."
+        "and scores against the records of other nodes, which may match only by chance."
     ),
 }
 
@@ -31,11 +32,11 @@ class Group(TypedDict):
 
     Attributes:
         name: Heading.
-        meant: What the rules test, "" if the heading tells.
-        rules: Those that are shown at once.
-        fine: Those within their limits, folded.
+        meant: What the rules test, "" if the heading is clear.
+        rules: The rules that are expanded.
+        fine: The rules within their limits, collapsed.
         counted: Whether any rule has a value, a limit or a p-value.
-        count: Number of all.
+        count: Number of all rules.
     """
 
     name: str
@@ -53,7 +54,7 @@ def tables(record: RunRecord) -> Mapping[str, object] | None:
         record: Any record.
 
     Returns:
-        What the template shows; None for a record that is not a gate's.
+        Values for the template; None for a record that does not come from a gate.
     """
     if not isinstance(record, CheckRecord):
         return None
@@ -89,13 +90,13 @@ def _group(name: str, some: list[RuleEntry]) -> Group:
 
 
 def checks(record: CheckRecord) -> Iterator[tuple[str, Scene]]:
-    """Yield what the nodes gave away in each check.
+    """Yield what was recovered from the nodes in each check.
 
     Args:
-        record: Of a gate.
+        record: The record of a gate.
 
     Yields:
-        Name of the check, and its network.
+        Name of the check, and its scene.
     """
     for name, network in given(record.gate.networks, {}).items():
         shades: list[Shade] = []
@@ -109,13 +110,13 @@ def checks(record: CheckRecord) -> Iterator[tuple[str, Scene]]:
 
 
 def scene(record: RunRecord) -> Scene:
-    """Return what the nodes gave away.
+    """Return what was recovered from the nodes.
 
     Args:
         record: Any record.
 
     Returns:
-        Of a gate the check that the worst rule is of, of another record everything.
+        For a gate, the check that the most severe rule belongs to; for other records, everything.
     """
     if isinstance(record, CheckRecord):
         every = dict(checks(record))
@@ -130,12 +131,12 @@ def scene(record: RunRecord) -> Scene:
 
 
 def _worst_check(record: CheckRecord, every: Mapping[str, Scene]) -> str | None:
-    """The check of the first rule; the first check if that rule is of none."""
+    """The check of the first rule; the first check if that rule belongs to none."""
     gate = record.gate
     if gate.rules:
         name = gate.rules[0].cell
         for check in every:
-            # Of a cell, or of a recording as a whole: "check/lint".
+            # The name of a cell, or of a rule about a whole recording, such as "check/lint".
             cells = {cell.name for cell in gate.cells if cell.check == check}
             if name in cells or name in (f"{check}/lint", f"{check}/recording"):
                 return check

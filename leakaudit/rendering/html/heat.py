@@ -1,7 +1,7 @@
-"""Who leaks, and when: heat maps of nodes against rounds, points of a grid and adversaries.
+"""Heat maps of leakage by node and round, grid point, or adversary.
 
-They are tables and not charts: a cell has one of six meanings in words, which a screen reader reads
-with its row and column, and the shades follow the page into dark mode.
+They are tables rather than charts: each cell has one of six meanings in words, which a screen
+reader reads with its row and column, and the shades adapt to the dark mode of the page.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from dataclasses import dataclass
 from leakaudit.rendering.html.shades import STEPS, Scene, Shade
 from leakaudit.results.model import Extended, decoded
 
-ROWS = 48  # cells at most; more nodes share a cell, which shows the worst of them
-COLUMNS = 48  # the same of rounds
+ROWS = 48  # most rows; if there are more nodes, several share a row, which shows the worst of them
+COLUMNS = 48  # the same for rounds
 CELL = 18  # pixels
-NAMED = 24  # adversaries that are drawn
+NAMED = 24  # most adversaries that are drawn
 
-Span = tuple[str, str]  # first and last of what shares a cell
-Places = Callable[[Shade], Iterable[int]]  # the columns of a shade
+Span = tuple[str, str]  # names of the first and last item that share a cell
+Places = Callable[[Shade], Iterable[int]]  # returns the columns of a shade
 
 
 @dataclass(frozen=True)
 class Cell:
-    """Neighbouring places of one shade.
+    """Neighbouring places with the same shade.
 
     Attributes:
-        shade: Class of the page's style.
-        words: What the shade means.
-        title: The same with the place, for the pointer.
-        columns: How many columns it spans.
+        shade: CSS class.
+        words: Meaning of the shade.
+        title: The meaning with the place, shown as a tooltip.
+        columns: Number of columns that it spans.
     """
 
     shade: str
@@ -42,14 +42,14 @@ class Cell:
 
 @dataclass(frozen=True)
 class HeatTable:
-    """A heat map as a table, which the page's colours and a screen reader apply to.
+    """A heat map as a table that uses the page's colours and is accessible to screen readers.
 
     Attributes:
-        label: Description for a reader who does not see it.
-        across: What the columns are.
+        label: Description for screen readers.
+        across: What the columns represent.
         heads: Name and number of columns of each heading.
         rows: Name and cells of each row.
-        columns: How many columns there are.
+        columns: Number of columns.
         wide: Width of a column in pixels, if the page is wide enough.
     """
 
@@ -62,15 +62,15 @@ class HeatTable:
 
 
 def by_round(scene: Scene) -> HeatTable | None:
-    """Show nodes against rounds: what a leak that spans these rounds gave away.
+    """Show by node and round what was recovered from leaks that span the round.
 
     Args:
-        scene: What was given away.
+        scene: What was recovered.
 
     Returns:
         The table, None if nothing was attacked.
     """
-    # Round 0 stands for what was taken before the first message.
+    # Round 0 is the state before the first message.
     first = min([1, *(max(0, one.first) for one in scene.shades)])
     rounds = range(first, max(1, scene.trace.rounds) + 1)
     wide = math.ceil(len(rounds) / COLUMNS)
@@ -81,15 +81,15 @@ def by_round(scene: Scene) -> HeatTable | None:
         high = min(one.last, rounds[-1])
         return range((low - first) // wide, (high - first) // wide + 1)
 
-    said = "What the leaks of each node gave away, by the rounds that they span."
+    said = "What was recovered from the leaks of each node, by the rounds that they span."
     return _map(scene.shades, columns, places, "round", said)
 
 
 def by_point(scene: Scene) -> HeatTable | None:
-    """Show nodes against the points of an audit's grid, the largest epsilon at the right.
+    """Show by node and grid point of an audit what was recovered, with the largest epsilon last.
 
     Args:
-        scene: What was given away.
+        scene: What was recovered.
 
     Returns:
         The table, None if there is no grid.
@@ -106,7 +106,7 @@ def by_point(scene: Scene) -> HeatTable | None:
     def places(one: Shade) -> Iterable[int]:
         return [column[one.point]] if one.point in column else []
 
-    said = "What each node gave away at each epsilon."
+    said = "What was recovered from each node at each epsilon."
     return _map(shades, columns, places, "epsilon", said, wide=3 * CELL)
 
 
@@ -123,13 +123,13 @@ def _name(epsilon: Extended) -> str:
 
 
 def by_adversary(scene: Scene) -> HeatTable | None:
-    """Show nodes against adversaries.
+    """Show by node and adversary what was recovered.
 
     Args:
-        scene: What was given away.
+        scene: What was recovered.
 
     Returns:
-        The table, None if there are not several.
+        The table, None if there is only one adversary.
     """
     names = adversaries(scene)
     if len(names) < 2:
@@ -140,7 +140,7 @@ def by_adversary(scene: Scene) -> HeatTable | None:
     def places(one: Shade) -> Iterable[int]:
         return [column[one.adversary]] if one.adversary in column else []
 
-    said = "What each node gave away to each adversary."
+    said = "What each adversary recovered from each node."
     return _map(scene.shades, columns, places, "adversary", said)
 
 
@@ -148,7 +148,7 @@ def adversaries(scene: Scene) -> list[str]:
     """Return the adversaries that `by_adversary` draws.
 
     Args:
-        scene: What was given away.
+        scene: What was recovered.
 
     Returns:
         Their names, in the order of the columns.
@@ -164,7 +164,7 @@ def _map(
     label: str,
     wide: int = CELL,
 ) -> HeatTable | None:
-    """Make one row for each node, or for several that share one."""
+    """Build the table, with one row per node or several nodes per row."""
     nodes = sorted({one.node for one in shades})
     if not nodes:
         return None
@@ -188,7 +188,7 @@ def _map(
 
 
 def _stride(columns: int) -> int:
-    """Every how many columns one is named, so that names do not run into each other."""
+    """The distance between named columns, so that the names do not overlap."""
     if columns <= 12:
         return 1
     if columns <= 30:
@@ -197,12 +197,12 @@ def _stride(columns: int) -> int:
 
 
 def _cells(name: str, values: Sequence[int], columns: Sequence[Span]) -> tuple[Cell, ...]:
-    """The cells of a row, neighbours of one shade as one cell; -1 was not looked at."""
+    """The cells of a row; neighbours with the same shade are merged. -1 means not examined."""
     cells = []
     x = 0
     for value, run in itertools.groupby(values):
         count = len(list(run))
-        said = "not looked at"
+        said = "not examined"
         shade = "blank"
         if value >= 0:
             said = STEPS[value]
@@ -214,7 +214,7 @@ def _cells(name: str, values: Sequence[int], columns: Sequence[Span]) -> tuple[C
 
 
 def _spans(values: Sequence[int], size: int) -> list[Span]:
-    """First and last of every `size` values in a row."""
+    """First and last of each group of `size` consecutive values."""
     found = []
     for k in range(0, len(values), size):
         some = values[k : k + size]

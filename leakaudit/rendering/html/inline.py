@@ -1,4 +1,4 @@
-"""Charts as part of the page: inline SVG in the page's colours, with values under the pointer."""
+"""Charts as part of the page: inline SVG in the page's colours, with values as tooltips."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from markupsafe import Markup
 from leakaudit.rendering import plots
 from leakaudit.results.wording import clean
 
-# Colours of a chart, and the variables of the page that replace them. Only the dark page sets
-# --c0 and the following; on the light one and on paper the chart's own colours stay.
+# Colours of a chart, and the CSS variables of the page that replace them. Only the dark page sets
+# --c0 and the following; on the light page and on paper, the chart keeps its own colours.
 _THEME = {
     plots.INK: f"var(--ink, {plots.INK})",
     plots.QUIET: f"var(--quiet, {plots.QUIET})",
@@ -28,16 +28,16 @@ _REFERENCE = re.compile(r"#([\w-]+)")
 
 
 def inline(svg: str, label: str, titles: Mapping[str, Sequence[str]]) -> Markup:
-    """Make a chart part of a page.
+    """Convert a chart to a part of the page.
 
     Args:
-        svg: A file of matplotlib.
-        label: Description for a reader who does not see it.
-        titles: By the id of a line, what appears under the pointer at each of its markers.
+        svg: An SVG file written by matplotlib.
+        label: Description for screen readers.
+        titles: The tooltips of the markers of each line, by the id of the line.
 
     Returns:
-        The picture, which shrinks with the page. It has neither metadata nor styles, which would
-        apply to the whole page, and no ids but those that it refers to.
+        The chart, which shrinks with the page. It contains neither metadata nor styles, which would
+        apply to the whole page, and only those ids that it refers to.
     """
     root = Tree.fromstring(svg)
     for element in root.iter():
@@ -59,12 +59,12 @@ def inline(svg: str, label: str, titles: Mapping[str, Sequence[str]]) -> Markup:
 
 
 def _local(name: str) -> str:
-    """A name without its namespace, which HTML does not want."""
+    """A name without its namespace, which HTML does not use."""
     return name.rpartition("}")[2]
 
 
 def _simpler(key: str, value: str) -> str:
-    """A value with the page's colours, shorter where nobody sees the difference."""
+    """A value with the page's colours, shortened if the difference is not visible."""
     if key == "style":
         return _COLOUR.sub(_themed, _FAMILY.sub("", value))
     if key in ("d", "x", "y"):
@@ -81,14 +81,14 @@ def _rounded(match: re.Match[str]) -> str:
 
 
 def _name_points(line: Tree.Element, titles: Sequence[str]) -> None:
-    """Put a title into each marker of a line."""
+    """Add a title to each marker of a line."""
     for marker, text in zip(list(line.iter("use")), titles, strict=True):
         title = Tree.SubElement(marker, "title")
         title.text = clean(text)
 
 
 def _strip(root: Tree.Element) -> None:
-    """Take out what a page does not need."""
+    """Remove what a page does not need."""
     used: set[str] = set()
     for element in root.iter():
         for value in (element.get("href", ""), element.get("clip-path", "")):

@@ -1,4 +1,4 @@
-"""How much was given away, in six steps that drawings shade."""
+"""How much was recovered, in six steps that drawings show as shades."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ STEPS = (
 MOST = len(STEPS) - 1
 UNSCORED = {"EXACT": MOST, "INTERVAL": MOST, "APPROXIMATE": 3, "FAILED": 0}
 _PSNR = (10.0, 20.0, 30.0)  # dB
-# The same errors where there is no PSNR: a relative error of e is -20 lg e dB below the signal.
+# The same steps without a PSNR: a relative error of e is -20 lg e dB below the signal.
 _ERRORS = (0.316, 0.1, 0.0316)
 
 
 @dataclass(frozen=True)
 class Shade:
-    """What one node gave away to one adversary, as drawings show it.
+    """What one adversary recovered from one node, as drawings show it.
 
     Attributes:
         node: The node.
-        adversary: Who hears.
+        adversary: The adversary.
         first: First round of the leak.
         last: Last round of the leak.
-        step: Place in `STEPS`.
-        point: Points of an audit's grid, none elsewhere.
+        step: Index in `STEPS`.
+        point: Point of an audit's grid; empty for other records.
     """
 
     node: int
@@ -46,12 +46,12 @@ class Shade:
 
 @dataclass(frozen=True)
 class Scene:
-    """A network, and what its nodes gave away.
+    """A network, and what was recovered from its nodes.
 
     Attributes:
         trace: The network.
-        shades: What was given away.
-        others: Adversaries to which some node gave nothing.
+        shades: What was recovered.
+        others: Adversaries for whom no leak of some node is determined.
     """
 
     trace: TraceSummary
@@ -84,7 +84,7 @@ def shaded_best(one: NodeBest, adversary: str) -> Shade:
 
     Args:
         one: The record.
-        adversary: Who hears.
+        adversary: The adversary.
 
     Returns:
         Its shade.
@@ -94,14 +94,14 @@ def shaded_best(one: NodeBest, adversary: str) -> Shade:
 
 
 def step(finding: Finding) -> int:
-    """Return how much a finding gives away.
+    """Return how much was recovered according to a finding.
 
     Args:
         finding: One finding.
 
     Returns:
-        The place in `STEPS`, by the closest record; by the relative error (0.1 is 20 dB) if there
-        is no PSNR.
+        The index in `STEPS`, by the closest record; by the relative error (0.1 corresponds to
+        20 dB) if there is no PSNR.
     """
     scores = finding.scores
     if scores is None:
@@ -125,13 +125,13 @@ def _step(psnr: float | None, error: float | None) -> int:
 
 
 def worst_steps(shades: Iterable[Shade]) -> dict[int, int]:
-    """Return what each node gave away at worst.
+    """Return the worst case of each node.
 
     Args:
-        shades: Of one adversary.
+        shades: The shades of one adversary.
 
     Returns:
-        Place in `STEPS` by node.
+        Index in `STEPS` by node.
     """
     steps: dict[int, int] = {}
     for one in shades:

@@ -1,16 +1,16 @@
-"""Scope and threat model in words, from the record alone."""
+"""Scope and threat model in words, from the record only."""
 
 from __future__ import annotations
 
 from leakaudit.rendering.html.topology import parsed
 from leakaudit.results.model import CellEntry, CheckRecord, RunRecord
 
-SHOWN = 8  # adversaries and cells that are named; a choice
-ENDLESS = 2**62  # ends of windows from here on stand for "to the end"
+SHOWN = 8  # most adversaries and cells that are listed; a choice
+ENDLESS = 2**62  # a window that ends at this round or later extends to the last round
 
 
 def threat(record: RunRecord) -> list[tuple[str, str]]:
-    """Say what was trained, who listens, what is heard and known, and what was looked at.
+    """Describe the training, the adversaries, what they observe and know, and what was examined.
 
     Args:
         record: Any record.
@@ -24,10 +24,10 @@ def threat(record: RunRecord) -> list[tuple[str, str]]:
     if isinstance(record, CheckRecord):
         cells = record.gate.cells
     sizes = (
-        f"{_count(trace.nodes, 'node')}, {_count(trace.edges, 'wire')}, "
+        f"{_count(trace.nodes, 'node')}, {_count(trace.edges, 'edge')}, "
         f"{_count(trace.rounds, 'round')}"
     )
-    data = trace.data or "data that are not named"
+    data = trace.data or "unnamed data"
     rows = [
         ("training", f"{trace.protocol}, {sizes}"),
         ("model and data", f"{trace.model} on {data}, inputs {trace.shape}"),
@@ -37,7 +37,7 @@ def threat(record: RunRecord) -> list[tuple[str, str]]:
     knows = settings.get("knows")
     if knows is not None:
         rows.append(("knows", _knowledge(knows)))
-    rows.append(("looked at", _scope(record, cells)))
+    rows.append(("examined", _scope(record, cells)))
     return rows
 
 
@@ -55,9 +55,9 @@ def _adversaries(record: RunRecord, cells: tuple[CellEntry, ...]) -> list[tuple[
     rows = []
     for k, who in enumerate(names[:SHOWN], 1):
         title = f"adversary {k}" if len(names) > 1 else "adversary"
-        rows.append((title, f"{who}: {_hears(who)}"))
+        rows.append((title, f"{who}: {_observes(who)}"))
     if len(names) > SHOWN:
-        rows.append(("more adversaries", f"{len(names) - SHOWN}, see the findings"))
+        rows.append(("more adversaries", f"{len(names) - SHOWN}, listed with the findings"))
     return rows
 
 
@@ -67,8 +67,8 @@ def _window(window: object) -> list[tuple[str, str]]:
     first, end = window
     said = f"from {first}"
     if isinstance(end, int) and end < ENDLESS:
-        said += f" to before {end}"
-    return [("rounds heard", said)]
+        said += f" to {end - 1}"
+    return [("rounds observed", said)]
 
 
 def _knowledge(knows: object) -> str:
@@ -91,21 +91,21 @@ def _scope(record: RunRecord, cells: tuple[CellEntry, ...]) -> str:
     return f"{nodes} of {record.trace.nodes}, {found}"
 
 
-def _hears(who: str) -> str:
-    """Say what an adversary hears; wires that are encrypted stay closed to a tap."""
+def _observes(who: str) -> str:
+    """Describe what an adversary observes; an outsider cannot read encrypted messages."""
     one = parsed(who)
     if one is None:
         return "as named in the record"
     parts = []
     if one.hears == "all":
-        parts.append("hears every wire, without what is sent under encryption")
+        parts.append("observes every channel, but cannot read encrypted messages")
     elif isinstance(one.hears, frozenset):
-        wires = _count(len(one.hears), "directed wire")
-        parts.append(f"hears {wires}, without what is sent under encryption")
+        channels = _count(len(one.hears), "channel")
+        parts.append(f"observes {channels}, but cannot read encrypted messages")
     if one.corrupt:
         nodes = _count(len(one.corrupt), "node")
-        parts.append(f"is {nodes} of the network and follows the protocol, reading its own traffic")
-    return "; ".join(parts) or "hears nothing"
+        parts.append(f"{nodes} of the network, analysing the messages that they exchange")
+    return "; ".join(parts) or "observes nothing"
 
 
 def _count(number: int, what: str) -> str:

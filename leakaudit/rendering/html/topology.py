@@ -1,4 +1,4 @@
-"""The network: who sits where, what the adversary hears, and what each node gave away."""
+"""Drawing of the network: the nodes, what the adversary observes, and what was recovered."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from leakaudit.rendering.html.shades import STEPS
 from leakaudit.results.model import TraceSummary, given
 from leakaudit.results.wording import clean
 
-MOST = 150  # nodes that are drawn; more cannot be told apart on a page
-NUMBERED = 60  # nodes that bear numbers
-CAREFUL = 40  # nodes whose layout is the slow one, which takes cubic time
-SIDE = 420  # of the drawing, in pixels
-ROOM = 28.0  # around the nodes
+MOST = 150  # most nodes that are drawn; more cannot be distinguished on a page
+NUMBERED = 60  # most nodes that are drawn with numbers
+CAREFUL = 40  # most nodes for the slower, better layout, which takes cubic time
+SIDE = 420  # side of the drawing in pixels
+ROOM = 28.0  # margin around the nodes
 SMALL_NODE = 5.0  # radius of a node without a number
-NODE = 14.0  # the same with one
+NODE = 14.0  # radius of a node with a number
 
 Point = tuple[float, float]
 Edge = Sequence[int]
 
 
 def parsed(adversary: str) -> Adversary | None:
-    """Read the name of an adversary.
+    """Parse the name of an adversary.
 
     Args:
-        adversary: As it stands in a record.
+        adversary: The name as stored in a record.
 
     Returns:
-        Who listens; None for a name that does not say.
+        The adversary; None if the name does not describe one.
     """
     try:
         return Adversary.parse(adversary)
@@ -42,16 +42,16 @@ def parsed(adversary: str) -> Adversary | None:
 
 
 def network(trace: TraceSummary, adversary: str, steps: Mapping[int, int]) -> Markup | None:
-    """Draw the network as one adversary hears it.
+    """Draw the network as one adversary observes it.
 
     Args:
         trace: The network.
-        adversary: Who hears.
-        steps: What each node gave away, a place in `shades.STEPS`; a node that is not there was not
-            attacked.
+        adversary: Name of the adversary.
+        steps: What was recovered from each node, as an index in `shades.STEPS`; absent nodes were
+            not attacked.
 
     Returns:
-        The drawing; None if the network is not known in full, or too large.
+        The drawing; None if the network is not completely known, or too large.
     """
     links = given(trace.links, ())
     nodes = trace.nodes
@@ -62,9 +62,10 @@ def network(trace: TraceSummary, adversary: str, steps: Mapping[int, int]) -> Ma
     who = parsed(adversary)
     at = _layout(nodes, links)
     small = nodes > NUMBERED
-    heard = sum(_hears(who, edge) for edge in links)
+    observed = sum(_observes(who, edge) for edge in links)
     label = (
-        f"Network of {nodes} nodes and {len(links)} wires. {adversary} hears {heard} of the wires."
+        f"Network of {nodes} nodes and {len(links)} edges. "
+        f"{adversary} observes {observed} of the edges."
     )
     drawing = Tree.Element(
         "svg",
@@ -77,33 +78,33 @@ def network(trace: TraceSummary, adversary: str, steps: Mapping[int, int]) -> Ma
         },
     )
     for edge in links:
-        _wire(drawing, edge, at, who, steps)
+        _edge(drawing, edge, at, who, steps)
     for n in range(nodes):
         _node(drawing, n, at[n], who, steps.get(n), small)
     return Markup(Tree.tostring(drawing, encoding="unicode"))
 
 
-def _hears(who: Adversary | None, edge: Edge) -> bool:
-    """Whether something of this wire is heard."""
+def _observes(who: Adversary | None, edge: Edge) -> bool:
+    """Whether the adversary observes messages on this edge."""
     if who is None:
         return False
     i, j = edge
     return who.observes(i, j) or who.observes(j, i)
 
 
-def _wire(
+def _edge(
     drawing: Tree.Element,
     edge: Edge,
     at: Sequence[Point],
     who: Adversary | None,
     steps: Mapping[int, int],
 ) -> None:
-    """Draw a wire; one that is heard is shaded by what the node at its worse end gave away."""
+    """Draw an edge; an observed edge is shaded by the worse of its two nodes."""
     i, j = edge
-    look = "wire deaf"
-    if _hears(who, edge):
+    look = "link unobserved"
+    if _observes(who, edge):
         step = max(steps.get(i, 0), steps.get(j, 0))
-        look = f"wire heard s{step}"
+        look = f"link observed s{step}"
     x1, y1 = at[i]
     x2, y2 = at[j]
     ends = {"x1": _place(x1), "y1": _place(y1), "x2": _place(x2), "y2": _place(y2)}
@@ -113,7 +114,7 @@ def _wire(
 def _node(
     drawing: Tree.Element, n: int, at: Point, who: Adversary | None, step: int | None, small: bool
 ) -> None:
-    """Draw a node, a square if it is the adversary's own, with its number if there is room."""
+    """Draw a node: a square for the adversary's own, with its number if there is room."""
     radius = SMALL_NODE if small else NODE
     x, y = at
     if who is not None and n in who.corrupt:
@@ -145,7 +146,7 @@ def _place(value: float) -> str:
 
 
 def _layout(nodes: int, links: Sequence[Edge]) -> list[Point]:
-    """Places in pixels; the same for the same network."""
+    """Positions in pixels; deterministic for a given network."""
     import networkx as nx
 
     graph = nx.Graph()
@@ -161,7 +162,7 @@ def _layout(nodes: int, links: Sequence[Edge]) -> list[Point]:
 
 
 def _spread(values: Sequence[float]) -> list[float]:
-    """Stretch coordinates over the drawing; those that are all alike go to its middle."""
+    """Stretch coordinates over the drawing; if all are equal, they go to the middle."""
     low = min(values)
     wide = max(values) - low
     if wide < 1e-9:

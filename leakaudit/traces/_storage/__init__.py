@@ -1,6 +1,6 @@
-"""How a trace becomes bytes and comes back.
+"""Conversion between traces and bytes.
 
 Strict reading of archives, streamed writing, shards, digests.
 
-The doors are the modules of `leakaudit.traces`; whoever reads or writes a trace goes through them.
+The public interface is the modules of `leakaudit.traces`; all other code uses them.
 """

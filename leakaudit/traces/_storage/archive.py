@@ -1,14 +1,14 @@
 """The container of a .pt file: a zip archive of stored records.
 
-It is read against what torch writes and nothing else, and written sparse. Records are stored,
-never compressed, so that a tensor can be mapped. What is written here carries 64-bit sizes
-throughout and no checksum of the tensors, which are filled in later; their integrity is a sha256
-beside the file.
+Only archives of the form that torch writes are accepted, and files are written sparse. Records are
+stored, never compressed, so that a tensor can be mapped. Files written here have 64-bit sizes
+throughout and no checksum of the tensors, which are filled in later; a sha256 next to the file
+protects their integrity.
 
-Layout of a zip archive (PKWARE APPNOTE 6.3): for each record a local header (PK 3 4) with its name
-and extra fields, then its data; behind all records the central directory, one entry (PK 1 2) for
-each; behind it the 64-bit end record (PK 6 6), its locator (PK 6 7) and the end record (PK 5 6),
-which closes the file. A 32-bit field that holds `WIDE` has its value in a 64-bit extra field.
+Layout of a zip archive (PKWARE APPNOTE 6.3): for each record, a local header (PK 3 4) with its name
+and extra fields, followed by its data; after all records, the central directory with one entry (PK
+1 2) for each; then the 64-bit end record (PK 6 6), its locator (PK 6 7) and the end record (PK 5
+6), which ends the file. If a 32-bit field contains `WIDE`, its value is in a 64-bit extra field.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import struct
 import zlib
 from typing import NamedTuple, NoReturn
 
-# The records that torch writes, behind the archive's own prefix.
+# The records that torch writes, after the archive's own prefix.
 _RECORDS = (
     r"data\.pkl",
     r"version",
@@ -31,30 +31,30 @@ _RECORDS = (
     r"data/\d{1,9}",
 )
 NAME = re.compile(rf"([^/\\]+)/({'|'.join(_RECORDS)})")
-# Choices far above what a trace needs: one record for each tensor, about 100 bytes for each record.
+# Choices far above what a trace needs: one record per tensor, about 100 bytes per record.
 MAX_RECORDS = 4096
 MAX_DIRECTORY = 1 << 20  # bytes
 ALIGNMENT = 64  # bytes; torch aligns to 64 as well, so that any type can be mapped
 WIDE = 0xFFFFFFFF  # "see the 64-bit field"
 
 _LOCAL = 30  # bytes of a local header without name and extra fields
-_ENTRY = 46  # of an entry of the directory
-_END = 22  # of the end record
+_ENTRY = 46  # bytes of an entry of the directory
+_END = 22  # bytes of the end record
 _LOCATOR = 20
-_WIDE_END = 56  # of the 64-bit end record
+_WIDE_END = 56  # bytes of the 64-bit end record
 
 
 class Refused(Exception):
-    """What is wrong with a file, in words."""
+    """Describes what is wrong with a file."""
 
 
 class Record(NamedTuple):
-    """Where the bytes of one record lie.
+    """Position of the bytes of one record.
 
     Attributes:
-        header: Where its local header starts.
-        start: Where its data start.
-        size: Bytes of its data.
+        header: Start of its local header.
+        start: Start of its data.
+        size: Number of bytes of its data.
     """
 
     header: int
@@ -66,22 +66,22 @@ def refuse(why: str) -> NoReturn:
     """Raise `Refused`.
 
     Args:
-        why: In words, after "FILE is refused: ".
+        why: Reason, to follow "FILE is rejected: ".
     """
     raise Refused(why)
 
 
 def short(text: object) -> str:
-    """Quote what a stranger wrote, on one line.
+    """Quote untrusted text on one line.
 
     Args:
-        text: Of any length.
+        text: Text of any length.
     """
     return ascii(str(text)[:60])
 
 
 class _Directory(NamedTuple):
-    """Where the central directory lies: its records, bytes, start, and where it must end."""
+    """Position of the central directory: its records, bytes, start, and where it must end."""
 
     records: int
     length: int
@@ -90,7 +90,7 @@ class _Directory(NamedTuple):
 
 
 class _Listed(NamedTuple):
-    """One entry of the directory; `after` is the position behind it."""
+    """One entry of the directory; `after` is the position after it."""
 
     name: str
     header: int
@@ -103,7 +103,7 @@ def directory(fd: int, size: int) -> dict[str, Record]:
 
     Args:
         fd: The open file.
-        size: Its bytes.
+        size: Size of the file in bytes.
 
     Raises:
         Refused: A record is compressed, overlaps another, or is not one that torch writes.
@@ -111,7 +111,7 @@ def directory(fd: int, size: int) -> dict[str, Record]:
     place = _end(fd, size)
     too_large = place.records > MAX_RECORDS or place.length > MAX_DIRECTORY
     if too_large or place.start + place.length != place.end:
-        refuse("its archive directory is too large or not where it says")
+        refuse("its archive directory is too large or not at the stated position")
     table = os.pread(fd, place.length, place.start)
     at = 0
     prefixes = set[str]()
@@ -121,25 +121,25 @@ def directory(fd: int, size: int) -> dict[str, Record]:
         at = listed.after
         match = NAME.fullmatch(listed.name)
         if match is None or match[2] in found:
-            refuse(f"the archive holds an unexpected or repeated record {short(listed.name)}")
+            refuse(f"the archive contains an unexpected or repeated record {short(listed.name)}")
         prefixes.add(match[1])
         start = _data(fd, listed.header, listed.name, size)
         found[match[2]] = Record(listed.header, start, listed.size)
     spans = sorted((r.header, r.start + r.size) for r in found.values())
     spans.append((place.start, place.end))
     if any(stop > after for (_, stop), (after, _) in itertools.pairwise(spans)):
-        refuse("records of the archive overlap or reach past its end")
+        refuse("records of the archive overlap or extend beyond its end")
     if "data.pkl" not in found or len(prefixes) != 1:
-        refuse("the archive has no index, or several")
+        refuse("the archive has no index, or more than one")
     return found
 
 
 def _end(fd: int, size: int) -> _Directory:
-    """Read the end record, which closes the file without a comment, and the 64-bit one if any."""
+    """Read the end record, which ends the file without a comment, and the 64-bit one if any."""
     here = size - _END
     tail = os.pread(fd, _END, here) if here >= 0 else b""
     if len(tail) < _END or tail[:4] != b"PK\5\6" or tail[20:] != b"\0\0":
-        refuse("it is no trace, or was cut short (expected a .pt archive as torch writes it)")
+        refuse("it is not a trace, or is truncated (expected a .pt archive as written by torch)")
     count, length, start = struct.unpack("<HII", tail[10:20])
     locator = b""
     if here >= _LOCATOR + _WIDE_END:
@@ -149,7 +149,7 @@ def _end(fd: int, size: int) -> _Directory:
     at = here - _LOCATOR - _WIDE_END
     record = os.pread(fd, _WIDE_END, at)
     if struct.unpack("<Q", locator[8:16]) != (at,) or record[:4] != b"PK\6\6":
-        refuse("its archive directory is not where it says")
+        refuse("its archive directory is not at the stated position")
     count, length, start = struct.unpack("<QQQ", record[32:56])
     return _Directory(count, length, start, at)
 
@@ -157,26 +157,24 @@ def _end(fd: int, size: int) -> _Directory:
 def _listed(table: bytes, at: int) -> _Listed:
     """Read one entry of the directory."""
     if at + _ENTRY > len(table):
-        refuse("its archive directory is cut short")
+        refuse("its archive directory is truncated")
     sign, flags, method, packed, size, n, e, c, offset = struct.unpack_from(
         "<4s4xHH8xIIHHH8xI", table, at
     )
-    # Behind the entry come the name (n bytes), the extra fields (e) and a comment (c).
+    # The entry is followed by the name (n bytes), the extra fields (e) and a comment (c).
     behind = at + _ENTRY
     name = table[behind : behind + n].decode("latin-1")
     extra = table[behind + n : behind + n + e]
     if sign != b"PK\1\2" or method != 0 or flags & 1:
-        refuse(
-            f"record {short(name)} is compressed, encrypted or damaged; a trace is stored as it is"
-        )
-    # The 64-bit values stand in this order, each only if its field holds `WIDE`.
+        refuse(f"record {short(name)} is compressed, encrypted or damaged; a trace is uncompressed")
+    # The 64-bit values are in this order, each only if its field contains `WIDE`.
     wide = _wide(extra)
     values = []
     for value in (size, packed, offset):
         values.append(wide.pop(0) if value == WIDE and wide else value)
     size, packed, offset = values
     if size != packed:
-        refuse(f"record {short(name)} lies about its size")
+        refuse(f"record {short(name)} states a wrong size")
     return _Listed(name, offset, size, behind + n + e + c)
 
 
@@ -195,35 +193,35 @@ def _wide(extra: bytes) -> list[int]:
 
 
 def _data(fd: int, header: int, name: str, size: int) -> int:
-    """Return where the data of a record start; its local header must bear the same name."""
+    """Return where the data of a record start; its local header must contain the same name."""
     head = os.pread(fd, _LOCAL, header) if header < size else b""
     if len(head) < _LOCAL or head[:4] != b"PK\3\4" or head[8:10] != b"\0\0":
-        refuse(f"record {short(name)} is not where the directory says")
+        refuse(f"record {short(name)} is not at the position that the directory states")
     n, e = struct.unpack("<HH", head[26:30])
     if os.pread(fd, n, header + _LOCAL) != name.encode("latin-1"):
-        refuse(f"record {short(name)} bears two names")
+        refuse(f"record {short(name)} has two different names")
     return header + _LOCAL + int(n) + int(e)
 
 
 class Writer:
-    """Lays out records one after the other, each aligned to 64 bytes; their data are holes.
+    """Lays out records one after another, each aligned to 64 bytes; their data are holes.
 
     Attributes:
-        prefix: The archive's own, in front of every name.
-        at: Where the next record starts.
-        records: By name, without the prefix.
+        prefix: The archive's own prefix of every name.
+        at: Start of the next record.
+        records: Records by name, without the prefix.
     """
 
     _VERSION = 45  # of the format: 64-bit sizes
     _UTF8 = 0x800
-    _DATE = 0x21  # 1 January 1980, the first that the format has
-    _PADDING = 0x4246  # the extra field by which torch pads, "FB"
+    _DATE = 0x21  # 1 January 1980, the earliest in this format
+    _PADDING = 0x4246  # the extra field with which torch pads, "FB"
 
     def __init__(self, prefix: str = "trace") -> None:
-        """Start empty.
+        """Start without records.
 
         Args:
-            prefix: The archive's own, in front of every name.
+            prefix: The archive's own prefix of every name.
         """
         self.prefix = prefix
         self.at = 0
@@ -234,9 +232,9 @@ class Writer:
         """Append a record.
 
         Args:
-            name: Without the prefix.
-            size: Its bytes.
-            data: The first of them, if they are known.
+            name: Name without the prefix.
+            size: Size in bytes.
+            data: Its first bytes, if known.
         """
         full = f"{self.prefix}/{name}".encode()
         # Extra fields: 20 bytes of 64-bit sizes, then 4 bytes of a head and the padding.
@@ -264,7 +262,7 @@ class Writer:
         return record
 
     def directory(self, crc: dict[str, int]) -> bytes:
-        """Return what stands behind the last record.
+        """Return the bytes that follow the last record.
 
         Args:
             crc: Checksums of the records that have one.

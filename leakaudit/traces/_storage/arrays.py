@@ -1,4 +1,4 @@
-"""Numbers from whatever framework a training loop uses."""
+"""Conversion of arrays from any framework that a training program uses."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ def tensor(value: Any, what: str) -> Tensor:
     """Return an array as a tensor without a graph; memory is shared if possible.
 
     Args:
-        value: Of torch, numpy or anything with DLPack or ``__array__``.
+        value: An array of torch, numpy or anything with DLPack or ``__array__``.
         what: Its name in errors.
 
     Raises:
-        LeakauditError: It does not hold real numbers.
+        LeakauditError: It does not contain real numbers.
     """
     if isinstance(value, Tensor):
         return value.detach()
     if hasattr(value, "__dlpack__") and not isinstance(value, np.ndarray):
-        # An array on a device that torch does not know is taken by way of numpy.
+        # An array on a device that torch does not support is converted through numpy.
         with suppress(BufferError, RuntimeError, TypeError):
             return from_dlpack(value).detach()
     array = _array(value, what)
@@ -43,15 +43,15 @@ def tensor(value: Any, what: str) -> Tensor:
 
 
 def integers(value: Any, what: str, stop: int) -> _Integers:
-    """Return whole numbers as one axis.
+    """Return whole numbers as a one-dimensional array.
 
     Args:
-        value: One number or a row of them.
+        value: One number or a sequence of numbers.
         what: Their name in errors.
         stop: All must lie in [0, stop).
 
     Raises:
-        LeakauditError: They are not whole numbers in a row, or out of range.
+        LeakauditError: They are not a sequence of whole numbers, or are out of range.
     """
     if isinstance(value, Tensor):
         array = np.atleast_1d(value.detach().cpu().numpy())
@@ -59,14 +59,15 @@ def integers(value: Any, what: str, stop: int) -> _Integers:
         array = np.atleast_1d(_array(value, what))
     if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
         raise LeakauditError(
-            f"{what}: expected whole numbers in a row, got {array.dtype} of shape {array.shape}"
+            f"{what}: expected a sequence of whole numbers, "
+            f"got {array.dtype} of shape {array.shape}"
         )
     if array.size:
         low = int(array.min())
         high = int(array.max())
         if low < 0 or high >= stop:
             wrong = low if low < 0 else high
-            raise LeakauditError(f"{what}: there is no {wrong}; expected 0 to {stop - 1}")
+            raise LeakauditError(f"{what}: expected numbers from 0 to {stop - 1}, got {wrong}")
     return array.astype(np.int64, copy=False)
 
 

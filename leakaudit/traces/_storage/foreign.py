@@ -1,16 +1,17 @@
-"""Traces as .npz and .safetensors files, for programs that do not speak ours.
+"""Traces as .npz and .safetensors files, for exchange with other programs.
 
-Both hold the arrays ``round``, ``src``, ``dst`` (m,) and ``payload`` (rows, columns); optional are
-``kind`` (m,), numbers that index ``kinds`` of the description, or text in .npz; ``secure`` (m,);
-``row`` (m,), if a payload goes to several nodes; and ``public.<name>``. The description is JSON
-text: an array ``meta`` in .npz, the entry ``meta`` of a .safetensors file's metadata.
+Both contain the arrays ``round``, ``src``, ``dst`` (m,) and ``payload`` (rows, columns); optional
+arrays are ``kind`` (m,), numbers that index ``kinds`` of the description, or text in .npz;
+``secure`` (m,); ``row`` (m,), if a payload is sent to several nodes; and ``public.<name>``. The
+description is JSON text: an array ``meta`` in .npz, the entry ``meta`` of a .safetensors file's
+metadata.
 
     {"protocol": "dpsgd", "params": {"alpha": 0.1}, "task": {"model": "mlp", …},
      "graph": {"nodes": 3, "edges": [[0, 1], [1, 2]]},
      "layout": {"names": […], "shapes": [[…], …]}, "columns": [start, stop], "kinds": ["w"]}
 
-params, layout, columns and kinds may be left out: none, the task's own, all of them, and one kind
-called "message".
+params, layout, columns and kinds are optional. Defaults: none, that of the task, all of them, and
+one kind named "message".
 """
 
 from __future__ import annotations
@@ -39,8 +40,9 @@ from leakaudit.traces._storage.wellformed import INDEX
 Arrays = Mapping[str, Any]
 _PUBLIC = "public."
 _MINIMUM = ("round", "src", "dst", "payload")
-# Against archives that unpack to much more than their size: an entry may unpack to 200 times its
-# size, or to 64 MiB whatever its size. Both are choices; float payloads hardly compress at all.
+# Protection against archives that unpack to much more than their size: an entry may unpack to 200
+# times its size, or to 64 MiB regardless of its size. Both are choices; float payloads hardly
+# compress at all.
 _UNPACKED = 200
 _HARMLESS = 64 << 20
 
@@ -50,7 +52,7 @@ def read_npz(path: Path, max_bytes: float) -> Trace:
 
     Args:
         path: The file.
-        max_bytes: What it may unpack to.
+        max_bytes: Maximum size after unpacking.
 
     Raises:
         LeakauditError: It is too large, damaged, or not a trace.
@@ -69,16 +71,16 @@ def read_npz(path: Path, max_bytes: float) -> Trace:
 
 
 def _check_unpacked(path: Path, entries: list[zipfile.ZipInfo], max_bytes: float) -> None:
-    """Raise LeakauditError for an archive that unpacks to too much."""
+    """Raise LeakauditError for an archive that is too large when unpacked."""
     size = sum(entry.file_size for entry in entries)
     if size > max_bytes:
         raise LeakauditError(
-            f"{path} unpacks to {human(size)}; max_bytes allows {human(max_bytes)}"
+            f"{path} unpacks to {human(size)}, but max_bytes allows {human(max_bytes)}"
         )
     for entry in entries:
         if entry.file_size > max(_HARMLESS, _UNPACKED * entry.compress_size):
             raise LeakauditError(
-                f"{path} is refused: it unpacks to more than {_UNPACKED} times its size"
+                f"{path} is rejected: it unpacks to more than {_UNPACKED} times its size"
             )
 
 
@@ -87,7 +89,7 @@ def read_safetensors(path: Path, max_bytes: float) -> Trace:
 
     Args:
         path: The file.
-        max_bytes: What it may hold.
+        max_bytes: Maximum size of its contents.
 
     Raises:
         LeakauditError: The package is not installed, or the file is too large, damaged, or not a
@@ -97,9 +99,11 @@ def read_safetensors(path: Path, max_bytes: float) -> Trace:
     try:
         size = path.stat().st_size
         if size > max_bytes:
-            raise LeakauditError(f"{path} holds {human(size)}; max_bytes allows {human(max_bytes)}")
+            raise LeakauditError(
+                f"{path} contains {human(size)}, but max_bytes allows {human(max_bytes)}"
+            )
         with package.safe_open(path, framework="pt") as file:
-            names = list(file.keys())  # the file is no dictionary, it has no other way to list them
+            names = list(file.keys())  # the only way to list the names
             arrays = {name: file.get_tensor(name) for name in names}
             meta = (file.metadata() or {}).get("meta", "")
     except (OSError, package.SafetensorError) as error:
@@ -111,14 +115,14 @@ def write_npz(trace: Trace, path: Path) -> None:
     """Write a trace as an .npz file, uncompressed.
 
     Args:
-        trace: What is written.
-        path: The file; an older one is replaced.
+        trace: The trace to write.
+        path: The file; an existing one is replaced.
 
     Raises:
         LeakauditError: The trace is in bfloat16, which numpy does not have.
     """
     if trace.dtype == torch.bfloat16:
-        raise LeakauditError(".npz cannot hold bfloat16; write .safetensors")
+        raise LeakauditError(".npz does not support bfloat16; write .safetensors")
     arrays, meta = _arrays(trace)
     named: dict[str, Any] = {"meta": np.array(meta)}
     for name, value in arrays.items():
@@ -131,8 +135,8 @@ def write_safetensors(trace: Trace, path: Path) -> None:
     """Write a trace as a .safetensors file.
 
     Args:
-        trace: What is written.
-        path: The file; an older one is replaced.
+        trace: The trace to write.
+        path: The file; an existing one is replaced.
 
     Raises:
         LeakauditError: The package is not installed.
@@ -144,12 +148,12 @@ def write_safetensors(trace: Trace, path: Path) -> None:
 
 
 def _safetensors() -> Any:
-    """Return the package, which is optional and so is imported only when it is asked for."""
+    """Return the package, which is optional and therefore imported only on request."""
     try:
         import safetensors.torch
     except ImportError:
         raise LeakauditError(
-            ".safetensors needs another package: install leakaudit[safetensors]"
+            ".safetensors requires another package: install leakaudit[safetensors]"
         ) from None
     return safetensors
 
@@ -163,9 +167,10 @@ def _arrays(trace: Trace) -> tuple[dict[str, Tensor], str]:
     """Return one array for each column, over all tables, and the description."""
     names = {kind: k for k, kind in enumerate(trace.kinds())}
     parts: dict[str, list[Tensor]] = {name: [] for name in (*INDEX, "secure", "payload")}
-    rows = 0  # of the tables before
+    rows = 0  # of the preceding tables
     for m in trace.messages:
-        # Every table numbers its kinds and rows by itself; here they are numbered over all.
+        # Every table has its own numbers of kinds and rows; here they are renumbered over all
+        # tables.
         number = torch.tensor([names[kind] for kind in m.kinds], dtype=torch.int32)
         parts["round"].append(m.round)
         parts["src"].append(m.src)
@@ -187,11 +192,11 @@ def _arrays(trace: Trace) -> tuple[dict[str, Tensor], str]:
 
 
 def _trace(arrays: Arrays, meta: str, path: Path) -> Trace:
-    """Put arrays into the form of a trace file, whose reader then checks them."""
+    """Convert arrays into the form of a trace file, and let its reader check them."""
     if missing := [name for name in _MINIMUM if name not in arrays]:
         raise LeakauditError(
             f"{path} lacks {', '.join(missing)}; "
-            "a trace needs the arrays round, src, dst (m,) and payload (rows, columns)"
+            "a trace requires the arrays round, src, dst (m,) and payload (rows, columns)"
         )
     about, edges, rounds = _description(meta, path)
     names, table = _table(arrays, about.pop("kinds", None), path)
@@ -199,8 +204,8 @@ def _trace(arrays: Arrays, meta: str, path: Path) -> Trace:
     for name, column in table.items():
         if len(column) != count:
             raise LeakauditError(
-                f"{path}: round has {count} entries, but {name} {len(column)}; "
-                "every message needs one of each"
+                f"{path}: round has {count} entries, but {name} has {len(column)}; "
+                "all must have one entry per message"
             )
     payload = tensor(arrays["payload"], "payload").contiguous()
     complete = about.pop("complete", True) is True
@@ -226,7 +231,7 @@ def _trace(arrays: Arrays, meta: str, path: Path) -> Trace:
 
 
 def _table(arrays: Arrays, kinds: Json, path: Path) -> tuple[list[str], dict[str, Tensor]]:
-    """Return the names of kinds and the columns of the messages, defaults filled in."""
+    """Return the names of kinds and the columns of the messages, with defaults filled in."""
     table = {name: _column(arrays, name, path) for name in ("round", "src", "dst")}
     count = len(table["round"])
     names, table["kind"] = _kinds(arrays, kinds, count, path)
@@ -246,7 +251,7 @@ def _column(arrays: Arrays, name: str, path: Path) -> Tensor:
 
 
 def _kinds(arrays: Arrays, names: Json, count: int, path: Path) -> tuple[list[str], Tensor]:
-    """Return the names of kinds, and each message's."""
+    """Return the names of kinds, and the kind of each message."""
     if "kind" not in arrays:
         only = "message"
         if isinstance(names, list) and names:
@@ -258,13 +263,13 @@ def _kinds(arrays: Arrays, names: Json, count: int, path: Path) -> tuple[list[st
         return found.tolist(), torch.from_numpy(kind.reshape(-1).astype(np.int32))
     if not isinstance(names, list):
         raise LeakauditError(
-            f'{path}: its kinds are numbers; name them in the description: "kinds": ["w", …]'
+            f'{path}: its kinds are numbers; add their names to the description: "kinds": ["w", …]'
         )
     return [str(n) for n in names], _column(arrays, "kind", path)
 
 
-# What reading a description raises if a part is missing or of another type. RuntimeError comes from
-# torch, OverflowError from a number that its type cannot hold.
+# Exceptions raised while reading a description in which a part is missing or of another type.
+# RuntimeError comes from torch, OverflowError from a number that its type cannot hold.
 _UNSOUND = (
     KeyError,
     TypeError,
@@ -277,7 +282,7 @@ _UNSOUND = (
 
 
 def _description(meta: str, path: Path) -> tuple[dict[str, Json], Tensor, int]:
-    """Return the description, with what was left out filled in, the edges (e, 2) and the rounds."""
+    """Return the description with defaults filled in, the edges (e, 2) and the rounds."""
     try:
         about = {
             "params": {},
@@ -298,6 +303,6 @@ def _description(meta: str, path: Path) -> tuple[dict[str, Json], Tensor, int]:
     except _UNSOUND:
         form = '{"protocol": …, "task": {…}, "graph": {"nodes": n, "edges": [[i, j], …]}}'
         raise LeakauditError(
-            f"{path} lacks a sound description; expected JSON text 'meta' like {form}"
+            f"{path} lacks a valid description; expected JSON text 'meta' such as {form}"
         ) from None
     return about, edges, rounds

@@ -1,10 +1,10 @@
-"""A .pt file that is laid out first, sparse, and then filled in place through a shared memory map.
+"""A .pt file that is first laid out, sparse, and then filled in place through a shared memory map.
 
-It can be read at any time. The idea: in the archive that `torch.save` writes, records are stored
-uncompressed, so the bytes of a tensor lie in the file as they lie in memory. A file can therefore
-be written with holes of zeros for its tensors, and messages written straight into the map of those
-holes; the system brings them to the disk in its own time, and a process that is killed loses
-nothing. The large tensor comes last, so that it can be cut to what was used.
+It can be read at any time. In the archive that `torch.save` writes, records are stored
+uncompressed, so the bytes of a tensor in the file are the same as in memory. A file can therefore
+be written with holes of zeros for its tensors, and messages can be written directly into the map of
+these holes; the operating system writes them to the disk later, and a process that is killed loses
+nothing. The large tensor comes last, so that it can be truncated to the part that was used.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from leakaudit.errors import LeakauditError
 from leakaudit.traces._storage.archive import Record, Writer
 from leakaudit.traces._storage.safe_reader import STORAGES
 
-# Bytes that are given blocks and pages before they are written, which doubles the speed.
+# Number of bytes for which blocks and pages are allocated in advance, which doubles the speed.
 AHEAD = 32 << 20
-BEHIND = 32 << 20  # bytes whose memory is handed back together: a choice, as AHEAD
-COPY = 1 << 20  # bytes copied at a time
-POPULATE_WRITE = 23  # of madvise, Linux 5.14; Python has no name for it
+BEHIND = 32 << 20  # number of bytes whose memory is released at once: a choice, as AHEAD
+COPY = 1 << 20  # number of bytes copied at a time
+POPULATE_WRITE = 23  # an advice of madvise, Linux 5.14; Python has no name for it
 _STORAGE = {dtype: getattr(torch, name) for name, dtype in STORAGES.items()}
 _REBUILD: Callable[..., Tensor] = torch._utils._rebuild_tensor_v2
 
@@ -48,8 +48,8 @@ class Hole:
     """A tensor of zeros that takes no space before it is written.
 
     Attributes:
-        shape: Of the tensor.
-        dtype: Of its numbers.
+        shape: Shape of the tensor.
+        dtype: Type of its numbers.
     """
 
     shape: tuple[int, ...]
@@ -57,19 +57,19 @@ class Hole:
 
     @property
     def nbytes(self) -> int:
-        """Bytes when it is full."""
+        """Number of bytes when it is full."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
 class MemoryFile:
-    """What `MapFile` is, without a file.
+    """The same as `MapFile`, without a file.
 
     Attributes:
-        tree: Its content, writable.
+        tree: Its contents, writable.
     """
 
     def __init__(self, tree: Tree) -> None:
-        """Allocate the holes; memory that is never written is never taken.
+        """Allocate the holes; memory that is never written is never used.
 
         Args:
             tree: Dictionaries of plain values, tensors (copied) and `Hole`s.
@@ -77,10 +77,10 @@ class MemoryFile:
         self.tree = _replace(tree, _allocated)
 
     def publish(self) -> None:
-        """Show the file under its name."""
+        """Make the file available under its name."""
 
     def reserve(self, stop: int) -> None:
-        """Make sure that the first `stop` bytes of the last leaf can be written.
+        """Ensure that the first `stop` bytes of the last leaf can be written.
 
         Args:
             stop: Number of bytes.
@@ -91,24 +91,24 @@ class MemoryFile:
 
         Args:
             other: The file.
-            stop: How many bytes.
+            stop: Number of bytes.
         """
         mine = _last_leaf(self.tree).view(-1).view(torch.uint8)
         theirs = _last_leaf(other.tree).view(-1).view(torch.uint8)
         mine[:stop] = theirs[:stop]
 
     def release(self, stop: int) -> None:
-        """Hand back the memory behind the first `stop` bytes of the last leaf.
+        """Release the memory of the first `stop` bytes of the last leaf.
 
         Args:
             stop: Number of bytes.
         """
 
     def finish(self, rows: int) -> None:
-        """Cut the last leaf and write no more.
+        """Truncate the last leaf and write no more.
 
         Args:
-            rows: How many of its rows are kept.
+            rows: Number of its rows to keep.
         """
 
     def discard(self) -> None:
@@ -118,23 +118,23 @@ class MemoryFile:
 class MapFile(MemoryFile):
     """The tensors of a new .pt file.
 
-    The file stands at its path from `publish` on; before, it has a temporary name beside it.
+    The file is available at its path after `publish`; before, it has a temporary name next to it.
 
     Attributes:
-        tree: Its content, writable.
-        path: Where it stands.
+        tree: Its contents, writable.
+        path: Its path.
     """
 
     def __init__(self, path: Path, tree: Tree) -> None:
         """Lay out the file.
 
         Args:
-            path: Where it will stand.
-            tree: Dictionaries of plain values, tensors (copied in) and `Hole`s, of which the last
-                is the large one.
+            path: Path of the file after `publish`.
+            tree: Dictionaries of plain values, tensors (copied) and `Hole`s, the last of which is
+                the large one.
 
         Raises:
-            LeakauditError: It cannot be created.
+            LeakauditError: The file cannot be created.
         """
         self.path = path
         self._plan = _replace(tree, lambda leaf: Hole(tuple(leaf.shape), leaf.dtype))
@@ -153,7 +153,7 @@ class MapFile(MemoryFile):
         try:
             os.ftruncate(self._fd, size)
             if sys.platform == "linux":
-                # All but the last leaf is certain to be written: take its blocks now.
+                # All but the last leaf is certain to be written, so its blocks are allocated now.
                 os.posix_fallocate(self._fd, 0, self._last.start)
             laid.writer.write(self._fd)
             os.pwrite(self._fd, laid.tail, laid.writer.at)
@@ -165,12 +165,12 @@ class MapFile(MemoryFile):
             ) from None
         records = iter(laid.tensors)
         self.tree = _replace(tree, lambda leaf: self._view(leaf, next(records).start))
-        # Bytes of the last leaf that have blocks, and whose memory was handed back.
+        # Number of bytes of the last leaf that have blocks, and whose memory has been released.
         self._ready = 0
         self._released = 0
 
     def _view(self, leaf: Tensor | Hole, start: int) -> Tensor:
-        """Return the tensor that lies in the map from `start` on."""
+        """Return the tensor that is in the map from `start` on."""
         count = math.prod(leaf.shape)
         if not count:
             return torch.empty(leaf.shape, dtype=leaf.dtype)
@@ -179,7 +179,7 @@ class MapFile(MemoryFile):
         return view.copy_(leaf) if isinstance(leaf, Tensor) else view
 
     def publish(self) -> None:
-        """Replace whatever stands at `path`."""
+        """Replace whatever exists at `path`."""
         try:
             os.replace(self._temporary, self.path)
         except OSError as error:
@@ -189,13 +189,13 @@ class MapFile(MemoryFile):
             ) from None
 
     def reserve(self, stop: int) -> None:
-        """Give blocks of the disk to the first bytes of the last leaf.
+        """Allocate disk blocks for the first bytes of the last leaf.
 
         Args:
-            stop: How many bytes.
+            stop: Number of bytes.
 
         Raises:
-            LeakauditError: There are no blocks left.
+            LeakauditError: The disk is full.
         """
         if stop <= self._ready:
             return
@@ -208,22 +208,22 @@ class MapFile(MemoryFile):
             if sys.platform == "linux":
                 os.posix_fallocate(self._fd, start, length)
                 self._map.madvise(POPULATE_WRITE, start, length)
-        except OSError as error:  # another file system or an older kernel does without
+        except OSError as error:  # other file systems and older kernels work without it
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 self._no_room()
         self._ready = stop
 
     def _no_room(self) -> NoReturn:
         raise LeakauditError(
-            f"the disk of {self.path} is full; what was recorded up to here can be read"
+            f"the disk of {self.path} is full; what was recorded so far can be read"
         )
 
     def take(self, other: MemoryFile, stop: int) -> None:
-        """Copy through the system, which is faster than through the two maps.
+        """Copy through the operating system, which is faster than through the two maps.
 
         Args:
-            other: The file, a `MapFile` too.
-            stop: How many bytes of its last leaf.
+            other: The file, also a `MapFile`.
+            stop: Number of bytes of its last leaf.
         """
         assert isinstance(other, MapFile)
         try:
@@ -236,10 +236,10 @@ class MapFile(MemoryFile):
         self._released = stop
 
     def release(self, stop: int) -> None:
-        """Take written pages out of this process; the system writes them in its own time.
+        """Release written pages from this process; the operating system writes them out later.
 
         Args:
-            stop: How many bytes of the last leaf have been written.
+            stop: Number of bytes of the last leaf that have been written.
         """
         if stop - self._released < BEHIND:
             return
@@ -248,16 +248,16 @@ class MapFile(MemoryFile):
         self._released = stop
 
     def finish(self, rows: int) -> None:
-        """Cut the last leaf in place and close; a reader finds a whole file at every moment.
+        """Truncate the last leaf in place and close; a reader finds a valid file at every moment.
 
-        An archive is read from its end, where the directory stands. So a second directory, for the
-        shorter tensor, is written into the part of that tensor that was not used, then the headers
-        are replaced by those of the same size for the shorter tensor, and the file is cut behind
-        the new directory. Until the cut, the old directory counts. If the new one does not fit, the
-        file keeps its length; `written` says how much of it counts.
+        An archive is read from its end, where the directory is. Therefore a second directory, for
+        the shorter tensor, is written into the unused part of that tensor, then the headers are
+        replaced by those of the same size for the shorter tensor, and the file is truncated after
+        the new directory. Until then, the old directory is valid. If the new one does not fit, the
+        file keeps its length; `written` states how much of it is valid.
 
         Args:
-            rows: How many rows of the last leaf are kept.
+            rows: Number of rows of the last leaf to keep.
         """
         last = _last_leaf(self._plan)
         cut = Hole((rows, *last.shape[1:]), last.dtype)
@@ -285,14 +285,14 @@ class MapFile(MemoryFile):
 
 
 class _Store(NamedTuple):
-    """A record of the archive, to be pickled as torch pickles its storages."""
+    """A record of the archive, to be pickled in the way that torch pickles its storages."""
 
     key: str
     hole: Hole
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles holes as `torch.save` does tensors."""
+    """Pickles holes in the way that `torch.save` pickles tensors."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, protocol=2)
@@ -312,12 +312,12 @@ class _Pickler(pickle.Pickler):
 
 
 class _Laid(NamedTuple):
-    """A file that is laid out.
+    """The layout of a file.
 
     Attributes:
-        writer: Holds its records.
-        tail: What stands behind them.
-        index_size: Bytes of the index.
+        writer: Contains its records.
+        tail: The bytes that follow them.
+        index_size: Size of the index in bytes.
         tensors: The records of tensors, in the order of the leaves of the tree.
     """
 
@@ -330,7 +330,7 @@ class _Laid(NamedTuple):
 def _lay_out(plan: Tree, index_size: int = 0) -> _Laid:
     """Lay out the file of a tree of holes.
 
-    The index is padded to `index_size`, so that records keep their places when a shape gets
+    The index is padded to `index_size`, so that records keep their positions when a shape gets
     shorter.
     """
     out = io.BytesIO()
@@ -382,6 +382,6 @@ def _last_leaf(tree: Tree) -> Any:
 
 
 def _pages(start: int, stop: int) -> tuple[int, int]:
-    """Return start and length of the pages that [start, stop) touches."""
+    """Return start and length of the pages that contain [start, stop)."""
     start -= start % mmap.PAGESIZE
     return start, stop - start

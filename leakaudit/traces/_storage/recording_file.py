@@ -1,4 +1,4 @@
-"""The tables of one recording: one in memory or in a file, or one for each shard of a folder."""
+"""The tables of one recording: one in memory or in a file, or one per shard of a folder."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class RecordingFile:
 
         Args:
             path: The file or folder; None for memory.
-            format: Of all tables.
-            size: (messages, rows) of the whole recording, None for what is not known.
-            limit: Bytes of all tables together.
+            format: Format of all tables.
+            size: (messages, rows) of the whole recording, None for an unknown number.
+            limit: Maximum total size of all tables in bytes.
             shard_bytes: Size of the shards of a folder; None for one file.
 
         Raises:
@@ -47,27 +47,27 @@ class RecordingFile:
             self._size = _first_shard(self._size, shard_bytes, format.row_bytes)
         self._manifest = shards.Manifest(json.loads(format.head["meta"]))
         self._table: MessageTable | None = None
-        # Messages and rows of the current table when the round began.
+        # Messages and rows of the current table at the start of the round.
         self._begin_messages = 0
         self._begin_rows = 0
-        # The most that one round has had so far.
+        # The maximum per round so far.
         self._most_messages = 0
         self._most_rows = 0
-        self._rounds = 0  # in the current table
-        self._last = 0  # round of all
+        self._rounds = 0  # number of rounds in the current table
+        self._last = 0  # last round overall
         if path is not None:
             _probe(path, shard_bytes is not None)
 
     @property
     def started(self) -> bool:
-        """Whether anything was created."""
+        """Whether anything has been created."""
         return self._table is not None
 
     def table(self, round: int) -> MessageTable:
-        """Return the table for messages of a round; a shard holds whole rounds only.
+        """Return the table for messages of a round; a shard contains complete rounds only.
 
         Args:
-            round: Of the messages.
+            round: Round of the messages.
         """
         if self._table is None:
             self._table = self._start(round)
@@ -84,10 +84,10 @@ class RecordingFile:
         return self._table
 
     def commit(self, round: int) -> None:
-        """Make what was appended count.
+        """Commit what was appended.
 
         Args:
-            round: The last round that is over.
+            round: The last round that has ended.
         """
         table = self.table(round)
         table.commit(round)
@@ -104,7 +104,7 @@ class RecordingFile:
         """Close the last table.
 
         Args:
-            rounds: Of a recording that came to its end; None for one that did not.
+            rounds: Number of rounds of a complete recording; None for an incomplete one.
         """
         self.table(self._last).finish(rounds)
         self._manifest.complete = rounds is not None
@@ -112,7 +112,7 @@ class RecordingFile:
             self._manifest.write(self.path)
 
     def seal(self, hash: bool | None) -> None:
-        """Write the sha256 beside the recording.
+        """Write the sha256 next to the recording.
 
         Args:
             hash: Whether to do so; None does up to 4 GiB.
@@ -129,11 +129,11 @@ class RecordingFile:
                 shards.seal(self.path)
 
     def _rounds_in(self, shard_bytes: int) -> int:
-        """Return how many rounds, each as large as the largest so far, a shard takes."""
+        """Return how many rounds, each as large as the largest so far, fit into a shard."""
         return max(1, shard_bytes // self._format.size(self._most_messages, self._most_rows))
 
     def _start(self, round: int) -> MessageTable:
-        """Create the table whose first round this is."""
+        """Create the table that starts with this round."""
         path = self.path
         if path is None:
             return MessageTable(None, self._format, self._size, self._limit)
@@ -155,7 +155,7 @@ class RecordingFile:
 
 
 def _first_shard(whole: Extent, shard_bytes: int, row_bytes: int) -> Extent:
-    """Return the capacity of the first shard; later ones learn theirs from the rounds that came."""
+    """Return the capacity of the first shard; that of later ones follows from recorded rounds."""
     if whole.messages is None or whole.rows is None:
         return whole
     rows = max(1, min(whole.rows, shard_bytes // row_bytes))
@@ -164,7 +164,7 @@ def _first_shard(whole: Extent, shard_bytes: int, row_bytes: int) -> Extent:
 
 
 def _clear(folder: Path) -> None:
-    """Make a folder ready for a recording; an earlier recording in it is removed."""
+    """Prepare a folder for a recording; an earlier recording in it is removed."""
     (folder / "shards").mkdir(parents=True, exist_ok=True)
     sidecar.beside(shards.place(folder)).unlink(missing_ok=True)
     shards.place(folder).unlink(missing_ok=True)
@@ -173,23 +173,23 @@ def _clear(folder: Path) -> None:
 
 
 def _probe(path: Path, folder: bool) -> None:
-    """Raise LeakauditError unless a recording can stand at `path`; leaves nothing behind."""
+    """Raise LeakauditError unless a recording can be written to `path`; leaves nothing behind."""
     if folder and path.is_dir() and any(path.iterdir()):
         try:
             shards.read(path)
         except LeakauditError:
             raise LeakauditError(
-                f"{path} is a folder with other things in it; "
+                f"{path} is a folder with other contents; "
                 "choose a new one, or a file name that ends in .pt"
             ) from None
     if path.exists():
         fits = path.is_dir() if folder else path.is_file()
         if not fits:
             wanted = "folder" if folder else "file"
-            raise LeakauditError(f"cannot write {path}: it is no {wanted}; choose another path")
+            raise LeakauditError(f"cannot write {path}: it is not a {wanted}; choose another path")
     where = path if path.is_dir() else path.parent
     if not where.is_dir():
-        raise LeakauditError(f"cannot write {path}: there is no folder {where}; make it first")
+        raise LeakauditError(f"cannot write {path}: folder {where} does not exist; create it first")
     try:
         tempfile.TemporaryFile(dir=where).close()
     except OSError as error:

@@ -1,11 +1,12 @@
-"""Read a .pt file that a stranger made.
+"""Safe reading of a .pt file from an untrusted source.
 
-All of it is checked before any of it is believed, and nothing in it is ever run.
+The whole file is checked before any of it is used, and nothing in it is ever executed.
 
-`torch.load(weights_only=True)` refuses code, but not an archive or an index that takes all memory,
-and it cannot open a file larger than the memory (its private mapping reserves the whole of it). So
-torch never sees the file: its index is read here, against the few things that `torch.save` writes
-for dictionaries of tensors, and the tensors are views of the memory-mapped file.
+`torch.load(weights_only=True)` rejects code, but not an archive or an index that exhausts the
+memory, and it cannot open a file larger than the memory (its private mapping reserves space for the
+whole file). Therefore torch never receives the file: its index is read here, and accepted only if
+it consists of the few things that `torch.save` writes for dictionaries of tensors, and the tensors
+are views of the memory-mapped file.
 """
 
 from __future__ import annotations
@@ -48,15 +49,15 @@ _MEMO = "BINPUT LONG_BINPUT BINGET LONG_BINGET"
 _TENSORS = "GLOBAL REDUCE BINPERSID"
 OPCODES = frozenset(f"{_CONTAINERS} {_VALUES} {_MEMO} {_TENSORS}".split())
 
-# Limits on what an index may ask for, choices far above what a trace needs: that of a small trace
+# Limits on the contents of an index, choices far above what a trace needs: that of a small trace
 # has 1,400 bytes and 340 steps, and only public tensors and states add to it.
 MAX_INDEX = 8 << 20  # bytes
 MAX_STEPS = 50_000
 MAX_DEPTH = 8
 MAX_INT = 1 << 48
 
-# Map without reserving memory, so that a file may be larger than it. Python has the name since
-# 3.13.
+# Map without reserving memory, so that a file may be larger than the memory. Python has a name for
+# this flag since 3.13.
 _LINUX_NORESERVE = 0x4000 if sys.platform == "linux" else 0
 NORESERVE = getattr(mmap, "MAP_NORESERVE", _LINUX_NORESERVE)
 
@@ -68,7 +69,7 @@ class _Store(NamedTuple):
 
 
 class _Shell(NamedTuple):
-    """A tensor that the index describes."""
+    """A tensor that is described in the index."""
 
     store: _Store
     offset: int
@@ -84,11 +85,12 @@ def read(path: Path) -> dict[str, Any]:
         path: The file.
 
     Returns:
-        Plain Python values, dicts and lists of them, and tensors mapped copy-on-write.
+        Plain Python values, dictionaries and lists of them, and tensors that are mapped
+        copy-on-write.
 
     Raises:
-        LeakauditError: In one line, for anything that `torch.save` would not have written for such
-            a dictionary.
+        LeakauditError: One line, for anything that `torch.save` would not have written for such a
+            dictionary.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a named pipe must not block
@@ -97,7 +99,7 @@ def read(path: Path) -> dict[str, Any]:
     try:
         return _read(fd)
     except Refused as why:
-        raise LeakauditError(f"{path} is refused: {why}") from None
+        raise LeakauditError(f"{path} is rejected: {why}") from None
     except OSError as error:
         raise LeakauditError(f"cannot read {path}: {error.strerror}") from None
     finally:
@@ -119,7 +121,7 @@ def _read(fd: int) -> dict[str, Any]:
             refuse(f"it was not written on a {sys.byteorder}-endian machine")
     size = records["data.pkl"].size
     if size > MAX_INDEX:
-        refuse(f"its index takes {size} bytes, at most {MAX_INDEX} are expected")
+        refuse(f"its index takes {size} bytes (maximum {MAX_INDEX})")
     tree = _parse(os.pread(fd, size, records["data.pkl"].start))
     data = mmap.mmap(
         fd,
@@ -129,15 +131,15 @@ def _read(fd: int) -> dict[str, Any]:
     )
     built = _Builder(records, data).build(tree, 0)
     if not isinstance(built, dict):
-        refuse("it holds no dictionary of named values")
+        refuse("it does not contain a dictionary of named values")
     return built
 
 
 def _parse(index: bytes) -> Any:
     """Return the index with a `_Shell` for every tensor.
 
-    Every opcode is looked at before any is executed. What then reaches the unpickler can call
-    nothing but the functions of `_NAMES`.
+    Every opcode is checked before any is executed. What then reaches the unpickler can call only
+    the functions of `_NAMES`.
     """
     try:
         end = 0
@@ -145,7 +147,7 @@ def _parse(index: bytes) -> Any:
             _allow(op.name, arg, count)
             end = (at or 0) + 1
         if index[end:].strip(b"\0"):
-            refuse("something follows its index")
+            refuse("there are data after its index")
         return _Unpickler(io.BytesIO(index)).load()
     except Refused:
         raise
@@ -154,13 +156,13 @@ def _parse(index: bytes) -> Any:
 
 
 def _allow(opcode: str, arg: Any, count: int) -> None:
-    """Raise `Refused` unless a trace may hold this step of a pickle."""
+    """Raise `Refused` unless a trace may contain this step of a pickle."""
     if opcode not in OPCODES:
         refuse(f"its index uses {opcode}, which a trace does not need")
     if opcode == "GLOBAL" and arg not in _NAMES:
         refuse(
             f"its index names {short(arg)}; "
-            "a trace holds plain tensors and values only, and runs no code"
+            "a trace contains only plain tensors and values, and no code"
         )
     if count > MAX_STEPS or ("PUT" in opcode and arg > MAX_STEPS):
         refuse("its index has too many parts")
@@ -175,8 +177,8 @@ def _shell(
     _hooks: object,
     *_: object,
 ) -> _Shell:
-    """Stand in for `torch._utils._rebuild_tensor_v2`."""
-    odd = "its index describes a tensor in a way that torch does not"
+    """Replaces `torch._utils._rebuild_tensor_v2`."""
+    odd = "its index describes a tensor differently from torch"
     if not isinstance(store, _Store) or not _is_count(offset):
         refuse(odd)
     if not isinstance(shape, tuple) or not isinstance(stride, tuple):
@@ -187,9 +189,9 @@ def _shell(
         refuse(odd)
     numel = math.prod(shape)
     if offset + numel > store.numel:
-        refuse(f"a tensor of shape {shape} claims more numbers than the file holds")
-    # Contiguous: the last axis has stride 1, each other one the product of the lengths behind it.
-    # Axes of length 1, and tensors without numbers, may have any.
+        refuse(f"a tensor of shape {shape} has more numbers than the file contains")
+    # Contiguous: the last axis has stride 1, and each other one the product of the lengths after
+    # it. Axes of length 1, and tensors without numbers, may have any strides.
     step = 1
     for length, jump in zip(reversed(shape), reversed(stride), strict=True):
         if numel and length != 1 and jump != step:
@@ -203,7 +205,7 @@ def _is_count(value: object) -> TypeGuard[int]:
 
 
 def _no_hooks() -> None:
-    """Stand in for the empty `collections.OrderedDict` that follows every tensor."""
+    """Replaces the empty `collections.OrderedDict` that follows every tensor."""
 
 
 _NAMES: dict[str, Any] = {
@@ -221,14 +223,14 @@ class _Unpickler(pickle.Unpickler):
         kind, dtype, key, _, numel = described
         sound = kind == "storage" and isinstance(dtype, torch.dtype) and type(key) is str
         if not sound or not _is_count(numel):
-            refuse("its index describes a storage in a way that torch does not")
+            refuse("its index describes a storage differently from torch")
         return _Store(dtype, key, numel)
 
 
 class _Builder:
-    """Turns shells into views of the mapped file.
+    """Converts shells into views of the mapped file.
 
-    It counts its steps, because a small index can share its parts without end.
+    It counts its steps, because a small index can share its parts endlessly.
     """
 
     def __init__(self, records: dict[str, Record], data: mmap.mmap) -> None:
@@ -240,7 +242,7 @@ class _Builder:
         """Return a value with its tensors; a tuple becomes a list."""
         self.steps += 1
         if self.steps > MAX_STEPS or depth > MAX_DEPTH:
-            refuse("its values are nested too deep, or repeat without end")
+            refuse("its values are nested too deeply, or repeat endlessly")
         if isinstance(value, _Shell):
             return self._tensor(value)
         if isinstance(value, dict):
@@ -250,14 +252,14 @@ class _Builder:
         if isinstance(value, list) or type(value) is tuple:
             return [self.build(part, depth + 1) for part in value]
         if value is not None and type(value) not in (bool, int, float, str):
-            refuse("it holds something that is no plain value")
+            refuse("it contains something other than plain values and tensors")
         return value
 
     def _tensor(self, shell: _Shell) -> Tensor:
         dtype, key, numel = shell.store
         record = self.records.get(f"data/{key}")
         if record is None or numel * dtype.itemsize > record.size:
-            refuse(f"record {short(key)} lies about its size: {numel} numbers are announced")
+            refuse(f"record {short(key)} is too small for the stated {numel} numbers")
         if record.start % dtype.itemsize:
             refuse(f"record {short(key)} is not aligned")
         count = math.prod(shell.shape)

@@ -1,7 +1,7 @@
 """A large recording as a folder.
 
-``manifest.json`` names the shards ``shards/r000000.pt``, each a trace file of its own, named by its
-first round.
+``manifest.json`` lists the shards ``shards/r000000.pt``, each a trace file by itself, named after
+its first round.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from leakaudit.traces._storage import sidecar
 
 FORMAT = "leakaudit.trace.folder"
 VERSION = 1
-MAX_BYTES = 16 << 20  # of a manifest: a choice, room for about 100,000 shards
+MAX_BYTES = 16 << 20  # maximum size of a manifest: a choice, space for about 100,000 shards
 _FILE = re.compile(r"shards/r(\d{6,10})\.pt")
 _SHA = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass
 class Manifest:
-    """What is in a folder.
+    """Contents of a folder.
 
     Attributes:
-        meta: The description that every shard carries.
-        files: sha256 by name relative to the folder, None while it is being written.
-        complete: Whether the recording came to its end.
+        meta: The description, which every shard contains.
+        files: sha256 by name relative to the folder, None while the file is being written.
+        complete: Whether the recording is complete.
     """
 
     meta: Mapping[str, Json] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class Manifest:
 
 
 def place(folder: Path) -> Path:
-    """Return where the manifest of a folder stands.
+    """Return the path of the manifest of a folder.
 
     Args:
         folder: The folder.
@@ -88,10 +88,10 @@ def read(folder: Path) -> Manifest:
     """Read and check a manifest.
 
     Args:
-        folder: That holds it.
+        folder: The folder that contains it.
 
     Raises:
-        LeakauditError: It is malformed or points out of its folder.
+        LeakauditError: It is malformed or refers to files outside its folder.
     """
     path = place(folder)
     value = _json(path, folder)
@@ -99,13 +99,13 @@ def read(folder: Path) -> Manifest:
         value = {}
     entries = value.get("shards")
     if value.get("format") != FORMAT or not isinstance(entries, list):
-        _refuse(path, "it is no manifest of a trace")
+        _refuse(path, "it is not the manifest of a trace")
     version = value.get("version")
     if version != VERSION:
         _refuse(
             path,
             f"it has format version {ascii(version)[:20]}, "
-            f"this program reads version {VERSION}; update leakaudit",
+            f"but this program reads version {VERSION}; update leakaudit",
         )
     files = {}
     for entry in entries:
@@ -120,12 +120,12 @@ def read(folder: Path) -> Manifest:
 
 
 def _json(path: Path, folder: Path) -> Json:
-    """Return what a manifest holds, None if it is too long or not JSON."""
+    """Return the contents of a manifest; None if it is too long or not JSON."""
     try:
         if path.is_symlink() or not path.is_file():
             raise LeakauditError(
                 f"{folder} is a folder without a manifest.json; "
-                "expected a trace file or a folder that a recording made"
+                "expected a trace file or the folder of a recording"
             )
         with path.open("rb") as file:
             text = file.read(MAX_BYTES + 1)
@@ -147,12 +147,12 @@ def _entry(folder: Path, entry: Any) -> tuple[str, str | None]:
         wanted = "expected shards/r000000.pt, inside the folder"
         _refuse(path, f"it names the shard {ascii(name)[:60]}; {wanted}")
     if sha is not None and not (isinstance(sha, str) and _SHA.fullmatch(sha)):
-        _refuse(path, f"the sha256 of {name} is none")
+        _refuse(path, f"the sha256 of {name} is not valid")
     if (folder / "shards").is_symlink() or (folder / name).is_symlink():
-        _refuse(path, f"{name} is a link; a trace holds its own files")
+        _refuse(path, f"{name} is a symbolic link; a trace must contain its own files")
     if not (folder / name).is_file():
         raise LeakauditError(
-            f"{folder} lacks {name}, which its manifest names; copy the whole folder"
+            f"{folder} lacks {name}, which its manifest lists; copy the whole folder"
         )
     return name, sha
 
@@ -162,7 +162,7 @@ def check(folder: Path, manifest: Manifest, verify: bool | None) -> None:
 
     Args:
         folder: The folder.
-        manifest: What `read` returned.
+        manifest: The result of `read`.
         verify: Whether to do so; None does if the shards are small.
 
     Raises:
@@ -183,7 +183,7 @@ def check(folder: Path, manifest: Manifest, verify: bool | None) -> None:
 
 
 def seal(folder: Path) -> str:
-    """Hash all shards into the manifest, and write the manifest's own sha256 beside it.
+    """Write the sha256 of all shards into the manifest, and that of the manifest next to it.
 
     Args:
         folder: The folder.
@@ -198,4 +198,4 @@ def seal(folder: Path) -> str:
 
 
 def _refuse(path: Path, why: str) -> NoReturn:
-    raise LeakauditError(f"{path} is refused: {why}")
+    raise LeakauditError(f"{path} is rejected: {why}")

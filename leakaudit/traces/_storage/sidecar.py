@@ -1,7 +1,7 @@
-"""The sha256 beside a file, in the format of sha256sum.
+"""The sha256 next to a file, in the format of sha256sum.
 
-Tensors carry no checksum of their own (`leakaudit.traces._storage.archive`), so this is the only
-thing that notices a flipped byte in one.
+Tensors have no checksum of their own (`leakaudit.traces._storage.archive`), so only this detects a
+changed byte in one.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from pathlib import Path
 from leakaudit.errors import LeakauditError
 from leakaudit.progress import step
 
-AUTOMATIC = 1 << 30  # bytes below which a reader compares unasked: a choice, a second or two
-LARGE = 4 << 30  # bytes above which a writer hashes only when asked: a choice
+AUTOMATIC = 1 << 30  # bytes below which a reader always compares: a choice, a second or two
+LARGE = 4 << 30  # bytes above which a writer hashes only on request: a choice
 CHUNK = 1 << 20
-_LINE = re.compile(rb"\\?([0-9a-f]{64})\b")  # sha256sum escapes odd file names by a backslash
+_LINE = re.compile(rb"\\?([0-9a-f]{64})\b")  # sha256sum marks unusual file names with a backslash
 _LINE_BYTES = 4096
 
 
 def beside(path: Path) -> Path:
-    """Return where the sha256 of a file stands.
+    """Return the path of the sha256 of a file.
 
     Args:
         path: The file.
@@ -54,13 +54,13 @@ def digest(path: Path) -> str:
 
 
 def recorded(path: Path) -> str | None:
-    """Return the sha256 that stands beside a file, None if there is none.
+    """Return the sha256 that is stored next to a file; None if there is none.
 
     Args:
         path: The file.
 
     Raises:
-        LeakauditError: What stands there is not a sha256.
+        LeakauditError: The stored value is not a sha256.
     """
     try:
         with beside(path).open("rb") as file:
@@ -72,14 +72,14 @@ def recorded(path: Path) -> str | None:
     match = _LINE.match(text)
     if match is None:
         raise LeakauditError(
-            f"{beside(path)} holds no sha256; if you trust the trace, "
-            "remove it and use 'leakaudit trace verify --write'"
+            f"{beside(path)} does not contain a sha256; if you trust the trace, "
+            "remove this file and use 'leakaudit trace verify --write'"
         )
     return match[1].decode()
 
 
 def write(path: Path) -> str:
-    """Hash a file and write the result beside it.
+    """Hash a file and write the result next to it.
 
     Args:
         path: The file.
@@ -96,7 +96,7 @@ def write(path: Path) -> str:
 
 
 def check(path: Path, verify: bool | None) -> None:
-    """Compare a file with the sha256 beside it.
+    """Compare a file with the sha256 next to it.
 
     Args:
         path: The file.
@@ -110,7 +110,7 @@ def check(path: Path, verify: bool | None) -> None:
     expected = recorded(path)
     if expected is None and verify:
         raise LeakauditError(
-            f"{path} has no sha256 beside it; if you trust it, "
+            f"{path} has no sha256 next to it; if you trust the file, "
             "write one with 'leakaudit trace verify --write'"
         )
     if expected is not None and (verify or path.stat().st_size < AUTOMATIC):
@@ -118,17 +118,17 @@ def check(path: Path, verify: bool | None) -> None:
 
 
 def compare(path: Path, expected: str) -> None:
-    """Refuse a file that has changed.
+    """Reject a file that has changed.
 
     Args:
         path: The file.
         expected: Its sha256.
 
     Raises:
-        LeakauditError: The file has another.
+        LeakauditError: The file has a different one.
     """
     if digest(path) != expected:
         raise LeakauditError(
             f"{path} was changed after it was recorded: it does not match its sha256; "
-            "get it again where it was made"
+            "obtain it again from its source"
         )

@@ -1,4 +1,4 @@
-"""How large a recording becomes, before it is made."""
+"""The size of a recording, before it is made."""
 
 from __future__ import annotations
 
@@ -7,32 +7,32 @@ import torch
 from leakaudit.errors import LeakauditError
 from leakaudit.trace import Graph, Layout
 
-INDEX = 5 * 4 + 1  # bytes of a message beside its payload: five int32 columns and a bool
-HEAD = 16 << 10  # bytes allowed for the description and the archive's own records: a choice
+INDEX = 5 * 4 + 1  # bytes of a message in addition to its payload: five int32 columns and a bool
+HEAD = 16 << 10  # bytes for the description and the archive's own records: a choice
 
 
 def human(size: float) -> str:
-    """Return bytes in words, such as ``3.9 GB`` (powers of 1000).
+    """Return a size as text, such as ``3.9 GB`` (powers of 1000).
 
     Args:
-        size: In bytes.
+        size: Size in bytes.
     """
     for unit in ("bytes", "kB", "MB", "GB"):
-        if size < 999.5:  # above, three digits would round up to 1000
+        if size < 999.5:  # from there on, three digits would round up to 1000
             return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.3g} {unit}"
         size /= 1000
     return f"{size:,.3g} TB" if size < 1000 else f"{size:,.0f} TB"
 
 
 def plan_size(messages: int, columns: int, dtype: torch.dtype, rows: int | None = None) -> int:
-    """Return the bytes of a recording.
+    """Return the size of a recording in bytes.
 
     Args:
-        messages: How many.
-        columns: Numbers in a payload.
-        dtype: Of these numbers.
-        rows: How many payloads, fewer than messages if broadcasts are stored once; by default as
-            many.
+        messages: Number of messages.
+        columns: Number of entries of a payload.
+        dtype: Type of these entries.
+        rows: Number of payloads, smaller than that of messages if broadcasts are stored once; by
+            default the same.
     """
     if rows is None:
         rows = messages
@@ -50,20 +50,20 @@ def estimate(
     rows: int | None = None,
     max_bytes: float = 4e9,
 ) -> dict[str, int]:
-    """Return the bytes of a recording as it was asked for, and of smaller ones.
+    """Return the size of the requested recording, and of smaller ones.
 
     Args:
-        messages: How many.
-        columns: Numbers in a payload.
-        dtype: Of these numbers.
-        graph: The network; the wires of one node are those of the node with most neighbours.
-        layout: Of the model; the first layer is all parameters of the module that comes first.
-        rounds: How many; None if that is not known.
-        rows: How many payloads; by default as many as messages.
-        max_bytes: What a recording of fewer rounds has to fit into.
+        messages: Number of messages.
+        columns: Number of entries of a payload.
+        dtype: Type of these entries.
+        graph: The network; for the channels of one node, the node with most neighbours is used.
+        layout: Layout of the model; the first layer is all parameters of the first module.
+        rounds: Number of rounds; None if unknown.
+        rows: Number of payloads; by default that of messages.
+        max_bytes: Size into which a recording of fewer rounds has to fit.
 
     Returns:
-        Bytes by name, in words; the recording as asked for comes first.
+        Bytes by description; the requested recording comes first.
     """
     if rows is None:
         rows = messages
@@ -78,7 +78,7 @@ def estimate(
     if len(graph.edges) > 1:
         share = max(map(len, graph.neighbours)) / len(graph.edges)
         if share < 1:
-            found["one node's wires"] = plan_size(
+            found["one node's channels"] = plan_size(
                 int(messages * share), columns, dtype, int(rows * share)
             )
     first = _first_layer(layout)
@@ -92,7 +92,7 @@ def _ceil(numerator: int, denominator: int) -> int:
 
 
 def _first_layer(layout: Layout) -> int:
-    """Return how many numbers the parameters of the first module have."""
+    """Return the number of entries of the parameters of the first module."""
     module = layout.names[0].rpartition(".")[0]
     total = 0
     for name, columns in layout.slices.items():
@@ -102,19 +102,19 @@ def _first_layer(layout: Layout) -> int:
 
 
 def refuse_above(max_bytes: float, sizes: dict[str, int]) -> None:
-    """Refuse a recording that is too large, naming smaller ones.
+    """Reject a recording that is too large, and list smaller ones.
 
     Args:
-        max_bytes: The largest that is allowed.
-        sizes: What `estimate` returned.
+        max_bytes: Maximum size.
+        sizes: The result of `estimate`.
 
     Raises:
-        LeakauditError: The first of `sizes` is above `max_bytes`.
+        LeakauditError: The first of `sizes` exceeds `max_bytes`.
     """
     (_, whole), *smaller = sizes.items()
     if whole > max_bytes:
         others = "; ".join(f"{name} {human(size)}" for name, size in smaller)
-        hint = f"; smaller: {others}" if others else ""
+        hint = f"; smaller recordings: {others}" if others else ""
         raise LeakauditError(
-            f"the recording needs {human(whole)}, max_bytes allows {human(max_bytes)}{hint}"
+            f"the recording requires {human(whole)}, but max_bytes allows {human(max_bytes)}{hint}"
         )

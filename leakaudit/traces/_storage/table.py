@@ -1,7 +1,7 @@
 """One growing table of messages, in a file or in memory.
 
-Rows are written first, then the counter that makes them count. A reader, or a crash, may come at
-any moment in between and finds the messages of whole rounds only.
+Rows are written first, then the counter that makes them valid. A reader, or a crash, may come at
+any moment in between and finds only the messages of complete rounds.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from leakaudit.traces._storage.mapped_file import Hole, MapFile, MemoryFile
 from leakaudit.traces._storage.sizes import human, plan_size
 from leakaudit.traces._storage.wellformed import INDEX, KINDS
 
-MOST = (1 << 31) - 1  # what an index column can count
-# Rows of a new table whose size is not known. They take no space before they are written, so both
-# numbers are a choice: few enough that a small recording never grows past its need by much.
+MOST = (1 << 31) - 1  # the maximum count of an index column
+# Number of rows of a new table of unknown size. They take no space before they are written, so both
+# numbers are a choice: small enough that a small recording never grows far beyond its need.
 START = 1024
-SPARSE = 256 << 20  # bytes of payload that a new table has at most
+SPARSE = 256 << 20  # maximum number of payload bytes of a new table
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ class TableFormat:
     """What all tables of one recording have in common.
 
     Attributes:
-        head: What stands in a file before the messages.
-        width: Columns of a payload.
-        dtype: Of the payloads.
+        head: The contents of a file before the messages.
+        width: Number of entries of a payload.
+        dtype: Number format of the payloads.
     """
 
     head: Mapping[str, Any]
@@ -44,26 +44,26 @@ class TableFormat:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one payload."""
+        """Size of one payload in bytes."""
         return self.width * self.dtype.itemsize
 
     def size(self, messages: int, rows: int) -> int:
-        """Return the bytes of a table.
+        """Return the size of a table in bytes.
 
         Args:
-            messages: Its messages.
-            rows: Its payloads.
+            messages: Number of messages.
+            rows: Number of payloads.
         """
         return plan_size(messages, self.width, self.dtype, rows)
 
 
 @dataclass(frozen=True)
 class Extent:
-    """How many messages and payload rows something holds.
+    """Numbers of messages and payload rows.
 
     Attributes:
-        messages: Number of messages; None if it is not known.
-        rows: Number of payloads; None if it is not known.
+        messages: Number of messages; None if unknown.
+        rows: Number of payloads; None if unknown.
     """
 
     messages: int | None
@@ -71,21 +71,21 @@ class Extent:
 
 
 class MessageTable:
-    """A table that takes appended messages.
+    """A table to which messages are appended.
 
     Attributes:
-        messages: How many have been appended.
-        rows: How many payloads they have.
+        messages: Number of messages appended so far.
+        rows: Number of their payloads.
     """
 
     def __init__(self, path: Path | None, format: TableFormat, size: Extent, limit: float) -> None:
         """Create the table.
 
         Args:
-            path: Where the file stands from the first moment on; None for memory.
-            format: Of the recording.
-            size: To begin with; it grows by doubling.
-            limit: Bytes up to which it grows.
+            path: Path of the file, which exists from the start; None for memory.
+            format: Format of the recording.
+            size: Initial size; it grows by doubling.
+            limit: Maximum size in bytes.
 
         Raises:
             LeakauditError: The file cannot be created.
@@ -97,8 +97,8 @@ class MessageTable:
         self.rows = 0
         self._committed = 0
         self._kinds: dict[str, int] = {}
-        # Rows (first, stop) that were handed out before the file grew, still to be fetched from the
-        # old file's memory, because their owner may write into it until the round ends.
+        # Rows (first, stop) that were handed out before the file grew and still have to be copied
+        # from the old file's memory, because their owner may write to it until the round ends.
         self._late: list[tuple[int, int, Tensor]] = []
         row_bytes = format.row_bytes
         affordable = limit // (row_bytes + sizes.INDEX)
@@ -111,16 +111,16 @@ class MessageTable:
 
     @property
     def bytes(self) -> int:
-        """Bytes in use."""
+        """Number of bytes in use."""
         return self._format.size(self.messages, self.rows)
 
     @property
     def tree(self) -> Mapping[str, Any]:
-        """The file's content, as `leakaudit.traces._storage.safe_reader.read` returns it."""
+        """The file's contents, as `leakaudit.traces._storage.safe_reader.read` returns them."""
         return self._file.tree
 
     def _new(self, messages: int, rows: int) -> MemoryFile:
-        """Create an empty file of this capacity."""
+        """Create an empty file with this capacity."""
         table = {
             "written": Hole((4,), torch.int64),
             "kinds": Hole((KINDS,), torch.uint8),
@@ -134,20 +134,20 @@ class MessageTable:
         return MapFile(self._path, tree)
 
     def _bind(self) -> None:
-        """Take hold of the columns of the current file."""
+        """Refer to the columns of the current file."""
         table = self._file.tree["messages"]
         self._index = [table[name].numpy() for name in (*INDEX, "secure")]
         self._payload: Tensor = table["payload"]
         self._written: np.ndarray[Any, np.dtype[np.int64]] = table["written"].numpy()
 
     def kind(self, name: str) -> int:
-        """Return the number of a kind of messages; a new kind gets the next one.
+        """Return the number of a kind of messages; a new kind receives the next one.
 
         Args:
-            name: Of the kind.
+            name: Name of the kind.
 
         Raises:
-            LeakauditError: The file cannot hold the name.
+            LeakauditError: The file cannot store the name.
         """
         if name in self._kinds:
             return self._kinds[name]
@@ -156,7 +156,7 @@ class MessageTable:
         if not sound or len(text) > KINDS:
             raise LeakauditError(
                 f"kind {name!r}: expected a short printable name, "
-                f"and at most {KINDS} bytes of names in all"
+                f"and at most {KINDS} bytes for all names"
             )
         names = torch.frombuffer(bytearray(text), dtype=torch.uint8)
         self._file.tree["messages"]["kinds"][: len(text)].copy_(names)
@@ -167,13 +167,13 @@ class MessageTable:
         """Add messages with new payloads.
 
         Args:
-            count: How many messages.
-            rows: How many payloads.
-            values: What stands in the columns round, src, dst, kind, row (counted from the first of
-                the new payloads) and secure.
+            count: Number of messages.
+            rows: Number of payloads.
+            values: Values of the columns round, src, dst, kind, row (counted from the first of the
+                new payloads) and secure.
 
         Returns:
-            (rows, width) The new payloads, to be written before `commit`.
+            (rows, width) the new payloads, to be filled before `commit`.
         """
         stop = self.messages + count
         end = self.rows + rows
@@ -190,17 +190,17 @@ class MessageTable:
         return payload
 
     def _grow(self, messages: int, rows: int) -> None:
-        """Go on in a file of twice the size.
+        """Continue in a file of twice the size.
 
-        It takes the name of this one only when it holds all that this one does, so a program that
-        is killed in between leaves the old file whole.
+        The new file replaces the old one only when it contains everything, so a program that is
+        killed in between leaves the old file intact.
         """
         needed = self._format.size(messages, rows)
         if needed > self._limit or max(messages, rows) > MOST:
             raise LeakauditError(
-                f"the recording reached {human(needed)}, "
-                f"max_bytes allows {human(self._limit)} here; "
-                "what was recorded up to here can be read"
+                f"the recording has reached {human(needed)}, "
+                f"but max_bytes allows {human(self._limit)} here; "
+                "what was recorded so far can be read"
             )
         factor = min(2, self._limit / needed, MOST / max(messages, rows))
         capacity = max(int(messages * factor), len(self._index[0]))
@@ -229,26 +229,26 @@ class MessageTable:
         self._late.append((first, self.rows, payload))
 
     def commit(self, round: int) -> None:
-        """Make all that was appended count.
+        """Commit everything that was appended.
 
         Args:
-            round: The last round that is over.
+            round: The last round that has ended.
         """
         for first, stop, payload in self._late:
             self._payload[first:stop] = payload[first:stop]
         self._late.clear()
         self._committed = self.rows
-        # In this order, each by itself: a reader may come in between.
+        # In this order, one by one, because a reader may come in between.
         self._written[0] = self.rows
         self._written[1] = self.messages
         self._written[2] = round
         self._file.release(self.rows * self._format.row_bytes)
 
     def finish(self, rounds: int | None) -> None:
-        """Cut the table to its content and write no more.
+        """Truncate the table to its contents and write no more.
 
         Args:
-            rounds: Of a recording that came to its end; None for one that did not.
+            rounds: Number of rounds of a complete recording; None for an incomplete one.
         """
         rows = self._committed
         if rounds is not None:

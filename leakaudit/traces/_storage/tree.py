@@ -1,4 +1,4 @@
-"""A trace or a truth as the nested dictionary that its file holds, and back.
+"""Conversion of a trace or a truth to the nested dictionary that its file contains, and back.
 
 Version 1 of a trace file, as `torch.load` shows it:
 
@@ -6,12 +6,13 @@ Version 1 of a trace file, as `torch.load` shows it:
     meta (JSON text): protocol, params, task, nodes, layout {names, shapes}, columns, id, provenance
     topology (edges, 2) int32; public {name: tensor}
     messages {written (4,) int64: rows, messages, last round, closed;
-              kinds (4096,) uint8: names, one a line;
+              kinds (4096,) uint8: names, each on a line;
               round, src, dst, kind, row (capacity,) int32; secure (capacity,) bool;
               payload (capacity, columns)}
 
-`written` is set after what it counts, so that a recording that was killed ends with its last whole
-round. Unknown keys are ignored; a change that older programs would misread raises the version.
+`written` is set after the data that it counts, so that a recording that was killed ends with its
+last complete round. Unknown keys are ignored; a change that older programs would misinterpret
+increments the version.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ VERSION = 1
 TRACE = "leakaudit.trace"
 TRUTH = "leakaudit.truth"
 _WORDS = {TRACE: "a trace", TRUTH: "a truth file"}
-_FOREIGN = "no file of leakaudit"
+_FOREIGN = "not a file of leakaudit"
 
 
 def read(path: Path, kind: str) -> dict[str, Any]:
@@ -44,10 +45,10 @@ def read(path: Path, kind: str) -> dict[str, Any]:
         kind: `TRACE` or `TRUTH`.
 
     Returns:
-        Its tree, of which nothing else has been checked.
+        Its tree; nothing else in it has been checked.
 
     Raises:
-        LeakauditError: It is not a file of this kind, or its version is not read here.
+        LeakauditError: It is not a file of this kind, or of a version that cannot be read.
     """
     tree = safe_reader.read(path)
     found = tree.get("format")
@@ -55,41 +56,41 @@ def read(path: Path, kind: str) -> dict[str, Any]:
         what = _FOREIGN
         if isinstance(found, str):
             what = _WORDS.get(found, _FOREIGN)
-        raise LeakauditError(f"{path} is {what}, {_WORDS[kind]} is expected here")
+        raise LeakauditError(f"{path} is {what}; expected {_WORDS[kind]}")
     version = tree.get("version")
     if type(version) is not int or version != VERSION:
         raise LeakauditError(
             f"{path} has format version {ascii(version)[:20]}, "
-            f"this program reads version {VERSION}; update leakaudit"
+            f"but this program reads version {VERSION}; update leakaudit"
         )
     return tree
 
 
 def to_json(value: object) -> str:
-    """Return JSON text.
+    """Return a value as JSON text.
 
     Args:
         value: Plain values; scalars of numpy and torch become numbers.
 
     Raises:
-        LeakauditError: JSON cannot hold the value.
+        LeakauditError: JSON cannot represent the value.
     """
     try:
         return json.dumps(value, default=lambda scalar: scalar.item(), allow_nan=False)
     except (TypeError, ValueError, AttributeError, RuntimeError, RecursionError) as error:
         raise LeakauditError(
-            f"a trace is described in numbers, text, lists and dictionaries of them: {error}"
+            f"a trace is described by numbers, text, and lists and dictionaries of them: {error}"
         ) from None
 
 
 def head(trace: Trace) -> dict[str, Any]:
-    """Return what stands in a trace file before the messages.
+    """Return the contents of a trace file before the messages.
 
     Args:
-        trace: Its messages are not looked at.
+        trace: The trace; its messages are not used.
 
     Raises:
-        LeakauditError: It could not be read again.
+        LeakauditError: The result could not be read again.
     """
     about = {
         "protocol": trace.protocol,
@@ -117,14 +118,14 @@ def head(trace: Trace) -> dict[str, Any]:
 
 
 def decode(tree: Mapping[str, Any], where: str) -> Trace:
-    """Turn what stands in a trace file into a `Trace`.
+    """Convert the contents of a trace file into a `Trace`.
 
     Args:
-        tree: The dictionary. Rows and messages that were never committed are left out.
+        tree: The dictionary. Rows and messages that were never committed are omitted.
         where: Names the file in errors.
 
     Raises:
-        LeakauditError: Anything in it is out of range.
+        LeakauditError: A value in it is out of range.
     """
     try:
         trace = _without_messages(tree)
@@ -134,12 +135,12 @@ def decode(tree: Mapping[str, Any], where: str) -> Trace:
         width = trace.columns[1] - trace.columns[0]
         messages, rounds, closed = wellformed.messages(table, trace.graph.nodes, width)
     except Bad as why:
-        raise LeakauditError(f"{where} is refused: {why}") from None
+        raise LeakauditError(f"{where} is rejected: {why}") from None
     return replace(trace, messages=(messages,), rounds=rounds, complete=closed)
 
 
 def _plain(values: Mapping[str, object]) -> Mapping[str, Json]:
-    """Return values that `wellformed` has read from JSON as what they are."""
+    """Return values that `wellformed` has read from JSON, with their actual type."""
     return cast("Mapping[str, Json]", values)
 
 
@@ -165,13 +166,13 @@ def _without_messages(tree: Mapping[str, Any]) -> Trace:
 
 
 def truth_tree(truth: Truth) -> dict[str, Any]:
-    """Return what stands in a truth file.
+    """Return the contents of a truth file.
 
     Args:
         truth: Its tensors are copied, because `torch.save` writes the whole storage of a view.
 
     Raises:
-        LeakauditError: JSON cannot hold its provenance.
+        LeakauditError: JSON cannot represent its provenance.
     """
     own = {
         "x": truth.x,
@@ -195,14 +196,14 @@ def _copied(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def decode_truth(tree: Mapping[str, Any], where: str) -> Truth:
-    """Turn what stands in a truth file into a `Truth`.
+    """Convert the contents of a truth file into a `Truth`.
 
     Args:
         tree: The dictionary.
         where: Names the file in errors.
 
     Raises:
-        LeakauditError: Anything in it is out of range.
+        LeakauditError: A value in it is out of range.
     """
     numbers = (*wellformed.FLOATS, torch.int64)
     try:
@@ -220,12 +221,12 @@ def decode_truth(tree: Mapping[str, Any], where: str) -> Truth:
         )
         _check_records(truth)
     except Bad as why:
-        raise LeakauditError(f"{where} is refused: {why}") from None
+        raise LeakauditError(f"{where} is rejected: {why}") from None
     return truth
 
 
 def _check_records(truth: Truth) -> None:
-    """Raise `Bad` unless every record has one of each, in the shape of the task."""
+    """Raise `Bad` unless every record has one entry in each, in the shape of the task."""
     lengths = {t.shape[:1] for t in (truth.x, truth.y, truth.node, truth.index)}
     shapes = {tuple(t.shape[1:]) for t in (truth.x, truth.pool)}
     if len(lengths) != 1 or shapes != {tuple(truth.task.shape)}:
@@ -233,4 +234,4 @@ def _check_records(truth: Truth) -> None:
             f"{name} {tuple(t.shape)}"
             for name, t in (("x", truth.x), ("y", truth.y), ("pool", truth.pool))
         )
-        wellformed.bad(f"its records do not agree: {came}, inputs of shape {truth.task.shape}")
+        wellformed.bad(f"its records are inconsistent: {came}, inputs of shape {truth.task.shape}")

@@ -15,7 +15,7 @@ from leakaudit.trace import Json, TaskSpec, Truth
 from leakaudit.traces._storage.arrays import integers, tensor
 from leakaudit.traces._storage.sizes import human
 
-LAST_INDEX = 1 << 62  # rows in a data set; a choice, beyond what int64 needs
+LAST_INDEX = 1 << 62  # maximum row in a data set; a choice, within int64
 LAST_ROUND = 1 << 31
 
 
@@ -33,7 +33,7 @@ class TruthBuilder:
     """Data, labels and private states of the nodes of one run.
 
     Attributes:
-        changed: Whether anything came since it was last set to False.
+        changed: Whether anything was added since it was last set to False.
     """
 
     def __init__(
@@ -48,12 +48,12 @@ class TruthBuilder:
         """Start empty.
 
         Args:
-            task: What inputs and labels must fit.
-            nodes: Of the network.
-            limit: Bytes of private states that are kept in memory.
-            provenance: Plain values that must not stand in the trace.
-            check: Whether inputs and labels are compared with what the task can hold.
-            samples: How many records a node may have; 0 for any number.
+            task: Task that inputs and labels must fit.
+            nodes: Number of nodes of the network.
+            limit: Maximum size in bytes of private states in memory.
+            provenance: Plain values that must not be part of the trace.
+            check: Whether inputs and labels are compared with what the task allows.
+            samples: Maximum number of records per node; 0 for any number.
         """
         self._task = task
         self._nodes = nodes
@@ -61,21 +61,21 @@ class TruthBuilder:
         self._provenance = dict(provenance)
         self._check = check
         self._samples = samples
-        self._told: dict[int, int] = {}  # records by node
+        self._told: dict[int, int] = {}  # number of records by node
         self._parts: list[_Part] = []
         self._pool = torch.empty(0, *task.shape)
         self._states: dict[str, dict[int, Tensor]] = {}
-        self._bytes: dict[str, int] = {}  # by state
+        self._bytes: dict[str, int] = {}  # size by state
         self.changed = False
 
     def add(self, node: int, x: Any, y: Any, index: Any = None) -> None:
-        """Keep samples of a node.
+        """Store samples of a node.
 
         Args:
             node: Their owner.
-            x: (b, *shape) Inputs, or one (*shape).
-            y: (b,) Labels.
-            index: (b,) Rows in the data set; None stores -1.
+            x: (b, *shape) inputs, or one (*shape).
+            y: (b,) labels.
+            index: (b,) rows in the data set; None stores -1.
 
         Raises:
             LeakauditError: They do not fit the task or each other, or there are too many.
@@ -91,8 +91,8 @@ class TruthBuilder:
             rows = torch.from_numpy(integers(index, "index", LAST_INDEX))
         if len(y) != len(x) or len(rows) != len(x):
             raise LeakauditError(
-                f"node {owner}: expected a label and an index for each of {len(x)} samples, "
-                f"got {len(y)} and {len(rows)}"
+                f"node {owner}: expected one label and one index for each of {len(x)} samples, "
+                f"got {len(y)} labels and {len(rows)} indices"
             )
         y = y.clone() if y.is_floating_point() else y.long()
         if self._check:
@@ -108,16 +108,16 @@ class TruthBuilder:
         self._told[node] = total
         if self._samples and total > self._samples:
             raise LeakauditError(
-                f"node {node}: expected the truth of samples = {self._samples} records, "
-                f"got {total}; samples is how many records a node holds, "
-                "and batch how many of them a gradient is of"
+                f"node {node}: expected the truth of at most samples = {self._samples} records, "
+                f"got {total}; samples is the number of records of a node, "
+                "and batch the number of records behind a gradient"
             )
 
     def pool(self, x: Any) -> None:
-        """Keep the data set's other records, for identification.
+        """Store other records of the data set, for identification.
 
         Args:
-            x: (p, *shape) Inputs.
+            x: (p, *shape) inputs.
 
         Raises:
             LeakauditError: They do not fit the task.
@@ -128,29 +128,29 @@ class TruthBuilder:
             inputs(self._pool, self._task, "pool")
 
     def state(self, name: str, round: int, value: Any) -> None:
-        """Keep a private vector of a round; a later one of the same round replaces it.
+        """Store a private vector of a round; a later one of the same round replaces it.
 
         Args:
-            name: Of the vector.
+            name: Name of the vector.
             round: Its round.
-            value: Of one shape in all rounds.
+            value: The vector, of the same shape in all rounds.
 
         Raises:
-            LeakauditError: It has another shape or no such round, or states exceed the limit.
+            LeakauditError: It has another shape or an invalid round, or states exceed the limit.
         """
         value = tensor(value, f"state {name}").cpu().clone()
         rounds = self._states.setdefault(name, {})
         first = next(iter(rounds.values()), value)
         if first.shape != value.shape:
             raise LeakauditError(
-                f"state {name!r}: expected shape {tuple(first.shape)} as in the round before, "
+                f"state {name!r}: expected shape {tuple(first.shape)} as in earlier rounds, "
                 f"got {tuple(value.shape)}"
             )
         if not 0 <= round < LAST_ROUND:
-            raise LeakauditError(f"state {name!r}: expected a round from 0 on, got {round}")
+            raise LeakauditError(f"state {name!r}: expected a round >= 0, got {round}")
         rounds[int(round)] = value
         self.changed = True
-        # A state is written with a row for every round up to its last, given or not.
+        # A state is written with one row per round up to its last, whether provided or not.
         self._bytes[name] = (max(rounds) + 1) * value.nbytes
         if sum(self._bytes.values()) > self._limit:
             del rounds[int(round)]
@@ -167,22 +167,22 @@ class TruthBuilder:
             x = x[None]
         if tuple(x.shape[1:]) != shape or x.dim() != len(shape) + 1:
             raise LeakauditError(
-                f"{what}: expected samples of shape {shape} as the task says, got {tuple(x.shape)}"
+                f"{what}: expected samples of shape {shape} as in the task, got {tuple(x.shape)}"
             )
         if x.is_floating_point():
             return x.clone()
         if self._task.is_image:
             raise LeakauditError(
                 f"{what}: expected images as floats in [0, 1], got {x.dtype}; "
-                "divide by their levels"
+                "divide by the number of levels"
             )
         return x.float()
 
     def build(self, id: str) -> Truth:
-        """Return what was kept; states have a row for each round, NaN in rounds without a value.
+        """Return what was stored; states have a row for each round, NaN in rounds without a value.
 
         Args:
-            id: Of the recording.
+            id: Identifier of the recording.
         """
         if self._parts:
             x = torch.cat([part.x for part in self._parts])

@@ -1,4 +1,4 @@
-"""What every part of a trace or truth file must be, so that no later code needs to check again."""
+"""Requirements on every part of a trace or truth file, so that later code need not check again."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ T = TypeVar("T")
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 INDEX = ("round", "src", "dst", "kind", "row")
-KINDS = 4096  # bytes for the names of kinds
-INT32 = 1 << 31  # what an index column can hold, exclusive
+KINDS = 4096  # number of bytes for the names of kinds
+INT32 = 1 << 31  # limit of the values of an index column, exclusive
 
-# Limits on what a file may announce, far above any real run: they are choices that keep a malicious
-# file from taking all time or memory. Sizes in numbers, not bytes.
+# Limits on what a file may declare, far above any real run: choices that prevent a malicious file
+# from taking excessive time or memory. Sizes are numbers of entries, not bytes.
 MAX_NODES = 1_000_000
 MAX_EDGES = 1_000_000
 MAX_SIZE = 1 << 40
@@ -38,12 +38,12 @@ _Name: TypeAlias = Annotated[
         description="a short printable name",
     ),
 ]
-_Number: TypeAlias = int | float  # as it was written
+_Number: TypeAlias = int | float  # as written
 _Free: TypeAlias = object  # any JSON value
 
 
 class _Open(Struct, frozen=True, kw_only=True):
-    """What a later version of the same format added is not read."""
+    """A description; entries that a later version of the format added are ignored."""
 
 
 class _TaskEntry(_Open, frozen=True, kw_only=True):
@@ -62,11 +62,11 @@ class _TaskEntry(_Open, frozen=True, kw_only=True):
 
 
 class LayoutEntry(_Open, frozen=True, kw_only=True):
-    """Where each parameter lies.
+    """The position of each parameter in the flat vector.
 
     Attributes:
-        names: Of the parameters.
-        shapes: Of the parameters.
+        names: Names of the parameters.
+        shapes: Shapes of the parameters.
     """
 
     names: tuple[_Name, ...]
@@ -79,11 +79,11 @@ class TraceEntry(_Open, frozen=True, kw_only=True):
     Attributes:
         protocol: Name of the victim.
         params: Public constants of the protocol.
-        task: What is trained.
+        task: The learning task.
         nodes: Number of nodes.
-        layout: Where each parameter lies.
+        layout: Position of each parameter in the flat vector.
         columns: First recorded column of the flat vector, and the first one after them.
-        id: Of the recording.
+        id: Identifier of the recording.
         provenance: How it was made.
     """
 
@@ -101,8 +101,8 @@ class TruthEntry(_Open, frozen=True, kw_only=True):
     """The description of a truth.
 
     Attributes:
-        id: Of the recording.
-        task: What is trained.
+        id: Identifier of the recording.
+        task: The learning task.
         provenance: How it was made.
     """
 
@@ -112,26 +112,26 @@ class TruthEntry(_Open, frozen=True, kw_only=True):
 
 
 class Bad(Exception):
-    """What is out of order in a file, in words."""
+    """Describes what is wrong with a file."""
 
 
 def bad(why: str) -> NoReturn:
     """Raise `Bad`.
 
     Args:
-        why: In words, after "FILE is refused: ".
+        why: Reason, to follow "FILE is rejected: ".
     """
     raise Bad(why)
 
 
 def meta(tree: Mapping[str, Any], kind: type[T]) -> T:
-    """Return the description, without what this version does not know.
+    """Return the description, without entries that this version does not know.
 
-    json.loads reads the text, and not msgspec: it takes half of a surrogate pair, which stands in
-    the provenance of whoever recorded from a folder whose name is no UTF-8.
+    json.loads reads the text, not msgspec, because it accepts half of a surrogate pair, which
+    occurs in the provenance of recordings made in a folder with a name that is not valid UTF-8.
 
     Args:
-        tree: Of the file.
+        tree: Tree of the file.
         kind: `TraceEntry` or `TruthEntry`.
 
     Raises:
@@ -145,7 +145,7 @@ def meta(tree: Mapping[str, Any], kind: type[T]) -> T:
         except (ValueError, RecursionError):
             value = None
     if not isinstance(value, dict):
-        bad("its description 'meta' is no JSON text of a dictionary")
+        bad("its description 'meta' is not JSON text of a dictionary")
     try:
         return decoded(value, kind)
     except Misfit as why:
@@ -156,7 +156,7 @@ def spec(value: _TaskEntry) -> TaskSpec:
     """Return the task.
 
     Args:
-        value: As the description holds it.
+        value: The entry of the description.
 
     Raises:
         Bad: Its numbers are out of range.
@@ -171,19 +171,19 @@ def spec(value: _TaskEntry) -> TaskSpec:
 
 
 def layout(value: LayoutEntry) -> Layout:
-    """Return where each parameter lies.
+    """Return the position of each parameter.
 
     Args:
-        value: As the description holds it.
+        value: The entry of the description.
 
     Raises:
-        Bad: Names and shapes do not belong together, or the model is too large.
+        Bad: Names and shapes do not match, or the model is too large.
     """
     names = value.names
     shapes = value.shapes
     odd = any(len(shape) > MAX_AXES or min(shape, default=1) < 0 for shape in shapes)
     if odd or len(names) != len(shapes) or len(set(names)) != len(names):
-        bad("its layout needs one shape for every parameter name, each name once")
+        bad("its layout must have one shape for every parameter name, each name once")
     found = Layout(names, shapes)
     if not 0 < found.size <= MAX_SIZE:
         bad(f"its layout describes a model of {str(found.size)[:40]} parameters")
@@ -191,17 +191,17 @@ def layout(value: LayoutEntry) -> Layout:
 
 
 def columns(value: tuple[int, ...], size: int) -> tuple[int, int]:
-    """Return which columns of the flat vector were recorded.
+    """Return the recorded columns of the flat vector.
 
     Args:
-        value: As the description holds it.
+        value: The entry of the description.
         size: Length of the flat vector.
 
     Raises:
-        Bad: They do not lie in it.
+        Bad: The columns are outside the vector.
     """
     if len(value) != 2 or not 0 <= value[0] < value[1] <= size:
-        bad(f"its columns {str(list(value))[:60]} do not lie in a model of {size} parameters")
+        bad(f"its columns {str(list(value))[:60]} are outside a model of {size} parameters")
     return value[0], value[1]
 
 
@@ -209,8 +209,8 @@ def graph(nodes: int, edges: Tensor) -> Graph:
     """Return the topology.
 
     Args:
-        nodes: How many.
-        edges: (e, 2) Pairs of nodes.
+        nodes: Number of nodes.
+        edges: (e, 2) pairs of nodes.
 
     Raises:
         Bad: There are too many, or edges are not distinct pairs (i, j) with i < j.
@@ -221,7 +221,7 @@ def graph(nodes: int, edges: Tensor) -> Graph:
     outside = bool(((i < 0) | (i >= j) | (j >= nodes)).any())
     if outside or len(torch.unique(i * nodes + j)) != len(edges):
         bad(
-            f"its topology names an edge twice, or one that is not (i, j) with 0 <= i < j < {nodes}"
+            f"its topology repeats an edge, or has one that is not (i, j) with 0 <= i < j < {nodes}"
         )
     return Graph(nodes, tuple((i, j) for i, j in edges.tolist()))
 
@@ -232,31 +232,31 @@ def tensor(
     """Return one tensor of the tree.
 
     Args:
-        tree: Of the file.
-        name: Of the tensor.
-        dtypes: Types that it may have.
-        dim: Axes that it must have; None for any number.
+        tree: Tree of the file.
+        name: Name of the tensor.
+        dtypes: Allowed types.
+        dim: Required number of axes; None for any number.
 
     Raises:
         Bad: It is missing or of another form.
     """
     value = tree.get(name)
-    came = "no tensor"
+    came = "not a tensor"
     if isinstance(value, Tensor):
         came = f"{value.dtype} of shape {tuple(value.shape)}"
         if value.dtype in dtypes and dim in (None, value.dim()):
             return value
     kinds = " or ".join(str(d).removeprefix("torch.") for d in dtypes)
     axes = "" if dim is None else f" with {dim} axes"
-    bad(f"{name!r} should be a tensor of {kinds}{axes}, it is {came}")
+    bad(f"{name!r} should be a tensor of {kinds}{axes}, but is {came}")
 
 
 def tensors(tree: Mapping[str, Any], name: str) -> dict[str, Tensor]:
-    """Return a dictionary of tensors, empty if it is missing.
+    """Return a dictionary of tensors; empty if it is missing.
 
     Args:
-        tree: Of the file.
-        name: Of the dictionary.
+        tree: Tree of the file.
+        name: Name of the dictionary.
 
     Raises:
         Bad: It is something else.
@@ -266,7 +266,7 @@ def tensors(tree: Mapping[str, Any], name: str) -> dict[str, Tensor]:
         isinstance(t, Tensor) and key.isprintable() for key, t in value.items()
     )
     if not sound:
-        bad(f"{name!r} should be tensors by name")
+        bad(f"{name!r} should be a dictionary of tensors by name")
     found: dict[str, Tensor] = value
     return found
 
@@ -276,11 +276,11 @@ def messages(table: Mapping[str, Any], nodes: int, width: int) -> tuple[Messages
 
     Args:
         table: The dictionary ``messages`` of the file.
-        nodes: Of the network.
-        width: Columns of a payload, as the description says.
+        nodes: Number of nodes of the network.
+        width: Number of columns of a payload, according to the description.
 
     Returns:
-        The messages, the last round, and whether the recording came to its end.
+        The messages, the last round, and whether the recording is complete.
 
     Raises:
         Bad: They are missing, malformed or out of range.
@@ -290,12 +290,12 @@ def messages(table: Mapping[str, Any], nodes: int, width: int) -> tuple[Messages
     secure = tensor(table, "secure", (torch.bool,), 1)
     payload = tensor(table, "payload", FLOATS, 2)
     if payload.shape[1] != width:
-        bad(f"its payload has {payload.shape[1]} columns, its description says {width}")
+        bad(f"its payload has {payload.shape[1]} columns, but its description states {width}")
     held = all(0 <= count <= len(column) for column in (*index.values(), secure))
     if not 0 <= rows <= len(payload) or not held or not 0 <= last < INT32:
         bad(
-            f"it announces {count} messages in {rows} rows up to round {last}, "
-            "and does not hold them"
+            f"it declares {count} messages in {rows} rows up to round {last}, "
+            "but does not contain them"
         )
     names = _kinds(tensor(table, "kinds", (torch.uint8,), 1))
     index = {name: column[:count] for name, column in index.items()}
@@ -303,10 +303,10 @@ def messages(table: Mapping[str, Any], nodes: int, width: int) -> tuple[Messages
     for name, stop in stops.items():
         _check_range(name, index[name], stop)
     if count:
-        # torch reads any other byte as true; two readers could see different messages.
+        # torch treats any other byte as true; two readers could see different messages.
         if int(secure[:count].view(torch.uint8).max()) > 1:
-            bad("its column 'secure' holds neither true nor false")
-        # A program that was killed between writing the counter of messages and that of rounds.
+            bad("its column 'secure' contains a value that is neither true nor false")
+        # The program may have been killed between writing the counters of messages and of rounds.
         last = max(last, int(index["round"].max()))
     committed = Messages(**index, secure=secure[:count], payload=payload[:rows], kinds=names)
     return committed, last, closed == 1
@@ -315,7 +315,7 @@ def messages(table: Mapping[str, Any], nodes: int, width: int) -> tuple[Messages
 def _counters(table: Mapping[str, Any]) -> list[int]:
     """Return rows, messages, the last round, and whether the recording was closed."""
     if "written" not in table:
-        bad("it holds no messages")
+        bad("it contains no messages")
     counters = tensor(table, "written", (torch.int64,), 1).tolist()
     if len(counters) not in range(4, 65):  # later versions may add some
         bad("its counters are incomplete")
@@ -333,14 +333,14 @@ def _check_range(name: str, column: Tensor, stop: int) -> None:
 
 
 def _kinds(text: Tensor) -> tuple[str, ...]:
-    """Return the names of kinds from the bytes that hold them, one a line, up to the first zero."""
+    """Return the names of kinds from their bytes, each on a line, up to the first zero."""
     if len(text) > 16 * KINDS:  # later versions may keep more
-        bad(f"the names of its kinds take {len(text)} bytes")
+        bad(f"the names of its kinds take {len(text)} bytes (maximum {16 * KINDS})")
     try:
         names = bytes(text.numpy()).split(b"\0", 1)[0].decode().split("\n")[:-1]
     except UnicodeDecodeError:
-        bad("the names of its kinds are no text")
+        bad("the names of its kinds are not UTF-8 text")
     sound = all(1 <= len(n) <= MAX_NAME and n.isprintable() for n in names)
     if not sound or len(set(names)) != len(names):
-        bad("the names of its kinds are not printable, or repeat")
+        bad("the names of its kinds are not printable, or are repeated")
     return tuple(names)

@@ -1,1 +1,1 @@
-"""The folder that a tapped program finds first on its path; it holds only `sitecustomize`."""
+"""The folder that comes first on a tapped program's path; it contains only `sitecustomize`."""

@@ -20,7 +20,7 @@ def _start() -> None:
 
 
 def _install_tap(here: str) -> None:
-    """Start the tap, with leakaudit on the path only meanwhile: the environment may lack it."""
+    """Start the tap, with leakaudit temporarily on the path: the environment may lack it."""
     above_package = os.path.join(here, os.pardir, os.pardir, os.pardir, os.pardir)
     home = os.path.abspath(above_package)  # this folder is leakaudit/capture/tap/site
     sys.path.insert(0, home)

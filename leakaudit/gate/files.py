@@ -137,16 +137,23 @@ def starter(path: Path, text: str) -> None:
         LeakauditError: the file exists already.
     """
     if path.exists():
-        raise LeakauditError(f"{path} is there already; edit it, or move it away first")
+        raise LeakauditError(f"{path} exists already; edit it, or move it away first")
     with replacing(path) as file:
         file.write(text.encode())
 
 
-def schema(path: Path) -> None:
+def schema(path: Path) -> bool:
     """Write the JSON schema of leakaudit.toml, by which editors complete and check it.
 
     Args:
-        path: of the file, which is replaced: what stands in it is never edited.
+        path: of the file; an existing one is kept.
+
+    Returns:
+        Whether the file now holds this schema.
     """
+    ours = SCHEMA.read_bytes()
+    if path.exists():
+        return path.read_bytes() == ours
     with replacing(path) as file:
-        file.write(SCHEMA.read_bytes())
+        file.write(ours)
+    return True

@@ -1,4 +1,4 @@
-"""PDMM (paper 004): what its defences hide and cost, and how it compares with a server.
+"""The PDMM thesis: what its defences hide and cost, and how it compares with a server.
 
 Also when its quadratic approximation converges.
 """

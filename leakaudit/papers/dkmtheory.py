@@ -1,4 +1,4 @@
-"""DP-dKM (paper 002): generalisation, composition and the noise of the mixing step.
+"""DP-dKM: generalisation, composition and the noise of the mixing step.
 
 These are Theorems 2 and 3, Theorem 4 and Theorem 5.
 """

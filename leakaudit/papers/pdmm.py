@@ -1,4 +1,4 @@
-"""PDMM (paper 004): what differential messages reveal.
+"""The PDMM thesis: what differential messages reveal.
 
 Also when training stops early, for batches, and of how many wires.
 """

@@ -1,4 +1,4 @@
-"""DP-RECAL (paper 001): budgets from activations, the unprotected message, the law of activations.
+"""DP-RECAL: budgets from activations, the unprotected message, the law of activations.
 
 The budgets are those of Theorems 1 and 4.
 

@@ -67,7 +67,7 @@ class PublishedClaim:
 
     Attributes:
         number: Place on the scoreboard.
-        paper: 000 to 004, ``other`` for papers of other groups.
+        paper: Name of the paper, ``other`` for papers of other groups.
         source: Paper and theorem.
         claim: What the paper states.
         quality: How well we know it.

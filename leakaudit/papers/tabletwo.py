@@ -1,4 +1,4 @@
-"""DP-Norm (paper 000), Table II: the noise of DP-SGD and DP-ADMM, and the paper's conclusions."""
+"""DP-Norm, Table II: the noise of DP-SGD and DP-ADMM, and the paper's conclusions."""
 
 from __future__ import annotations
 

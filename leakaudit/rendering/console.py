@@ -16,18 +16,25 @@ from leakaudit.progress import watching
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-WIDE = 140  # characters of a table that goes into a file
 _SYSTEM: Literal["standard"] = "standard"  # of colours
 
 
 def stdout() -> Console:
-    """Return where tables go: as wide as the terminal, else `WIDE`."""
+    """Return the console for stdout; no line is wrapped in a file or a pipe."""
     from rich.console import Console
 
-    width = None
+    piped = not sys.stdout.isatty()
+    system: Literal["auto"] | None = "auto"
+    if piped or "NO_COLOR" in os.environ:
+        system = None
+    return Console(file=sys.stdout, highlight=False, soft_wrap=piped, color_system=system)
+
+
+def width() -> int | None:
+    """Return the columns of the terminal; None if stdout is a file or a pipe."""
     if not sys.stdout.isatty():
-        width = WIDE
-    return Console(file=sys.stdout, highlight=False, width=width)
+        return None
+    return shutil.get_terminal_size().columns
 
 
 class Form(TypedDict, total=False):
@@ -43,18 +50,19 @@ class Form(TypedDict, total=False):
 
 
 def fit() -> Form:
-    """Return the width and colours that a text on stdout may have; a file has the text's own."""
-    if not sys.stdout.isatty():
+    """Return the width and colours of a text on stdout; a file or a pipe has no limit of width."""
+    columns = width()
+    if columns is None:
         return {}
-    return {"width": shutil.get_terminal_size().columns, "color": "NO_COLOR" not in os.environ}
+    return {"width": columns, "color": "NO_COLOR" not in os.environ}
 
 
-def printed(parts: Iterable[RenderableType], width: int, color: bool) -> str:
+def printed(parts: Iterable[RenderableType], width: int | None, color: bool) -> str:
     """Return parts of a page as text, without blanks at the ends of its lines.
 
     Args:
         parts: What is printed, in order.
-        width: Columns of a line.
+        width: Columns of a line; None if lines are not wrapped.
         color: Whether to add a terminal's codes.
 
     Returns:
@@ -66,6 +74,7 @@ def printed(parts: Iterable[RenderableType], width: int, color: bool) -> str:
     console = Console(
         file=file,
         width=width,
+        soft_wrap=width is None,
         color_system=_SYSTEM if color else None,
         force_terminal=color,
         legacy_windows=False,

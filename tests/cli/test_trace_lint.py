@@ -55,7 +55,7 @@ def _inside(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_clean_trace(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trace", "lint", "clean.pt", "--strict"]) == 0
-    assert "0 found. Nothing found is no proof" in capsys.readouterr().out
+    assert "0 findings. A trace cannot show every pitfall" in capsys.readouterr().out
     assert main(["trace", "lint", "clean.pt", "--truth", "clean.truth.pt", "-f", "json"]) == 0
     assert json.loads(capsys.readouterr().out) == []
 

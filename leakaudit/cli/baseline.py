@@ -6,13 +6,14 @@ import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from leakaudit.cli._options import described, formats, say, settings, shared
 from leakaudit.cli._options import show as put
 
 if TYPE_CHECKING:
-    from leakaudit.gate.baseline import Change
+    from leakaudit.gate.baseline import Baseline, Change
 
 
 def add(verbs: Any) -> None:
@@ -100,9 +101,7 @@ def run(args: argparse.Namespace) -> int:
     chosen = settings(args)
     gate = files.configured(Path())
     if (path := gate.baseline_path) is None:
-        raise LeakauditError(
-            f"{gate.source}: gate.baseline is empty; set it to the name of a file"
-        )
+        raise LeakauditError(f"{gate.source}: gate.baseline is empty; set it to the name of a file")
     if args.action == "update":
         with console.shown(chosen.progress, chosen.max_seconds):
             _, before, after = files.update(
@@ -116,8 +115,29 @@ def run(args: argparse.Namespace) -> int:
     elif args.format == "json":
         put(json.dumps(baseline.means(baseline.read(path)), indent=2) + "\n")
     else:
-        put(baseline.shown(baseline.read(path)))
+        _table(baseline.read(path))
     return 0
+
+
+def _table(base: Baseline) -> None:
+    """Print the means of all cells."""
+    from leakaudit.gate import measures
+    from leakaudit.rendering import console, tables
+
+    put(f"updated {base.updated}: {base.reason}\n")
+    rows = []
+    for name, cell in sorted(base.cells.items()):
+        means = []
+        for measure, samples in sorted(cell.samples.items()):
+            if samples:
+                means.append(f"{measure} {measures.text(measure, fmean(samples))}")
+        rows.append((name, str(len(cell.seeds)), ", ".join(means)))
+    columns = (
+        tables.Column("cell"),
+        tables.Column("seeds", right=True),
+        tables.Column("means", text=True),
+    )
+    console.stdout().print(tables.table(columns, rows, console.width()))
 
 
 def _write(found: Sequence[Change], form: str, nothing: str) -> None:

@@ -133,8 +133,12 @@ def _format(text: str) -> tuple[str, Path | None]:
 def _show(name: str, file: Path | None, made: dict[str, Any]) -> None:
     from leakaudit import registry
     from leakaudit._util.files import replacing
+    from leakaudit.rendering import console
 
-    shown = registry.get("reports", name)(made).rstrip("\n") + "\n"
+    fit: console.Form = {}
+    if name == "text" and file is None:
+        fit = console.fit()
+    shown = registry.get("reports", name)(made, **fit).rstrip("\n") + "\n"
     if file is None:
         show(shown)
         return

@@ -122,18 +122,24 @@ def _details(what: str, row: Mapping[str, Any], width: int | None) -> str:
     for key, value in row.items():
         if key not in ("name", "parameters") and value != "":
             word = {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
-            lines += _wrapped(f"{key}: {_plain(word)}", width, "  ")
+            lines += wrapped(f"{key}: {_plain(word)}", width, "  ")
     if row.get("parameters"):
         from leakaudit._util import declarations
 
         lines.append("  parameters (--set NAME=VALUE):")
         for text in parameters(declarations.of(what, row["name"]).parameters):
-            lines += _wrapped(text, width, "    ")
+            lines += wrapped(text, width, "    ")
     return "\n".join(lines) + "\n"
 
 
-def _wrapped(text: str, width: int | None, indent: str) -> list[str]:
-    """Return a line, or several if it is longer than the terminal is wide."""
+def wrapped(text: str, width: int | None, indent: str) -> list[str]:
+    """Return a line, or several if it does not fit the terminal.
+
+    Args:
+        text: The line.
+        width: Columns of the terminal; None does not wrap.
+        indent: Begins the first line; further lines are indented more.
+    """
     if width is None:
         return [indent + text]
     more = indent + "    "

@@ -38,7 +38,8 @@ class _Help(argparse.Action):
         sys.stdout.write(parser.format_help())
         if namespace.victim:
             from leakaudit._util import declarations
-            from leakaudit.cli.list import parameters
+            from leakaudit.cli.list import parameters, wrapped
+            from leakaudit.rendering import console
 
             try:
                 plugins(namespace)
@@ -46,8 +47,9 @@ class _Help(argparse.Action):
             except LeakauditError as e:
                 parser.error(str(e))
             sys.stdout.write(f"\nparameters of {namespace.victim} (--set NAME=VALUE):\n")
-            for line in parameters(declared.parameters):
-                sys.stdout.write(f"  {line}\n")
+            for text in parameters(declared.parameters):
+                for line in wrapped(text, console.width(), "  "):
+                    sys.stdout.write(f"{line}\n")
         parser.exit()
 
 

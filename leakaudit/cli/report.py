@@ -92,6 +92,7 @@ def run(args: argparse.Namespace) -> int:
     """
     from leakaudit import api
     from leakaudit._util.files import replacing
+    from leakaudit.rendering import console
 
     shown = api.report(
         args.results,
@@ -100,6 +101,7 @@ def run(args: argparse.Namespace) -> int:
         redact=args.redact,
         redact_key=args.redact_key,
         location=args.location,
+        width=None if args.output else console.width(),
     )
     page = shown.encode("utf-8", "backslashreplace")
     if args.output is None:

@@ -112,7 +112,8 @@ def run(args: argparse.Namespace) -> int:
                 f"{lost[0]} could not be computed for any record: {reason}; nothing was written"
             )
         rescoring.write(folder, made, found, scores, truth)
-    sys.stdout.write(render(made).rstrip("\n") + "\n")
+    fit = console.fit() if args.format == "text" else {}
+    sys.stdout.write(render(made, **fit).rstrip("\n") + "\n")
     say(f"{folder / RECORD}: scored again; no attack was run", args)
     return 0
 

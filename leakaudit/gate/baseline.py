@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal
+from typing import Literal
 
 from msgspec import Struct
 
@@ -210,23 +210,6 @@ def rounded(value: float) -> float:
     return float(f"{value:.{DIGITS}g}")
 
 
-def shown(base: Baseline) -> str:
-    """Return the means of all cells as text.
-
-    Args:
-        base: a baseline.
-    """
-    lines = [f"updated {base.updated}: {base.reason}"]
-    for name, cell in sorted(base.cells.items()):
-        means = ", ".join(
-            f"{measure} {_mean_text(measure, samples)}"
-            for measure, samples in sorted(cell.samples.items())
-            if samples
-        )
-        lines.append(f"{name} ({len(cell.seeds)} seeds): {means}")
-    return "\n".join(lines) + "\n"
-
-
 @dataclass(frozen=True)
 class Change:
     """One difference between two baselines.
@@ -270,7 +253,7 @@ class Change:
         }
 
 
-def means(base: Baseline) -> dict[str, Any]:
+def means(base: Baseline) -> dict[str, object]:
     """Return the means of all cells as plain values.
 
     Args:
@@ -324,7 +307,3 @@ def _changed_measures(name: str, before: Block, cell: Block) -> Iterator[Change]
         elif was != samples or before.seeds != cell.seeds:
             other = before.seeds != cell.seeds
             yield Change("changed", name, measure, fmean(was), fmean(samples), other)
-
-
-def _mean_text(measure: str, samples: Sequence[float]) -> str:
-    return measures.text(measure, fmean(samples))

@@ -85,7 +85,7 @@ def test_the_truth_adds_what_a_trace_cannot_show(capsys: pytest.CaptureFixture[s
 
 def test_notes_alone_are_no_failure(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trace", "lint", "norm.pt", "--truth", "none", "--strict"]) == 0
-    assert "UNCLAIMED  P03 whose privacy" in capsys.readouterr().out
+    assert "UNCLAIMED  P03 unit of privacy" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

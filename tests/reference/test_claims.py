@@ -368,7 +368,8 @@ def test_text_holds_verdict_evidence_and_command(capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize(
-    ("argv", "says"), [(["--row", "99"], "row 99 does not exist"), (["--paper", "x"], "paper x does not exist")]
+    ("argv", "says"),
+    [(["--row", "99"], "row 99 does not exist"), (["--paper", "x"], "paper x does not exist")],
 )
 def test_what_is_not_on_the_scoreboard_is_refused(
     argv: list[str], says: str, capsys: pytest.CaptureFixture[str]

@@ -1,4 +1,4 @@
-"""Victims, attacks and renderers by name; the core names none of them.
+"""Victims, attacks and report formats by name; the core refers to none of them directly.
 
 A leaf is one file in `leakaudit.victims`, `leakaudit.attacks` or `leakaudit.reports` that decorates
 one class or function with `@victim`, `@attack` or `@renderer`; the file bears the registered name.
@@ -295,7 +295,7 @@ def _list(one: Field[Any], value: Any, kind: type) -> tuple[Any, ...]:
         f"{one.name}: expected {wanted} joined by commas, or a list of them "
         f"({one.metadata['help']}), got {value!r}"
     )
-    if not all(type(part) in (str, int, float) for part in parts):  # a bool is no number
+    if not all(type(part) in (str, int, float) for part in parts):  # a bool is not a number
         raise refusal
     try:
         return tuple(_read(one.name, part, kind) for part in parts)

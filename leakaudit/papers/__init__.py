@@ -1,4 +1,4 @@
-"""The scoreboard: published claims, each judged by computing at the moment it is asked for."""
+"""Published claims, each evaluated when it is requested."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def select(
         The rows of these papers with these numbers, by number.
 
     Raises:
-        LeakauditError: a paper or a number is not on the scoreboard.
+        LeakauditError: there is no such paper or row.
     """
     wanted = []
     for paper in papers:

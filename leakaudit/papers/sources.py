@@ -1,6 +1,6 @@
-"""Rows of one paper each: what is the same for all claims of a paper stands here, once.
+"""Constructors of rows: the fields that all claims of one paper share.
 
-A call takes what differs between the claims, by the names of the fields of `PublishedClaim`.
+A call takes the other fields of `PublishedClaim` by name.
 """
 
 from __future__ import annotations

@@ -122,19 +122,19 @@ class Checkpoint:
         tree = safe_reader.read(path)
         if tree.get("format") != FORMAT or tree.get("version") != VERSION:
             raise LeakauditError(
-                f"{path} is no checkpoint of this version; start anew without --resume"
+                f"{path} is not a checkpoint of this version; start again without --resume"
             )
         if tree.get("key") != self.key:
             raise LeakauditError(
                 f"{path} belongs to a run on another trace or with other settings; "
-                "start anew without --resume"
+                "start again without --resume"
             )
         try:
             tensors = tree["tensors"]
             about = json.loads(tree["meta"])
             return [_rebuilt(one, tensors, i) for i, one in enumerate(about)]
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
-            raise LeakauditError(f"{path} is damaged; start anew without --resume") from None
+            raise LeakauditError(f"{path} is damaged; start again without --resume") from None
 
 
 def key(about: Mapping[str, Json]) -> str:

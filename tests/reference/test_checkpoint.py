@@ -165,7 +165,7 @@ def test_another_runs_files_and_damaged_ones_are_refused(tmp_path: Path) -> None
     kept = Checkpoint.begin(tmp_path, "k", resume=False)
     kept.save([found(3)])
     with pytest.raises(
-        LeakauditError, match=r"another trace or with other settings; start anew without --resume"
+        LeakauditError, match=r"another trace or with other settings; start again without --resume"
     ):
         Checkpoint.begin(tmp_path, "other", resume=True)
     path = tmp_path / checkpoint.FOLDER / "node3.pt"
@@ -180,7 +180,7 @@ def test_another_runs_files_and_damaged_ones_are_refused(tmp_path: Path) -> None
     ]
     for wrong in changes:
         torch.save({**good, **wrong}, path)
-        with pytest.raises(LeakauditError, match="start anew without --resume"):
+        with pytest.raises(LeakauditError, match="start again without --resume"):
             Checkpoint.begin(tmp_path, "k", resume=True)
     path.write_bytes(b"PK no zip")
     with pytest.raises(LeakauditError, match="is refused"):
@@ -204,7 +204,7 @@ def test_resuming_with_another_seed_is_one_line_and_leaves_the_files(
     assert main([*ATTACK, "-o", "out", "--resume"]) == 2
     err = capsys.readouterr().err
     assert len(err.strip().splitlines()) == 1
-    assert "start anew without --resume" in err
+    assert "start again without --resume" in err
     assert (place / "out" / checkpoint.FOLDER / "node0.pt").is_file()
 
 

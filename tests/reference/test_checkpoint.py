@@ -235,7 +235,7 @@ def test_max_seconds_is_shared_by_the_nodes_left_and_late_ones_are_named(
     record = json.loads(capsys.readouterr().out)
     assert seen == pytest.approx([8.0, 9.0])
     assert [f["node"] for f in record["findings"]] == [0, 1]
-    assert "nodes 2, 3, 4 (--max-seconds was over)" in record["not_tried"]
+    assert "nodes 2, 3, 4 (the time limit --max-seconds was reached)" in record["not_tried"]
     assert not record["complete"]
     kept = sorted(p.name for p in (place / "out" / checkpoint.FOLDER).iterdir())
     assert kept == ["node0.pt"]

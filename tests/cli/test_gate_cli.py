@@ -180,7 +180,7 @@ def test_a_dry_run_says_the_cost_and_writes_nothing(
             "baseline leakage-baseline.json: it is not there; write one with 'leakaudit baseline update --reason TEXT'",
         ),
         (["baseline", "diff"], "expected the results.json of a run"),
-        (["init"], "leakaudit.toml is there already"),
+        (["init"], "leakaudit.toml exists already"),
     ],
 )
 def test_what_cannot_be_used_is_one_line_and_code_2(

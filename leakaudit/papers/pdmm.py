@@ -1,6 +1,6 @@
 """The PDMM thesis: what differential messages reveal.
 
-Also when training stops early, for batches, and of how many wires.
+Also if training stops early, for batches, and for subsets of the channels.
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ def _finite_sample() -> tuple[Judgement, ...]:
         Judgement(
             "delta above 1/2, as printed for any delta",
             against(true * SURE < said),
-            f"delta = .9, R = {20 * LOSS:g}: a probability of {true:.2f}, but {said:.2f} is claimed, "
+            f"delta = .9, R = {20 * LOSS:g}: a probability of {true:.2f}, claimed is {said:.2f}, "
             "by the same M delta as in Theorem 2",
             {"true": true, "promised": said},
         ),

@@ -221,8 +221,8 @@ def _activation() -> tuple[Judgement, ...]:
     says = (
         f"{rounds} moves of a walk on a ring of {NODES}: {walk} to a node that is not a "
         f"neighbour, while independent draws make about {rounds * share:.0f}; they make none with "
-        f"probability 1e{log_chance:.0f}. Given the last active agent, most agents cannot be active "
-        "next, so results for independent activations do not apply; the convergence is empirical"
+        f"probability 1e{log_chance:.0f}. Given the last active agent, most agents cannot be "
+        "active next, so results for independent draws do not apply; the convergence is empirical"
     )
     about = (
         f"{free} of {rounds} moves, {abs(free - rounds * share) / spread:.1f} standard deviations "

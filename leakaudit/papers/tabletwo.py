@@ -263,8 +263,8 @@ def _ranking() -> tuple[Judgement, ...]:
     says = (
         f"five methods on Fashion-MNIST for {ROUNDS} rounds of {LOCAL} steps are not trained "
         f"here, and the weight of the regulariser is not printed. The nominal epsilon {NOMINAL:g} "
-        f"is not an equal basis either: replacing a record reaches {sgd:.2f} with the printed noise "
-        f"of DP-SGD and {admm:.2f} with that of DP-ADMM"
+        f"is not an equal basis either: replacing a record reaches {sgd:.2f} with the printed "
+        f"noise of DP-SGD and {admm:.2f} with that of DP-ADMM"
     )
     return (
         Judgement(

@@ -47,10 +47,7 @@ def test_a_defect_is_one_line_and_code_4(
     monkeypatch.delenv("LEAKAUDIT_DEBUG", raising=False)
     assert main(["list", "graphs"]) == 4
     said = one_line(capsys)
-    assert (
-        f"internal error, which is neither a pass nor a leak: {type(error).__name__}"
-        in said
-    )
+    assert f"internal error, which is neither a pass nor a leak: {type(error).__name__}" in said
     assert "LEAKAUDIT_DEBUG=1" in said
     monkeypatch.setenv("LEAKAUDIT_DEBUG", "1")
     assert main(["list", "graphs"]) == 4

@@ -145,7 +145,9 @@ CASES = {
         2, "did you mean 'dpsgd'", (('protocol="dpsgd"', 'protocol="dpsdg"'),)
     ),
     "a protocol that nobody declared": Case(
-        2, "the protocol .own:dpsgd. has no declaration", (('protocol="dpsgd"', 'protocol="own:dpsgd"'),)
+        2,
+        "the protocol .own:dpsgd. has no declaration",
+        (('protocol="dpsgd"', 'protocol="own:dpsgd"'),),
     ),
     "another protocol": Case(
         2, "gossip has no constant 'alpha'", (('protocol="dpsgd"', 'protocol="gossip"'),)

@@ -199,7 +199,10 @@ def test_what_arrives_is_what_was_sent_and_stands_in_where_a_sender_is_not_heard
             ["--describe", "none.toml", "--", "true"],
             "description none.toml: No such file or directory",
         ),
-        (["--", "true"], "no messages of the program were recorded: it sent none by torch.distributed"),
+        (
+            ["--", "true"],
+            "no messages of the program were recorded: it sent none by torch.distributed",
+        ),
         (["-o", "tap.toml/trace.pt", "--", "true"], "cannot write tap.toml/trace.tap"),
         (["--max-bytes", "much", "--", "true"], "max_bytes from flag"),
         (["describe", "none"], "cannot read none: No such file or directory"),

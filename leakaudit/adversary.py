@@ -259,7 +259,7 @@ class View:
             bad = int((~torch.isfinite(payload)).sum())
             where = f"message {kind!r} {src} -> {dst} of round {round}"
             raise LeakauditError(
-                f"{where} contains {bad} non-finite values; exclude it with --rounds 0:{round}"
+                f"{where} contains non-finite values ({bad}); exclude it with --rounds 0:{round}"
             )
         return payload
 

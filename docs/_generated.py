@@ -58,6 +58,8 @@ def _section(name: str, verb: argparse.ArgumentParser) -> Iterator[str]:
     for action in verb._actions:
         if action.help != argparse.SUPPRESS:
             yield f"| {_words(action)} | {_cell((action.help or '') % {**vars(action), 'prog': verb.prog})} |"
+    if verb.epilog:
+        yield from ("", "```text", verb.epilog, "```")
     yield ""
 
 

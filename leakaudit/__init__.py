@@ -1,4 +1,4 @@
-"""leakaudit: what can someone who hears your decentralised training learn about the training data?
+"""leakaudit: measure what an observer of decentralised training learns about the training data.
 
 The names below are loaded when they are first used, so `import leakaudit` stays light (no torch).
 """

@@ -1,4 +1,4 @@
-"""Adversaries, and the part of a trace that each can observe: the only gate to an attack."""
+"""Adversaries, and the part of a trace that each observes; attacks receive nothing else."""
 
 from __future__ import annotations
 
@@ -19,21 +19,22 @@ T = TypeVar("T")
 
 Edges = frozenset[tuple[int, int]]
 
-# Nodes up to which a table of all channels is held, of 8 MB. Filling it takes a fiftieth of the
-# time of sorting the messages.
+# Largest number of nodes for which a table of all channels is built; it takes 8 MB. Filling it
+# takes a fiftieth of the time that sorting the messages takes.
 TABLE_NODES = 2048
 
 
 @dataclass(frozen=True)
 class Adversary:
-    """What somebody taps, corrupts and knows.
+    """The channels that an adversary taps, the nodes that it controls, and what it knows.
 
     Attributes:
-        hears: Directed edges (src, dst) tapped on the wire, or "all" or "none"; secure messages
-            stay closed to a tap.
-        corrupt: Nodes whose own traffic, secure messages included, is read.
+        hears: Tapped channels as directed edges (src, dst), or "all" or "none". The content of
+            secure messages is not visible to a tap.
+        corrupt: Curious nodes; all messages that they send and receive are read, secure ones
+            included.
         window: Rounds that are observed; None for all.
-        knows: Names of the constants and public tensors that are known, or "all".
+        knows: Names of the known constants and public tensors, or "all".
     """
 
     hears: Edges | Literal["all", "none"] = "all"
@@ -45,19 +46,19 @@ class Adversary:
     def parse(
         cls, text: str, window: range | None = None, knows: frozenset[str] | Literal["all"] = "all"
     ) -> Adversary:
-        """Read an adversary as users write it.
+        """Parse an adversary as users write it.
 
-        ``node:3`` observes only its own traffic; ``eavesdropper+node:3`` taps every wire and sits
-        on node 3.
+        ``node:3`` observes only the messages of node 3; ``eavesdropper+node:3`` also taps every
+        channel.
 
         Args:
             text: ``eavesdropper``, ``node:3``, ``nodes:3,5``, ``edges:0-1,1-0``, or several of them
                 joined by ``+``.
             window: Rounds that are observed; None for all.
-            knows: Names of the constants and public tensors that are known, or "all".
+            knows: Names of the known constants and public tensors, or "all".
 
         Raises:
-            LeakauditError: The text is anything else.
+            LeakauditError: The text has another form.
         """
         hears: Edges | Literal["all"] = frozenset()
         corrupt: frozenset[int] = frozenset()
@@ -77,7 +78,7 @@ class Adversary:
         return cls(hears=hears or "none", corrupt=corrupt, window=window, knows=knows)
 
     def __str__(self) -> str:
-        """The form that `parse` reads."""
+        """Return the form that `parse` accepts."""
         parts = []
         if self.hears == "all":
             parts.append("eavesdropper")
@@ -88,17 +89,17 @@ class Adversary:
         return "+".join(parts) or "nobody"
 
     def observes(self, src: int, dst: int | None, *, secure: bool = False) -> bool:
-        """Whether the content of a message on this channel is read, inside the window.
+        """Whether the adversary reads the content of a message on this channel, inside the window.
 
-        The one place that decides who hears what: for messages that were recorded (`View`),
+        This is the only place that decides who observes what: for recorded messages (`View`),
         messages that a protocol declares (`leakaudit.relations.know`), messages that a check
-        expects, and wires that a report draws.
+        expects, and channels that a report draws.
 
         Args:
             src: The sender.
-            dst: The receiver; None for a public board, which everybody reads.
-            secure: Whether it is encrypted, so that only its two ends read it. On a public board
-                every node is an end.
+            dst: The receiver; None for a public board, which everyone reads.
+            secure: Whether it is encrypted, so that only sender and receiver read it. Every node
+                is a receiver of a public board.
         """
         if src in self.corrupt or dst in self.corrupt:
             return True
@@ -109,19 +110,19 @@ class Adversary:
         return self.hears == "all" or (src, dst) in self.hears
 
     def view(self, trace: Trace) -> View:
-        """Cut a trace down to what this adversary observes.
+        """Restrict a trace to what this adversary observes.
 
         Args:
             trace: The recording.
 
         Raises:
-            LeakauditError: The trace has no such node or edge.
+            LeakauditError: The trace does not have one of the nodes or edges.
         """
         self.check(trace.graph)
         return View(self, trace)
 
     def check(self, graph: Graph) -> None:
-        """Check that a graph has what this adversary corrupts and taps.
+        """Check that a graph has the nodes and edges of this adversary.
 
         Args:
             graph: The network.
@@ -132,7 +133,7 @@ class Adversary:
         missing = {node for node in self.corrupt if node >= graph.nodes}
         if missing:
             raise LeakauditError(
-                f"there is no node {min(missing)}: the trace has nodes 0 to {graph.nodes - 1}"
+                f"node {min(missing)} does not exist (the trace has nodes 0 to {graph.nodes - 1})"
             )
         if not isinstance(self.hears, frozenset):
             return
@@ -141,18 +142,18 @@ class Adversary:
             src, dst = wrong[0]
             near = list(graph.neighbours[src]) if src < graph.nodes else []
             raise LeakauditError(
-                f"there is no edge {src}-{dst} in the trace; node {src} has neighbours {near}"
+                f"edge {src}-{dst} does not exist (in the trace, node {src} has neighbours {near})"
             )
 
 
 class View:
     """What one adversary observes of a trace.
 
-    Messages by (round, src, dst, kind), and the constants that it knows.
+    It contains messages by (round, src, dst, kind), and the constants that the adversary knows.
     """
 
     def __init__(self, adversary: Adversary, trace: Trace) -> None:
-        """Keep the trace closed; everything goes out through the methods."""
+        """Keep the trace private; only the methods return parts of it."""
         self.adversary = adversary
         self._trace = trace
         self.protocol: str = trace.protocol
@@ -167,7 +168,7 @@ class View:
         self._kinds = {k: i for i, k in enumerate(trace.kinds())}
 
     def knows(self, name: str) -> bool:
-        """Whether a constant or public tensor of this name is in the trace and known."""
+        """Whether the adversary knows a constant or public tensor of the trace with this name."""
         allowed = self.adversary.knows == "all" or name in self.adversary.knows
         return allowed and (name in self._trace.params or name in self._trace.public)
 
@@ -189,7 +190,7 @@ class View:
             name: Its name.
 
         Raises:
-            LeakauditError: It is absent, not known, or no number.
+            LeakauditError: It is absent, not known, or not a number.
         """
         value = self.constant(name)
         expected = f"constant {name!r} of the trace: expected a number, got {value!r:.60}"
@@ -214,7 +215,7 @@ class View:
     def _known(self, name: str, where: Mapping[str, T]) -> T:
         if name not in where:
             raise LeakauditError(
-                f"the trace of {self.protocol} declares no {name!r}{suggest(name, where)}"
+                f"the trace of {self.protocol} does not contain {name!r}{suggest(name, where)}"
             )
         if not self.knows(name):
             raise LeakauditError(
@@ -224,7 +225,7 @@ class View:
 
     @cached_property
     def channels(self) -> frozenset[tuple[int, int, str]]:
-        """All (src, dst, kind) of which anything is heard."""
+        """All (src, dst, kind) of observed messages."""
         names = list(self._kinds)
         n = self.graph.nodes + 1
         found: set[tuple[int, int, str]] = set()
@@ -237,20 +238,20 @@ class View:
         return frozenset(found)
 
     def has(self, round: int, src: int, dst: int, kind: str) -> bool:
-        """Whether this message was sent and is heard."""
+        """Whether this message was sent and is observed."""
         return self._find(round, src, dst, kind) is not None
 
     def message(self, round: int, src: int, dst: int, kind: str) -> Tensor:
-        """Return the payload (c,) of one message, on the columns that were recorded.
+        """Return the payload (c,) of one message, in the recorded columns.
 
-        Raises LeakauditError where it was not heard, or holds NaN or infinity.
+        Raises LeakauditError if it was not observed, or contains NaN or infinity.
         """
         found = self._find(round, src, dst, kind)
         if found is None:
             span = f"rounds {self.rounds.start} to {self.rounds.stop - 1}"
             raise LeakauditError(
                 f"round {round} has no message {kind!r} {src} -> {dst} "
-                f"that {self.adversary} hears ({span})"
+                f"that {self.adversary} observes ({span})"
             )
         table, row = found
         payload = self._trace.messages[table].payload[row]
@@ -258,8 +259,7 @@ class View:
             bad = int((~torch.isfinite(payload)).sum())
             where = f"message {kind!r} {src} -> {dst} of round {round}"
             raise LeakauditError(
-                f"{where} holds {bad} values that are not finite; "
-                f"end before it with --rounds 0:{round}"
+                f"{where} contains non-finite values ({bad}); exclude it with --rounds 0:{round}"
             )
         return payload
 
@@ -285,7 +285,7 @@ class View:
 
     @cached_property
     def _index(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Sorted keys and payload rows of the messages heard, one pair a table."""
+        """Sorted keys and payload rows of the observed messages, a pair for each table."""
         return [self._heard(m) for m in self._trace.messages]
 
     def _heard(self, m: Messages) -> tuple[np.ndarray, np.ndarray]:
@@ -302,7 +302,7 @@ class View:
     def _observed(self, src: np.ndarray, dst: np.ndarray, secure: np.ndarray) -> np.ndarray:
         """Return `Adversary.observes` (m,) of messages (m,).
 
-        Every channel is asked once, however many messages it has.
+        Each channel is evaluated once, regardless of its number of messages.
         """
         n = self.graph.nodes
         channel = (src * n + dst) * 2 + secure

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from torch import Generator
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 File = str | os.PathLike[str]
 OUTPUT = "leakaudit-out"
 RECORD = "results.json"
-SWEEP_FORMS = ("text", "markdown", "json")  # reports that a sweep has
+SWEEP_FORMS = ("text", "markdown", "json")  # report formats for a sweep
 
 
 def record(
@@ -47,16 +48,16 @@ def record(
     """Run a bundled or registered protocol and record what its nodes send.
 
     Args:
-        scenario: What is trained on what and how, or the TOML file that says so.
-        path: Trace file to write; the truth goes beside it. In memory if None.
-        data_root: Folder of data sets that are not bundled.
-        download: Whether data sets that are missing may be downloaded.
-        device: Where the run computes, as torch names it.
-        max_bytes: Largest recording, in bytes.
-        trusted: Whether a model given as ``package.module:factory`` may run its code.
+        scenario: The protocol, model, data and settings, or a TOML file with them.
+        path: Trace file to write; the truth is written beside it. None keeps both in memory.
+        data_root: Folder with data sets that are not bundled.
+        download: Whether missing data sets may be downloaded.
+        device: torch device on which the protocol runs.
+        max_bytes: Maximum size of the recording in bytes.
+        trusted: Whether a model given as ``package.module:factory`` may execute its code.
 
     Returns:
-        The trace, which an adversary may read, and the truth, which is only for scoring.
+        The trace, from which an adversary reads its view, and the truth, for scoring only.
 
     Raises:
         LeakauditError: The scenario cannot run, or the recording would be larger than `max_bytes`.
@@ -91,11 +92,11 @@ def attack(
     Args:
         leaks: What an adversary learns, from `leakaudit.leaks`.
         attack: An attack, such as ``la.attacks.DLG(steps=500)``, the name of one, or "auto": the
-            strongest that fits each leak.
+            strongest that applies to each leak.
         generator: Source of all randomness.
         task: Needed only if the model is a user's own ``package.module:factory``:
             ``Task.build(leaks.task, trusted=True)``.
-        **settings: Hyper-parameters of an attack that is given by its name.
+        **settings: Hyper-parameters of an attack given by name.
 
     Returns:
         A reconstruction for each leak, in order.
@@ -122,22 +123,22 @@ def bound(
     data_root: File | None = None,
     download: bool = False,
 ) -> list[Comparison]:
-    """Compute the exact privacy of one record in what every adversary sees, beside the claim.
+    """Compute the exact privacy of one record in the view of every adversary, beside the claim.
 
     Args:
-        source: A trace, whose messages are not read, a scenario, or a file of either.
-        adversaries: Whose views; by default the outsider, each wire and neighbour of a node, and
-            coalitions of other nodes.
-        nodes: Whose records; all by default.
-        coalitions: Largest number of other nodes that listen together, if `adversaries` is None.
-        sensitivity: How far a record moves one gradient (Euclidean norm). By default as the claim
-            assumes it, else by the declared clip, else 1.
+        source: A trace (its messages are not read), a scenario, or a file of either.
+        adversaries: Adversaries to evaluate; by default the outsider, an eavesdropper on each
+            channel of a node, each neighbour, and coalitions of other nodes.
+        nodes: Nodes to analyse; all by default.
+        coalitions: Maximum number of nodes that cooperate, if `adversaries` is None.
+        sensitivity: Largest change of one gradient that a record can cause (Euclidean norm). By
+            default the value that the claim assumes, else the declared clipping bound, else 1.
         smoothness: Lipschitz constant of a node's gradients. Without it, protocols that do not
-            release their models have no epsilon for records.
-        delta: Of the epsilon; by default the claim's, else 1e-5.
-        epsilon: Target of the recommended noise; by default the claimed one.
+            send their models have no epsilon per record.
+        delta: Delta at which epsilon is stated; by default that of the claim, else 1e-5.
+        epsilon: Target of the recommended noise; by default the claimed epsilon.
         data_root: Folder of data sets that are not bundled, for scenarios.
-        download: Whether data sets that are missing may be downloaded.
+        download: Whether missing data sets may be downloaded.
 
     Returns:
         A comparison for each node and adversary: mu, epsilon, claim, verdict and noise.
@@ -170,18 +171,18 @@ def audit(
     device: str = "cpu",
     max_seconds: float = 0.0,
 ) -> AuditRecord:
-    """Attack and test a scenario over a grid of epsilons, and judge what it claims.
+    """Attack a scenario at several values of epsilon, and test its claims.
 
     Args:
         plan: The audit, or the TOML file that describes it.
-        folder: Where results.json, the figure, the pictures and report.md are written.
-        data_root: Folder of data sets that are not bundled.
-        download: Whether data sets that are missing may be downloaded.
-        device: Where attacks and replays compute, as torch names it.
-        max_seconds: Limit for all of them together; 0 for none.
+        folder: Folder for results.json, the figure, the pictures and report.md.
+        data_root: Folder with data sets that are not bundled.
+        download: Whether missing data sets may be downloaded.
+        device: torch device for attacks and replays.
+        max_seconds: Time limit for all of them together in seconds; 0 for none.
 
     Returns:
-        The record that results.json holds: ``audit.verdicts`` are the judged claims.
+        The content of results.json: ``audit.verdicts`` are the judged claims.
 
     Raises:
         LeakauditError: The plan, its data or the folder cannot be used. Nothing is written then.
@@ -206,14 +207,14 @@ def check(
     """Run the privacy gate of a repository.
 
     Args:
-        folder: Holds leakaudit.toml, or a pyproject.toml with its tables, and the baseline.
+        folder: Folder with leakaudit.toml, or a pyproject.toml with its tables, and the baseline.
         checks: Names of the checks to run; all by default.
         seed: First seed of the recordings.
-        strict: Whether too few samples are code 3.
+        strict: Whether too few samples result in code 3.
 
     Returns:
-        What was measured and how it compares: ``code`` is 0 for no regression, 1 for a leak, 3 if
-        the gate cannot tell.
+        The measurements and their comparison: ``code`` is 0 for no regression, 1 for a leak, 3 for
+        an inconclusive result.
 
     Raises:
         LeakauditError: The configuration or the baseline cannot be used.
@@ -225,14 +226,14 @@ def check(
 
 
 def claims(papers: Sequence[str] = (), rows: Sequence[int] = ()) -> list[JudgedClaim]:
-    """Evaluate published privacy claims again.
+    """Re-evaluate published privacy claims.
 
     Args:
-        papers: Which papers, as `leakaudit.papers.PAPERS` names them; all by default.
-        rows: Numbers of single claims; all by default.
+        papers: Names from `leakaudit.papers.PAPERS`; all by default.
+        rows: Numbers of claims; all by default.
 
     Returns:
-        Each claim with its verdicts and their evidence.
+        Each claim with its verdicts and the evidence.
 
     Raises:
         LeakauditError: There is no such paper or number.
@@ -254,23 +255,23 @@ def sweep(
     download: bool = False,
     trusted: bool = False,
 ) -> Swept:
-    """Attack every cell of a grid: attack x victim x epsilon x any setting x seed.
+    """Run every combination of attack, victim, epsilon, other settings and seed.
 
-    A sweep that was interrupted goes on where it stopped, if it is called with the same folder.
+    An interrupted sweep continues if the function is called with the same folder.
 
     Args:
         plan: The sweep, or the TOML file that describes it.
-        folder: Where cells, results.json, the figure and a report are written.
-        workers: Number of processes; 0 works in this one, None starts one for each processor.
+        folder: Folder for the cells, results.json, the figure and a report.
+        workers: Number of processes; 0 runs in this process, None starts one per processor.
         backend: "process", "joblib" or "joblib:NAME".
-        shard: (i, n) does the i-th of n parts, counted from 1.
-        retry_failed: Whether cells that failed before are tried once more.
-        data_root: Folder of data sets that are not bundled.
-        download: Whether data sets that are missing may be downloaded.
-        trusted: Whether a model given as ``package.module:factory`` may run its code.
+        shard: (i, n) runs the i-th of n parts, counted from 1.
+        retry_failed: Whether cells that failed earlier are run once more.
+        data_root: Folder with data sets that are not bundled.
+        download: Whether missing data sets may be downloaded.
+        trusted: Whether a model given as ``package.module:factory`` may execute its code.
 
     Returns:
-        How it went, with the record if all parts are in the folder.
+        The outcome, with the results if all parts are in the folder.
 
     Raises:
         LeakauditError: The plan, its data or the folder cannot be used.
@@ -293,18 +294,19 @@ def report(
     redact: bool = False,
     redact_key: str | None = None,
     location: str | None = None,
+    width: int | None = None,
 ) -> str:
-    """Render a record in another form.
+    """Render a results file in another format.
 
     Args:
-        results: results.json of an attack, an audit, a gate or a sweep, or the folder that holds it
-            with its pictures.
+        results: results.json of an attack, an audit, a gate or a sweep, or its folder.
         format: Name of a report: "html", "markdown", "text", "json", "junit", "sarif", "github", or
             one of a plug-in.
         against: Earlier results.json, or its folder, to compare with.
-        redact: Whether pictures, labels, notes and paths are left out and nodes renumbered.
-        redact_key: Redact, with the same node numbers wherever this secret is used.
-        location: File of a repository that SARIF points at.
+        redact: Whether to omit pictures, labels, notes and paths, and to renumber the nodes.
+        redact_key: Redact; reports with the same secret key use the same node numbers.
+        location: File of your repository to which SARIF findings refer.
+        width: Columns of a terminal to which "text" is wrapped; None does not wrap lines.
 
     Returns:
         The report.
@@ -322,15 +324,18 @@ def report(
     shown = record_file.read(source)
     kind = str(shown["kind"])
     render = _renderer(kind, format)
+    if format == "text" and width is not None:
+        render = partial(render, width=width)
     redacted = redact or redact_key is not None
     if kind == "sweep" and (against is not None or redacted):
         raise LeakauditError(
-            "a sweep's record holds neither pictures nor labels, and is compared with none; leave "
-            "--against and --redact out"
+            "--against and --redact do not apply to the results of a sweep, which contain no "
+            "pictures or labels; omit them"
         )
     if kind == "check" and against is not None:
         raise LeakauditError(
-            "a gate compares with its baseline; --against takes results of 'attack' and 'audit'"
+            "--against takes results of 'attack' and 'audit'; results of 'check' are compared with "
+            "the baseline of the gate"
         )
     earlier = None if against is None else record_file.read(file_of(against))
     if location is not None:
@@ -352,10 +357,10 @@ def report(
 
 
 def file_of(results: File) -> Path:
-    """Return where a record is.
+    """Return the path of results.json.
 
     Args:
-        results: The file, or the folder that holds it.
+        results: The file, or its folder.
 
     Returns:
         The file.
@@ -366,15 +371,16 @@ def file_of(results: File) -> Path:
     return path
 
 
-def _renderer(kind: str, name: str) -> Callable[[Any], str]:
-    """Return the function that renders a kind of record.
+def _renderer(kind: str, name: str) -> Callable[..., str]:
+    """Return the function that renders this kind of results in a format.
 
-    A sweep has no pages with pictures and no checks.
+    A sweep has neither pictures nor checks, so it has fewer formats.
     """
     from leakaudit import registry
     from leakaudit.errors import LeakauditError
 
-    render: Callable[[Any], str] = registry.get("reports", name)
+    render: Callable[..., str] = registry.get("reports", name)
     if kind == "sweep" and name not in SWEEP_FORMS:
-        raise LeakauditError(f"a sweep is shown as {', '.join(SWEEP_FORMS)}, got -f {name}")
+        forms = ", ".join(SWEEP_FORMS)
+        raise LeakauditError(f"-f: expected {forms} for the results of a sweep, got {name}")
     return render

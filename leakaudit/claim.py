@@ -1,4 +1,4 @@
-"""What a paper promises of its protocol, as values that a program compares."""
+"""The claims of a paper about its protocol, as values."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Adjacency(StrEnum):
-    """What two neighbouring data sets differ in."""
+    """How two neighbouring data sets differ."""
 
     ADD_REMOVE = "one record is added or removed"
     ZERO_OUT = "one record is replaced by an empty one"
@@ -17,10 +17,10 @@ class Adjacency(StrEnum):
 
 @dataclass(frozen=True)
 class NormAssumption:
-    """The assumption of a theorem that the gradient of every record is short.
+    """The assumption of a theorem that the gradient norm of every record is bounded.
 
     Attributes:
-        of: What is assumed, in the paper's words up to the number: "gradients have norm at most".
+        of: The assumption in words, up to the number: "gradients have norm at most".
         limit: Largest Euclidean norm of the gradient of one record.
     """
 
@@ -28,35 +28,35 @@ class NormAssumption:
     limit: float
 
     def __str__(self) -> str:
-        """Return the assumption as it stands in `Claim.assumes`."""
+        """Return the assumption as `Claim.assumes` lists it."""
         return f"{self.of} {self.limit:g}"
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What a paper promises of its protocol at these constants.
+    """What a paper claims about its protocol with these constants.
 
-    Texts are shown and never read again; what a check needs to know has a field of its own.
+    Texts are only displayed, never parsed; whatever a check needs has its own field.
 
     Attributes:
         source: Paper and theorem.
-        promise: The promise in one sentence.
-        epsilon: Of differential privacy; None if the paper promises none.
-        delta: Of differential privacy; None if the paper promises none.
-        adjacency: What two neighbouring data sets differ in, in the paper's words.
-        std: Standard deviation of the noise that the theorem asks for, per coordinate.
-        rounds: Last round for which the promise holds.
+        promise: The claim in one sentence.
+        epsilon: Of differential privacy; None if the paper claims none.
+        delta: Of differential privacy; None if the paper claims none.
+        adjacency: How two neighbouring data sets differ, in the words of the paper.
+        std: Standard deviation of the noise that the theorem requires, per coordinate.
+        rounds: Last round for which the claim holds.
         assumes: The theorem's assumptions, in words.
         sensitivity: Euclidean distance between a node's gradients on neighbouring data, as the
-            theorem assumes it; None if it does not say.
-        sampled: Whether a record takes part only in some gradients, which are drawn in secret.
-        met: Whether the noise of these constants is what the theorem asks for.
-        pair: (v, u) if the promise covers only what node v sees of node u.
-        neighbours: `adjacency` as a value. If it is None, the lint of a trace reads the words.
+            theorem assumes it; None if it does not state one.
+        sampled: Whether a record enters only some gradients, which are drawn in secret.
+        met: Whether these constants give the noise that the theorem requires.
+        pair: (v, u) if the claim covers only what node v learns about node u.
+        neighbours: `adjacency` as a value. If it is None, the lint interprets the words.
         gradient_norm: The assumed bound on the gradients of single records, if there is one.
-        classic: Whether the noise follows from the classic calibration of the Gaussian mechanism,
+        classic: Whether the noise follows from the classical calibration of the Gaussian mechanism,
             sigma = sqrt(2 log(1.25 / delta)) sensitivity / epsilon, proved for epsilon below 1.
-        variant: Names one of several forms of the same theorem.
+        variant: Name of one of several forms of the same theorem.
     """
 
     source: str

@@ -1,4 +1,4 @@
-"""The errors that users see: each says what was expected, what came and what to do."""
+"""Errors that users see; each states what was expected, what was found and what to do."""
 
 from __future__ import annotations
 
@@ -8,34 +8,34 @@ from collections.abc import Iterable
 
 
 class LeakauditError(Exception):
-    """Something a user can mend; the command line prints it on one line and exits with `code`."""
+    """An error that a user can fix; the command line prints one line and exits with `code`."""
 
     code = 2
 
 
 class ProgramError(LeakauditError):
-    """The program under test left no finished recording, so the gate has seen nothing."""
+    """The program under test did not produce a complete recording, so there is no verdict."""
 
     code = 4
 
 
 class NotDetermined(LeakauditError):
-    """What this adversary hears determines no gradient of the node, by the formulas tried."""
+    """The view of this adversary determines no gradient of the node by the formulas tried."""
 
 
 class AttackError(LeakauditError):
-    """This attack cannot use this leak; the message says what it needs."""
+    """An attack cannot use a leak; the message states what it requires."""
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
     """Return the end of a sentence about an unknown name.
 
     Args:
-        name: What was asked for.
-        known: The names that there are.
+        name: The unknown name.
+        known: The existing names.
 
     Returns:
-        ``'; did you mean X?'`` if one is near, else ``' (known: …)'``.
+        ``'; did you mean X?'`` if one is similar, else ``' (known: …)'``.
     """
     known = sorted(known)
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)

@@ -1,4 +1,4 @@
-"""What gradients give away, in one shape whatever the protocol was."""
+"""What an adversary learns about gradients, in one form for all protocols."""
 
 from __future__ import annotations
 
@@ -16,32 +16,33 @@ from leakaudit.trace import TaskSpec
 class GradientLeak:
     """``combination @ gradients = value``, up to noise, for the gradients of one node's mean loss.
 
-    One row with a single 1 is a gradient (DLG reads it); a row +1, -1 is a difference of two (the
-    differential attack reads it).
+    A row with a single 1 is a gradient (used by DLG, for example); a row +1, -1 is a difference
+    of two (used by the differential attack).
 
     Attributes:
-        node: Whose gradients.
+        node: The node that the gradients belong to.
         rounds: (T,) int64, the protocol's rounds in which the gradients were taken, as in
             g[node, round]: round t is the one whose messages carry t, and the first is 1.
         combination: (m, T).
         value: (m, c).
-        std: (m,) standard deviation of the noise on each coordinate, rounding of the wire included.
+        std: (m,) standard deviation of the noise on each coordinate, including the rounding of the
+            messages.
         columns: (start, stop) of the flat model vector; c = stop - start.
         noise: (m, q) or None. The error of value is ``noise @ e`` with e of unit variance, so rows
-            that share an error say so; std holds the norms of its rows.
+            with a common error are correlated; std contains the norms of its rows.
         theta: (T, d), the models at which the gradients were taken; None if this adversary does not
             know them.
         theta_std: Standard deviation of the error of `theta`.
         batch: Samples behind each gradient; None if unknown.
         records: Records that the node holds, of which each batch is a part; None if unknown.
-        wire: Precision of the wire's number format: the distance from 1 to the next number.
+        wire: Precision of the number format of messages: the distance from 1 to the next number.
         inner: Gradient steps summed in each gradient: 1, or k_max.
-        step: Step size of the inner steps; None if there are none, or it is unknown.
-        adversary: Who knows this.
+        step: Step size of the inner steps; None if there are none or it is unknown.
+        adversary: The adversary that obtains this leak.
         formula: How it was derived, for reports.
-        scope: On what the derivation rests, for reports.
+        scope: Limits of the derivation, for reports.
         theta_rounds: (T,) int64, the rounds of the models at which the gradients were taken, often
-            one before `rounds`; empty if nothing says so.
+            one before `rounds`; empty if unknown.
 
     Raises:
         LeakauditError: The shapes do not agree.
@@ -84,7 +85,7 @@ class GradientLeak:
 
     @property
     def is_plain(self) -> bool:
-        """Whether every row is one gradient and not a combination of several."""
+        """Whether every row is a single gradient rather than a combination."""
         return bool((self.combination.count_nonzero(dim=1) == 1).all())
 
     @property
@@ -95,12 +96,12 @@ class GradientLeak:
 
 @dataclass(frozen=True)
 class Leaks:
-    """What one adversary learns of several nodes; iterate over it.
+    """What one adversary learns about several nodes; iterate over the leaks.
 
     Attributes:
-        task: What the gradients are of.
+        task: The task that the gradients belong to.
         items: The leaks, by node.
-        undetermined: Node -> why nothing of it is determined.
+        undetermined: Node -> the reason why none of its gradients is determined.
     """
 
     task: TaskSpec
@@ -116,5 +117,5 @@ class Leaks:
         return len(self.items)
 
     def __getitem__(self, index: int) -> GradientLeak:
-        """Return one leak by its place."""
+        """Return one leak by its position."""
         return self.items[index]

@@ -1,4 +1,4 @@
-"""Progress reporting and cooperative deadlines: one listener and one deadline, both optional."""
+"""Progress reporting and cooperative deadlines: one callback and one deadline, both optional."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _deadline: ContextVar[float] = ContextVar("deadline", default=math.inf)
 
 @contextmanager
 def watching(listener: Listener | None = None, seconds: float | None = None) -> Iterator[None]:
-    """Watch the work inside, and limit its time.
+    """Report the progress of the work inside, and limit its time.
 
     Args:
-        listener: Called with what, done and total at every `step`; the one outside if None.
-        seconds: After which work inside should stop; a deadline outside holds as well.
+        listener: Callback with what, done and total of every `step`; None keeps the current one.
+        seconds: Time after which the work inside should stop; an outer deadline also applies.
     """
     end = _deadline.get()
     if seconds is not None:
@@ -49,16 +49,16 @@ def step(what: str, done: int, total: int) -> None:
 
 
 def remaining() -> float:
-    """Seconds that are left, at least 0; infinite if there is no deadline."""
+    """Remaining seconds, at least 0; infinite if there is no deadline."""
     return max(0.0, _deadline.get() - time.monotonic())
 
 
 @contextmanager
 def sharing(parts: float) -> Iterator[None]:
-    """Give work inside its part of the time that is left.
+    """Give the work inside an equal share of the remaining time.
 
     Args:
-        parts: Into how many equal parts that time is divided.
+        parts: Number of equal parts into which that time is divided.
     """
     left = remaining()
     share = None if math.isinf(left) else left / parts
@@ -67,5 +67,5 @@ def sharing(parts: float) -> Iterator[None]:
 
 
 def expired() -> bool:
-    """Whether the time allowed is over; work then returns the best that it has."""
+    """Whether the deadline has passed; the work then returns its best result so far."""
     return time.monotonic() >= _deadline.get()

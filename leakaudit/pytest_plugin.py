@@ -1,8 +1,8 @@
 """pytest plugin: the fixture ``leakage`` runs checks, and fails if something leaks.
 
-It fails with what leaked, from whom, to whom. The checks are those of leakaudit.toml, or a test's
-own. The plugin is loaded in every pytest run of an environment that has leakaudit, so nothing but
-pytest is imported before a test asks for the fixture.
+The failure message states what leaked, from which node, to which adversary. The checks are those of
+leakaudit.toml, or a check that the test defines. The plugin is loaded in every pytest run of an
+environment with leakaudit, so it imports only pytest until a test requests the fixture.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class _Cell(TypedDict):
-    """What a baseline stores of a cell, in a form that a worker of pytest-xdist can send."""
+    """The entry of a cell in a baseline, in a form that a worker of pytest-xdist can send."""
 
     check: str
     digest: str
@@ -29,23 +29,23 @@ class _Cell(TypedDict):
     samples: dict[str, list[float]]
 
 
-Measured = dict[str, dict[str, _Cell]]  # path of a baseline -> name of a cell -> what it measured
+Measured = dict[str, dict[str, _Cell]]  # path of a baseline -> name of a cell -> measurements
 
 _MEASURED = pytest.StashKey[Measured]()
-_SENT = "leakaudit_cells"  # key of what a worker sends
+_SENT = "leakaudit_cells"  # key of the data that a worker sends
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options of the plugin.
 
     Args:
-        parser: pytest's.
+        parser: the parser of pytest.
     """
     group = parser.getgroup("leakaudit")
     group.addoption(
         "--leakage-update",
         metavar="REASON",
-        help="write what `leakage` measures to the baseline, for this reason",
+        help="write the measurements of `leakage` to the baseline, with this reason",
     )
     group.addoption(
         "--leakage-seed",
@@ -57,7 +57,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--leakage-strict",
         action="store_true",
-        help="fail where there are too few samples to tell",
+        help="fail if there are too few samples for a verdict",
     )
 
 
@@ -65,7 +65,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Register the marker.
 
     Args:
-        config: pytest's.
+        config: the configuration of pytest.
     """
     marker = (
         "leakage: a privacy gate, which records and attacks a training program; "
@@ -76,10 +76,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark every test that asks for the fixture.
+    """Mark every test that uses the fixture.
 
     Args:
-        items: all tests that were collected.
+        items: all collected tests.
     """
     for item in items:
         if "leakage" not in getattr(item, "fixturenames", ()):
@@ -90,11 +90,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @dataclass(frozen=True)
 class Leakage:
-    """What the fixture is: call `check`.
+    """The fixture; call `check`.
 
     Attributes:
-        request: of the test.
-        folder: of leakaudit.toml, pytest's root.
+        request: the request of the test.
+        folder: folder of leakaudit.toml: the root of pytest.
     """
 
     request: pytest.FixtureRequest
@@ -117,26 +117,26 @@ class Leakage:
         delta: float = 1e-5,
         smoothness: float | None = None,
     ) -> Judged:
-        """Run one check and fail the test if it finds a leak or cannot tell.
+        """Run one check, and fail the test unless it passes.
 
         Args:
-            name: of a check in leakaudit.toml, or, with `run`, of the test's own check.
-            run: ``module:function``, or a function of a seed and a path; None for the check in the
-                file.
-            adversaries: of the test's own check.
-            attacks: of the test's own check.
-            set: hyper-parameters of each attack, of the test's own check.
-            budget: measure -> largest allowed value, of the test's own check.
-            seeds: number of runs; None for the gate's.
-            lint: as in the file, of the test's own check; so are the following.
+            name: name of a check in leakaudit.toml or, with `run`, of a new check.
+            run: ``module:function``, or a function that takes a seed and a path; None for the check
+                in the file. The following arguments apply to a new check only.
+            adversaries: the adversaries.
+            attacks: names of the attacks.
+            set: hyper-parameters of each attack.
+            budget: measure -> largest allowed value.
+            seeds: number of runs, of any check; None for the number of the gate.
+            lint: strictness of the lint, as in the file.
             secure: kinds of messages that are encrypted.
             undetermined: adversaries for whom nothing is expected to be determined.
-            sensitivity: of epsilon.
-            delta: of epsilon.
+            sensitivity: sensitivity for epsilon.
+            delta: delta for epsilon.
             smoothness: Lipschitz constant of a node's gradients.
 
         Returns:
-            The run of the gate, if it passes.
+            The outcome of the gate, if it passes.
         """
         __tracebackhide__ = True
         from leakaudit.errors import LeakauditError
@@ -177,7 +177,7 @@ class Leakage:
         return judged
 
     def _judge(self, gate: Gate, seeds: int | None) -> Judged:
-        """Run a gate, and keep what it measured if the baseline is to be updated."""
+        """Run a gate, and keep its measurements if the baseline is to be updated."""
         from dataclasses import replace
 
         from leakaudit.gate import files, judge
@@ -201,22 +201,22 @@ class Leakage:
 def leakage(request: pytest.FixtureRequest) -> Leakage:
     """Run privacy checks.
 
-    ``leakage.check("name")`` runs a check of leakaudit.toml, ``leakage.check("name", run=…)`` one
-    of the test's own.
+    ``leakage.check("name")`` runs a check of leakaudit.toml, ``leakage.check("name", run=…)`` a new
+    check.
 
     Args:
-        request: of the test.
+        request: the request of the test.
     """
     return Leakage(request, request.config.rootpath)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: object, error: object) -> None:
-    """Take over what a worker of pytest-xdist measured.
+    """Collect the measurements of a worker of pytest-xdist.
 
     Args:
         node: the worker, of a class of pytest-xdist.
-        error: why it ended, not used.
+        error: why the worker ended; not used.
     """
     config: pytest.Config = getattr(node, "config")  # noqa: B009, xdist may not be installed
     sent: Measured = json.loads(getattr(node, "workeroutput", {}).get(_SENT, "{}"))
@@ -225,10 +225,10 @@ def pytest_testnodedown(node: object, error: object) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Hand what was measured to the main process, or write it to the baseline.
+    """Send the measurements to the main process, or write them to the baseline.
 
     Args:
-        session: pytest's.
+        session: the session of pytest.
     """
     config = session.config
     measured = config.stash.get(_MEASURED, {})
@@ -240,7 +240,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def _write(measured: Measured, reason: str) -> None:
-    """Merge what was measured into its baselines."""
+    """Merge the measurements into the baselines."""
     from leakaudit.gate import baseline
     from leakaudit.results import provenance
 
@@ -255,7 +255,7 @@ def _write(measured: Measured, reason: str) -> None:
 
 
 def _plain(judged: Judged) -> Iterator[tuple[str, _Cell]]:
-    """Yield the name of each cell, and what it measured."""
+    """Yield the name of each cell and its measurements."""
     for name, block in judged.blocks.items():
         samples = {measure: list(values) for measure, values in block.samples.items()}
         seeds = list(block.seeds)

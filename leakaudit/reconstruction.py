@@ -1,4 +1,4 @@
-"""What an attack is, and what it gives back."""
+"""Attacks and reconstructions."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from leakaudit.tasks.task import Task
 
 
-SHOWN = 256  # candidates of one input that are kept: all that can lie on one line
+SHOWN = 256  # largest number of candidates that are kept for one input: all on one line
 
 
 class Certificate(Enum):
-    """How sure a reconstruction is of itself, without the truth."""
+    """How certain a reconstruction is, without access to the truth."""
 
     EXACT = (
         "reproduces every leaked equation to rounding, and no other input on the data's grid does"
@@ -36,22 +36,22 @@ class Certificate(Enum):
 
 @dataclass(frozen=True)
 class Reconstruction:
-    """One node's inputs as an attack sees them.
+    """The inputs of one node, as an attack reconstructs them.
 
     Attributes:
-        node: Whose inputs.
+        node: The node that the inputs belong to.
         attack: Registered name of the attack.
         x: (b, *shape) in the data's units, clamped to [0, 1] for images; b = 0 if nothing was
             found.
         y: (b,) labels; None if they were not found.
-        certificate: Of all inputs together.
+        certificate: Certificate of all inputs together.
         residual: Relative misfit of the leak.
         seconds: Wall time.
-        note: What a reader should know.
-        certified: How many of the first inputs are exact, each by itself.
-        interval: (b, *shape) half-widths within which all values lie at once; only with INTERVAL.
-        choices: For an input that is one of several candidates, by its place: up to `SHOWN` others
-            (k, *shape) that explain the leak as well.
+        note: A remark for the reader.
+        certified: Number of leading inputs that are individually exact.
+        interval: (b, *shape) half-widths of simultaneous intervals of all values; with INTERVAL.
+        choices: For an input that is one of several candidates, by its position: up to `SHOWN`
+            others (k, *shape) that explain the leak equally well.
     """
 
     node: int
@@ -68,7 +68,7 @@ class Reconstruction:
 
     @property
     def certificates(self) -> tuple[Certificate, ...]:
-        """One of each input (b)."""
+        """The certificate of each input (b)."""
         certified = [Certificate.EXACT] * min(self.certified, len(self.x))
         rest = [self.certificate] * (len(self.x) - len(certified))
         return (*certified, *rest)
@@ -82,10 +82,10 @@ class Attack(ABC):
 
     Attributes:
         exact: Whether it solves equations instead of optimising.
-        rank: Its place in `auto`, which goes from exact to iterative and from low rank to high.
-        reads: Leaks that it takes, in words.
+        rank: Its position in `auto`: exact attacks first, then iterative ones, low ranks first.
+        reads: The leaks that it accepts, in words.
         paper: Its source.
-        cost: What it costs, in words.
+        cost: Its cost, in words.
     """
 
     exact: ClassVar[bool] = False
@@ -95,20 +95,20 @@ class Attack(ABC):
     cost: ClassVar[str] = "not measured"
 
     def __new__(cls, *_: object, **__: object) -> Self:
-        """Refuse a class that does not define all abstract methods."""
+        """Reject a class that does not define all abstract methods."""
         check_methods(cls, "attack", "refuses and __call__")
         return super().__new__(cls)
 
     @abstractmethod
     def refuses(self, leak: GradientLeak, task: Task) -> str | None:
-        """Say what this attack misses in a leak.
+        """Return why this attack cannot use a leak.
 
         Args:
-            leak: What would be attacked.
-            task: What the gradients are of.
+            leak: The leak to attack.
+            task: The task that the gradients belong to.
 
         Returns:
-            A reason in words, or None if the attack can start.
+            A reason in words, or None if it can.
         """
 
     @abstractmethod
@@ -117,11 +117,11 @@ class Attack(ABC):
 
         Args:
             leak: Gradients of one node.
-            task: What they are of.
+            task: The task that they belong to.
             generator: Source of all randomness.
 
         Returns:
-            The inputs, and how sure the attack is of them.
+            The inputs, with a certificate.
 
         Raises:
             AttackError: The attack cannot use this leak.
@@ -130,30 +130,30 @@ class Attack(ABC):
 
 @runtime_checkable
 class Batched(Protocol):
-    """An attack that also takes several leaks at once; calling it is `many` of one."""
+    """An attack that also takes several leaks at once; a call equals `many` with one leak."""
 
     def many(
         self, leaks: Sequence[GradientLeak], task: Task, generators: Sequence[Generator]
     ) -> Iterator[tuple[int, Reconstruction]]:
-        """Yield each leak's place and reconstruction, which depends on the others only by rounding.
+        """Yield the position and the reconstruction of each leak; others affect only its rounding.
 
         Args:
-            leaks: What is attacked together.
-            task: What the gradients are of.
+            leaks: The leaks to attack together.
+            task: The task that the gradients belong to.
             generators: Source of randomness for each leak.
         """
 
 
 @runtime_checkable
 class Selective(Protocol):
-    """An attack that `auto` leaves out of some leaks that it could start on."""
+    """An attack that `auto` skips for some leaks that it could use."""
 
     def idle(self, leak: GradientLeak, task: Task) -> str | None:
-        """Say why `auto` leaves a leak out.
+        """Return why `auto` skips this attack.
 
         Args:
-            leak: What would be attacked.
-            task: What the gradients are of.
+            leak: The leak to attack.
+            task: The task that the gradients belong to.
 
         Returns:
             A reason in words, or None if `auto` tries it.

@@ -1,10 +1,10 @@
-"""Victims, attacks and renderers by name; the core names none of them.
+"""Victims, attacks and report formats by name; the core refers to none of them directly.
 
 A leaf is one file in `leakaudit.victims`, `leakaudit.attacks` or `leakaudit.reports` that decorates
-one class or function with `@victim`, `@attack` or `@renderer`; the file bears the registered name.
-Other distributions register through entry points of the same group names. A module that is in no
-distribution is named by the environment variable LEAKAUDIT_PLUGINS, or by `--plugin`. A
-configuration file cannot name one, because it would then run code.
+one class or function with `@victim`, `@attack` or `@renderer`; the file has the registered name.
+Other distributions register through entry points with the same group names. A module outside any
+distribution is named in the environment variable LEAKAUDIT_PLUGINS or with `--plugin`. A
+configuration file cannot name one, because reading it would then execute code.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from leakaudit.errors import LeakauditError, suggest
 
 T = TypeVar("T")
 GROUPS = ("victims", "attacks", "reports")
-OWN = "own:"  # begins the name of a protocol that nobody has declared, in a recording
+OWN = "own:"  # prefix of the name of an undeclared protocol in a recording
 PLUGINS = "LEAKAUDIT_PLUGINS"  # modules, separated by commas; child processes find them too
 _found: dict[str, dict[str, Any]] = {group: {} for group in GROUPS}
 
@@ -48,7 +48,7 @@ def _decorator(group: str) -> Callable[[str], Callable[[T], T]]:
 
 
 def _explain(thing: Any) -> None:
-    """Add what `param` says of the hyper-parameters to a class's docstring, for ``help()``."""
+    """Add the help texts of the hyper-parameters to the docstring of a class, for ``help()``."""
     known = parameters(thing) if isinstance(thing, type) else {}
     helps = {name: f.metadata.get("help") for name, f in known.items()}
     lines = [f"    {name}: {text}." for name, text in helps.items() if text]
@@ -63,7 +63,7 @@ renderer = _decorator("reports")
 
 
 def add_plugins(modules: Iterable[str]) -> None:
-    """Import modules, whose victims, attacks and renderers then have their names.
+    """Import modules and register their victims, attacks and report formats.
 
     Child processes import them too.
 
@@ -90,7 +90,7 @@ def _import(modules: Iterable[str]) -> None:
         importlib.invalidate_caches()
         try:
             importlib.import_module(name)
-        except Exception as e:  # a user's own program, which may raise anything
+        except Exception as e:  # code of a user may raise anything
             expected = "expected a module of the current folder or an installed one"
             raise LeakauditError(
                 f"plugin {name!r}: {expected}; importing it raised {type(e).__name__}: {e}"
@@ -98,7 +98,7 @@ def _import(modules: Iterable[str]) -> None:
 
 
 def names(group: str) -> list[str]:
-    """Return the names of a group, without importing any of our own files; plug-ins are imported.
+    """Return the names of a group. Plug-ins are imported, bundled files are not.
 
     Args:
         group: One of `GROUPS`.
@@ -111,25 +111,25 @@ def names(group: str) -> list[str]:
 
 
 def _own(group: str) -> list[str]:
-    """Return the names of our own files of a group."""
+    """Return the names of the bundled files of a group."""
     package = importlib.import_module(f"leakaudit.{group}")
     return [m.name for m in pkgutil.iter_modules(package.__path__) if not m.name.startswith("_")]
 
 
 def _installed(group: str) -> tuple[EntryPoint, ...]:
-    """Return what other distributions register in a group."""
+    """Return the entry points of other distributions in a group."""
     return _entry_points(group, tuple((folder, _changed(folder)) for folder in sys.path))
 
 
-# A look at the metadata of all distributions takes 8 ms, and every name of a table needs it.
+# Reading the metadata of all distributions takes 8 ms, and every name of a table needs it.
 @cache
 def _entry_points(group: str, path: tuple[tuple[str, int], ...]) -> tuple[EntryPoint, ...]:
-    """Return the entry points of a group, for folders that changed at the given times."""
+    """Return the entry points of a group; the modification times of the folders are cache keys."""
     return tuple(entry_points(group=f"leakaudit.{group}"))
 
 
 def _changed(folder: str) -> int:
-    """Return when something was last installed in a folder, 0 if there is no such folder."""
+    """Return the modification time of a folder, 0 if it does not exist."""
     try:
         return os.stat(folder or ".").st_mtime_ns
     except OSError:
@@ -137,14 +137,14 @@ def _changed(folder: str) -> int:
 
 
 def unloaded(group: str, name: str) -> str | None:
-    """Return the module of one of our own files that is not loaded yet.
+    """Return the module of a bundled file that is not loaded yet.
 
     Args:
         group: One of `GROUPS`.
         name: A registered name.
 
     Returns:
-        Its dotted name; None if the name is loaded, or belongs to a plug-in.
+        Its dotted name; None if it is loaded or belongs to a plug-in.
     """
     if name in _found[group] or any(entry.name == name for entry in _installed(group)):
         return None
@@ -159,12 +159,12 @@ def get(group: str, name: str) -> Any:
         name: Its registered name.
 
     Raises:
-        LeakauditError: There is none of this name; the nearest one is named.
+        LeakauditError: There is none of this name; the message suggests a similar one.
     """
     if name not in _found[group]:
         if group == "victims" and name.startswith(OWN):
             says = (
-                f"nobody has declared the protocol {name!r}, so nothing can be deduced from its "
+                f"the protocol {name!r} has no declaration, so nothing can be deduced from its "
                 "messages"
             )
             raise LeakauditError(
@@ -200,7 +200,7 @@ def param(default: Any, help: str, symbol: str = "") -> Any:
     Args:
         default: Its value if none is given.
         help: Its meaning and unit.
-        symbol: That of the paper.
+        symbol: Its symbol in the paper.
     """
     return field(default=default, metadata={"help": help, "symbol": symbol})
 
@@ -218,21 +218,21 @@ def parameters(kind: type) -> dict[str, Field[Any]]:
 
 
 def choices(kind: type, name: str) -> tuple[str, ...]:
-    """Return the words that a hyper-parameter takes.
+    """Return the words that a hyper-parameter accepts.
 
     Args:
         kind: Class of the victim or attack.
         name: The hyper-parameter.
 
     Returns:
-        The words; () if it takes other values.
+        The words; () if it accepts other values.
     """
     hint = get_type_hints(kind)[name]
     return get_args(hint) if get_origin(hint) is Literal else ()
 
 
 def values(thing: Any) -> dict[str, Any]:
-    """Return the hyper-parameters of a victim or an attack as traces and records hold them.
+    """Return the hyper-parameters of a victim or an attack as files store them.
 
     Args:
         thing: The victim or attack.
@@ -244,13 +244,13 @@ def values(thing: Any) -> dict[str, Any]:
 
 
 def written(value: Any) -> Any:
-    """Return a hyper-parameter as traces and records hold it, which is how users type it.
+    """Return a hyper-parameter as files store it and users type it.
 
     Args:
         value: Its value in Python.
 
     Returns:
-        The numbers of a list joined by commas; anything else as it is.
+        The numbers of a list separated by commas; any other value unchanged.
     """
     if not isinstance(value, list | tuple):
         return value
@@ -282,7 +282,7 @@ def configure(kind: type[T], settings: dict[str, Any]) -> T:
 
 
 def _list(one: Field[Any], value: Any, kind: type) -> tuple[Any, ...]:
-    """Convert a list of numbers, one number, or numbers that are joined by commas."""
+    """Convert a list of numbers, one number, or numbers separated by commas."""
     parts = value
     if value is None or value == "":
         parts = []
@@ -295,7 +295,7 @@ def _list(one: Field[Any], value: Any, kind: type) -> tuple[Any, ...]:
         f"{one.name}: expected {wanted} joined by commas, or a list of them "
         f"({one.metadata['help']}), got {value!r}"
     )
-    if not all(type(part) in (str, int, float) for part in parts):  # a bool is no number
+    if not all(type(part) in (str, int, float) for part in parts):  # a bool is not a number
         raise refusal
     try:
         return tuple(_read(one.name, part, kind) for part in parts)

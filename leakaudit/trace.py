@@ -1,4 +1,4 @@
-"""What was overheard (`Trace`) and what was true (`Truth`): only tensors and JSON values."""
+"""The recording (`Trace`) and the private data (`Truth`): only tensors and JSON values."""
 
 from __future__ import annotations
 
@@ -17,15 +17,13 @@ from leakaudit.errors import LeakauditError
 Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
 # A hyper-parameter of an attack, or a constant of a victim or a model, as users type it.
 Setting: TypeAlias = bool | int | float | str
-RECORDING = (
-    "recording"  # entry of the provenance of a trace and its truth, drawn for each recording
-)
+RECORDING = "recording"  # key in the provenance of a trace and its truth; random for each recording
 _DRAWN = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where each parameter lies in the flat model vector.
+    """The position of each parameter in the flat model vector.
 
     Attributes:
         names: Dotted parameter names in the model's order.
@@ -72,18 +70,18 @@ class Graph:
     """An undirected graph.
 
     Attributes:
-        nodes: Their number; they are 0 to nodes - 1.
+        nodes: Number of nodes, which are 0 to nodes - 1.
         edges: Pairs (i, j) with i < j, without repeats.
 
     Raises:
-        LeakauditError: An edge is not such a pair, or occurs twice.
+        LeakauditError: An edge has another form or occurs twice.
     """
 
     nodes: int
     edges: tuple[tuple[int, int], ...]
 
     def __post_init__(self) -> None:
-        """Reject edges that the rest of the program could not read."""
+        """Reject invalid edges."""
         bad = [edge for edge in self.edges if not 0 <= edge[0] < edge[1] < self.nodes]
         if bad or len(set(self.edges)) != len(self.edges):
             raise LeakauditError(
@@ -102,7 +100,7 @@ class Graph:
 
     @cached_property
     def arcs(self) -> tuple[tuple[int, int], ...]:
-        """Both directions of every edge, sorted: what can travel in a round."""
+        """Both directions of every edge, sorted."""
         return tuple(sorted([*self.edges, *((j, i) for i, j in self.edges)]))
 
     def degree(self, node: int) -> int:
@@ -111,7 +109,7 @@ class Graph:
 
     @property
     def connected(self) -> bool:
-        """Whether a walk reaches every node."""
+        """Whether there is a path between any two nodes."""
         seen = {0}
         todo = [0]
         while todo:
@@ -123,7 +121,7 @@ class Graph:
 
 @dataclass(frozen=True)
 class TaskSpec:
-    """Public description of what is trained.
+    """Public description of the training task.
 
     Attributes:
         model: Registered name or ``package.module:factory``.
@@ -131,8 +129,8 @@ class TaskSpec:
         loss: "cross_entropy", "binary" or "squared".
         shape: Shape of one input, such as (1, 25, 25).
         classes: Number of classes.
-        mean: The model sees (x - mean) / std, with x in [0, 1] for images; an entry for each
-            channel, or one for all.
+        mean: The model sees (x - mean) / std, with x in [0, 1] for images; one entry
+            per channel, or one for all.
         std: See `mean`.
         levels: 255 if inputs are k/255, else 0.
         data: Name of the data set.
@@ -152,7 +150,7 @@ class TaskSpec:
 
     @property
     def is_image(self) -> bool:
-        """Channels first, with two spatial sides."""
+        """Whether inputs have channels and two spatial dimensions."""
         return len(self.shape) == 3
 
     def to_json(self) -> dict[str, Json]:
@@ -165,7 +163,7 @@ class TaskSpec:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Json]) -> TaskSpec:
-        """Read what `to_json` wrote.
+        """Return the task that `to_json` wrote.
 
         Args:
             value: The attributes by name.
@@ -186,7 +184,7 @@ class TaskSpec:
 
 @dataclass(frozen=True)
 class Messages:
-    """Columns of what was sent; a broadcast is one payload row with several index rows.
+    """Messages by column; a broadcast is one row of payload with several rows of indices.
 
     Attributes:
         round: (m,) int32.
@@ -194,7 +192,7 @@ class Messages:
         dst: (m,) int32, the receiver.
         kind: (m,) int32, an index into `kinds`.
         row: (m,) int32, an index into `payload`.
-        secure: (m,) bool, whether an outsider sees only that it was sent, not what.
+        secure: (m,) bool, whether an outsider sees that it was sent, but not its content.
         payload: (rows, columns).
         kinds: Names of the kinds of messages.
     """
@@ -215,21 +213,21 @@ class Messages:
 
 @dataclass(frozen=True)
 class Trace:
-    """A recording of a training run's channels; holds nothing private.
+    """A recording of the messages of a run; contains nothing private.
 
     Attributes:
         protocol: Its registered name.
         params: The protocol's constants, public unless an adversary's `knows` says otherwise.
-        task: What is trained.
-        graph: Who can send to whom.
-        layout: Where each parameter lies in the flat model vector.
+        task: The training task.
+        graph: The network.
+        layout: Position of each parameter in the flat model vector.
         columns: (start, stop) of the flat model vector that was recorded; (0, layout.size) for all.
         rounds: Number of rounds.
-        messages: A table for each file of the recording: one, or one for each shard.
-        public: Named tensors that everybody has, such as ``w0`` (d,), the common initial model.
-        id: Equal in the trace and its truth. A user may choose it, so `recording` tells runs of one
-            id apart.
-        complete: False if the recording was cut short.
+        messages: One table per file of the recording: one, or one per shard.
+        public: Named tensors that everyone knows, such as ``w0`` (d,), the common initial model.
+        id: Identical in the trace and its truth. Users may choose it; `recording` distinguishes
+            runs with the same id.
+        complete: False if the recording was interrupted.
         provenance: When and how it was recorded.
     """
 
@@ -271,12 +269,12 @@ class Trace:
 
     @property
     def recording(self) -> str | None:
-        """Number drawn for this recording, equal in its truth; None if the file holds none."""
+        """Random number of this recording, identical in its truth; None if the file has none."""
         return drawn(self.provenance.get(RECORDING))
 
     @property
     def dtype(self) -> torch.dtype:
-        """Number format on the wire."""
+        """Number format of the messages."""
         return self.messages[0].payload.dtype
 
     def kinds(self) -> Iterator[str]:
@@ -289,18 +287,18 @@ class Trace:
 
 @dataclass(frozen=True)
 class Truth:
-    """The private side of a run; opened for scoring and nowhere else.
+    """The private side of a run; opened for scoring only.
 
     Attributes:
-        id: That of its trace.
-        task: What is trained.
+        id: Id of its trace.
+        task: The training task.
         x: (s, *shape), images in [0, 1].
         y: (s,) labels.
         node: (s,) owner of each record.
         index: (s,) row in the data set.
         pool: (p, *shape), other records of the data set, for identification; may be empty.
         states: Private vectors kept on request, such as ``w`` (rounds + 1, N, d).
-        provenance: What would give the data away beside the trace, such as the seed.
+        provenance: Facts that would reveal the data if stored in the trace, such as the seed.
     """
 
     id: str
@@ -315,7 +313,7 @@ class Truth:
 
     @property
     def recording(self) -> str | None:
-        """Number drawn for this recording, equal in its trace; None if the file holds none."""
+        """Random number of this recording, identical in its trace; None if the file has none."""
         return drawn(self.provenance.get(RECORDING))
 
     def of(self, node: int) -> tuple[Tensor, Tensor]:
@@ -328,7 +326,7 @@ def drawn(value: Json) -> str | None:
     """Return the number of a recording.
 
     Args:
-        value: What a file gives as its number.
+        value: The value in a file.
 
     Returns:
         The number, or None if `value` is anything else.

@@ -1,10 +1,10 @@
-"""What a claim is worth after a test: five sentences, none of which calls anything private."""
+"""The outcome of testing a claim: five verdicts, none of which calls anything private."""
 
 from __future__ import annotations
 
 from enum import Enum
 
-# Trials beyond which no test asks for more; a choice, far beyond what an audit can afford.
+# Largest number of trials that a test requests; a choice, far more than an audit can afford.
 MOST_TRIALS = 10_000_000
 
 
@@ -12,10 +12,10 @@ class Verdict(Enum):
     """The outcome for one claim; the value is the sentence that a reader sees."""
 
     REFUTED = "measured beyond what the claim allows, at the stated confidence"
-    NOT_REFUTED = "nothing tried here exceeded the claim; this is no proof of privacy"
+    NOT_REFUTED = "nothing tried here exceeded the claim; this is not a proof of privacy"
     UNSUPPORTED = "the claim does not follow from the recorded parameters"
     INCONCLUSIVE = "too few samples to tell"
-    UNCLAIMED = "the protocol promises nothing about this"
+    UNCLAIMED = "the protocol makes no claim about this"
 
     @property
     def words(self) -> str:
@@ -24,10 +24,10 @@ class Verdict(Enum):
 
 
 def against(exceeded: bool) -> Verdict:
-    """Return the verdict of a test that can decide.
+    """Return the verdict of a conclusive test.
 
     Args:
-        exceeded: Whether what was measured exceeds the claim.
+        exceeded: Whether the measurement exceeds the claim.
 
     Returns:
         REFUTED or NOT_REFUTED.

@@ -1,4 +1,4 @@
-"""What a victim is: a protocol that can be run, and that declares its relations and claims."""
+"""Victims: protocols that can be run, and that declare their relations and claims."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from leakaudit.tasks.task import Problem, Task
     from leakaudit.traces.recorder import Recorder
 
-# Rounds that are declared to count the messages of a protocol whose rounds are alike. The second
-# and the third are compared: the start of a protocol ends before the second (NIDS, for example, is
-# silent in round 1 and sends in every later round).
+# Number of rounds that are declared to count the messages of a protocol with uniform rounds. The
+# second and the third are compared: the initial phase of a protocol ends before the second (NIDS,
+# for example, sends nothing in round 1 and sends in every later round).
 FEW = 3
 
 
@@ -31,12 +31,12 @@ class Victim(ABC):
 
     Attributes:
         paper: The protocol's source.
-        leaks_what: A few words on what leaks, for tables.
-        claims_what: A few words on what the paper promises, for tables; `claims` has the figures.
-        centralised: Whether the protocol runs on a star whose last node is the server, which holds
-            no data.
-        separable: Whether nodes may live in processes of their own, because `Recorder.exchange`
-            returns all that a node uses of other nodes.
+        leaks_what: What leaks, in a few words, for tables.
+        claims_what: What the paper claims, in a few words, for tables; `claims` has the numbers.
+        centralised: Whether the protocol runs on a star with the server as the last node, which
+            has no data.
+        separable: Whether nodes can run in separate processes, because `Recorder.exchange` returns
+            everything that a node uses from other nodes.
         regular: Whether every round from the third on sends as many messages as the round before,
             even if its coefficients differ. A `stationary` protocol counts as regular.
     """
@@ -49,7 +49,7 @@ class Victim(ABC):
     regular: ClassVar[bool] = False
 
     def __new__(cls, *_: object, **__: object) -> Self:
-        """Refuse a class that does not define all abstract methods."""
+        """Reject a class that does not define all abstract methods."""
         check_methods(cls, "victim", "run and relations")
         return super().__new__(cls)
 
@@ -57,7 +57,7 @@ class Victim(ABC):
     def stationary(self) -> bool:
         """Whether every round, after the first few, has the same relations.
 
-        A few rounds of `relations` then stand for all.
+        A few rounds of `relations` then represent all rounds.
         """
         return False
 
@@ -68,39 +68,39 @@ class Victim(ABC):
             rounds: Length of the run.
 
         Returns:
-            One block for each pass over the node's records. A block holds, for each place in the
-            pass, the gradients that the record at this place enters, counted from 0 in the order in
-            which `relations` declares the node's. The order counts as known to everybody. None if a
-            record enters all gradients, or if that is not known.
+            One block for each pass over the node's records. A block contains, for each position in
+            the pass, the gradients that the record at this position enters, counted from 0 in the
+            order in which `relations` declares the gradients of the node. The order counts as
+            public. None if a record enters all gradients, or if this is unknown.
         """
         return None
 
     def fits(self, task: Task, graph: Graph, samples: int) -> None:  # noqa: B027, it is optional
-        """Check that the constants fit the scenario; nothing has been drawn yet.
+        """Check that the constants suit the scenario; nothing has been drawn yet.
 
         Args:
             task: The model and its loss.
-            graph: Who talks to whom.
-            samples: Records of a node.
+            graph: The network.
+            samples: Number of records per node.
 
         Raises:
-            LeakauditError: They do not fit.
+            LeakauditError: They do not.
         """
 
     def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
         """Count the messages of a recording, to size its file before the run.
 
-        The default counts what `relations` declares. Override it only if the number depends on a
-        schedule: the file is sized before the schedule is drawn, so return the largest possible
-        number then. What is not used is not kept.
+        The default counts the messages that `relations` declares. Override it only if the number
+        depends on a schedule: the file is sized before the schedule is drawn, so return the largest
+        possible number. Unused space is released.
 
         Args:
-            graph: Who talks to whom.
+            graph: The network.
             rounds: Length of the run.
-            wires: Undirected edges (i, j) that are recorded, i < j, in both directions.
+            wires: Undirected edges (i, j), i < j, that are recorded in both directions.
 
         Returns:
-            The number of messages on these wires.
+            The number of messages on these edges.
         """
         recorded = {arc for i, j in wires for arc in ((i, j), (j, i))}
         if not recorded:
@@ -109,7 +109,7 @@ class Victim(ABC):
         if self.regular or self.stationary:
             declared = min(rounds, FEW)
         counts = self._declared_messages(graph, declared, recorded)
-        if declared < rounds and counts[-1] != counts[-2]:  # the start takes longer than that
+        if declared < rounds and counts[-1] != counts[-2]:  # the initial phase is longer
             declared = rounds
             counts = self._declared_messages(graph, rounds, recorded)
         return sum(counts) + (rounds - declared) * counts[-1]
@@ -117,15 +117,15 @@ class Victim(ABC):
     def _declared_messages(
         self, graph: Graph, rounds: int, recorded: Collection[tuple[int, int]]
     ) -> list[int]:
-        """Return how many declared messages of rounds 0 to `rounds` travel along recorded arcs."""
+        """Return the number of declared messages on recorded channels, for rounds 0 to `rounds`."""
         # Neither the model nor the schedule has been drawn. Their values do not matter: at most the
-        # length of w0 is read, for the spread of some noise.
+        # length of w0 is used, for the scale of some noise.
         public = {"w0": torch.zeros(1), **self.schedule(graph, rounds, Generator().manual_seed(0))}
         counts = [0] * (rounds + 1)
         for vector in self.relations(graph, rounds, public).vectors:
             if vector.kind != "message":
                 continue
-            if vector.dst is None:  # on a public board, once for everybody
+            if vector.dst is None:  # on a public board, once for all readers
                 counts[vector.round] += 1
                 continue
             for receiver in vector.dst:
@@ -133,15 +133,15 @@ class Victim(ABC):
         return counts
 
     def schedule(self, graph: Graph, rounds: int, generator: Generator) -> Mapping[str, Tensor]:
-        """Draw what everybody sees of the run's order, such as which node is active when.
+        """Draw the public schedule of the run, for example which node is active when.
 
         Args:
-            graph: Who talks to whom.
+            graph: The network.
             rounds: Length of the run.
             generator: Source of randomness.
 
         Returns:
-            Tensors by name, which `run` and `relations` find among the public ones.
+            Tensors by name; `run` and `relations` receive them with the public tensors.
         """
         return {}
 
@@ -155,28 +155,28 @@ class Victim(ABC):
         generator: Generator,
         wires: Iterable[tuple[int, int]],
     ) -> None:
-        """Train, and record what travels on some wires.
+        """Train, and record the messages on some channels.
 
-        Private vectors are offered to `recorder.state` under the names that `relations` gives them,
-        (N, d) a round, so that a declaration can be checked on a run.
+        Private vectors are passed to `recorder.state` under the names that `relations` gives them,
+        (N, d) per round, so that the declaration can be checked on a run.
 
         Args:
-            problem: The task and every node's data.
-            graph: Who talks to whom.
+            problem: The task and the data of every node.
+            graph: The network.
             rounds: Length of the run.
-            recorder: What the messages and states go to.
+            recorder: Receives the messages and states.
             generator: Source of randomness, on the CPU.
-            wires: Undirected edges (i, j) that are recorded, i < j.
+            wires: Undirected edges (i, j), i < j, that are recorded.
         """
 
     @abstractmethod
     def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
-        """Declare the protocol; a message has the round, ends and kind with which it is recorded.
+        """Declare the protocol; messages have the round, ends and kind of the recorded ones.
 
         Args:
-            graph: Who talks to whom.
+            graph: The network.
             rounds: Length of the run.
-            public: Public tensors of the trace; a schedule and the length of ``w0`` are read.
+            public: Public tensors of the trace; only a schedule and the length of ``w0`` are used.
 
         Returns:
             The relations between all vectors of the run.
@@ -185,15 +185,15 @@ class Victim(ABC):
     def claims(
         self, graph: Graph, rounds: int, public: Mapping[str, Tensor] | None = None
     ) -> tuple[Claim, ...]:
-        """Return what the paper promises of this protocol at these constants.
+        """Return what the paper claims about this protocol with these constants.
 
         Args:
-            graph: Who talks to whom.
+            graph: The network.
             rounds: Length of the run.
-            public: Public tensors of the trace, if a promise depends on its schedule; None stands
-                for the schedule for which the promise is weakest.
+            public: Public tensors of the trace, if a claim depends on its schedule; None stands
+                for the schedule with the weakest claim.
 
         Returns:
-            The promises; none by default.
+            The claims; none by default.
         """
         return ()

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 
-from rich import box
-from rich.console import Group, RenderableType
-from rich.table import Table
+from rich.console import RenderableType
 from rich.text import Text
 
 from leakaudit.registry import renderer
 from leakaudit.rendering import audit_text, gate_text, sweep_text
 from leakaudit.rendering.console import printed
 from leakaudit.rendering.shown import Shown
-from leakaudit.results import model
+from leakaudit.rendering.tables import Column, table
+from leakaudit.results import model, wording
 from leakaudit.results.comparison import lines
 from leakaudit.results.model import AuditRecord, CheckRecord, Finding
 from leakaudit.results.wording import (
@@ -23,16 +23,13 @@ from leakaudit.results.wording import (
     not_determined,
     notes,
     scopes,
-    table,
 )
 from leakaudit.trace import Json
 
 _STYLES = {"exact": "bold red", "approximate": "yellow", "failed": "dim"}
 _RIGHT = ("node", "PSNR dB", "SSIM", "LPIPS", "rel. error", "seconds")  # columns of numbers
-_SPARE = ("SSIM", "LPIPS", "identified", "seconds")  # columns that a narrow terminal omits
-_ROOM = 110  # terminals with fewer columns omit `_SPARE`, so that no word is broken
-SHOWN = 200  # findings shown in a terminal; a choice
-WIDTH = 120  # terminal columns that the table of findings needs without line breaks
+_SPARE = ("SSIM", "LPIPS", "identical", "identified", "seconds")  # omitted if there is no room
+SHOWN = 200  # largest number of findings in a terminal; a choice
 
 
 @renderer("text")
@@ -41,7 +38,7 @@ def render(results: Mapping[str, Json], width: int | None = None, color: bool = 
 
     Args:
         results: A record of any kind.
-        width: Columns; None for as many as the tables of this kind need.
+        width: Columns of the terminal; None if lines are not wrapped.
         color: Whether to add terminal codes for colours.
 
     Returns:
@@ -49,24 +46,32 @@ def render(results: Mapping[str, Json], width: int | None = None, color: bool = 
     """
     if results["kind"] == "sweep":
         sweep = model.of_sweep(results)
-        return printed(sweep_text.text(sweep), width or sweep_text.WIDTH, color)
+        return printed(sweep_text.text(sweep, width), width, color)
     shown = Shown.of(results)
     if isinstance(shown.record, CheckRecord):
-        return gate_text.text(shown.record)
+        text = gate_text.text(shown.record)
+        return text if width is None else _wrapped(text, width)
     if isinstance(shown.record, AuditRecord):
-        audited = printed(audit_text.text(shown.record), width or audit_text.WIDTH, color)
+        audited = printed(audit_text.text(shown.record, width), width, color)
         return audited + "".join(f"{line}\n" for line in lines(shown.against))
-    columns = width or WIDTH
-    return printed([_parts(shown, wide=columns >= _ROOM)], columns, color)
+    return printed(_parts(shown, width), width, color)
 
 
-def _parts(shown: Shown, wide: bool) -> RenderableType:
-    """The whole report from top to bottom; `wide` includes the columns of `_SPARE`."""
+def _wrapped(text: str, width: int) -> str:
+    """Wrap long lines at words."""
+    lines = []
+    for line in text.splitlines():
+        lines += textwrap.wrap(line, width, subsequent_indent="    ") or [""]
+    return "\n".join(lines) + "\n"
+
+
+def _parts(shown: Shown, width: int | None) -> list[RenderableType]:
+    """Return the whole report from top to bottom."""
     record = shown.record
     parts: list[RenderableType] = [Text(clean(record.summary), style="bold")]
     parts += map(Text, lines(shown.against))
     if record.findings:
-        parts.append(_findings(record.findings, wide))
+        parts.append(_findings(record.findings, width))
     left = len(record.findings) - SHOWN
     if left > 0:
         more = f"only the {SHOWN} worst findings are shown; the HTML report has {left} more"
@@ -76,25 +81,17 @@ def _parts(shown: Shown, wide: bool) -> RenderableType:
     for line in not_determined(record.undetermined):
         parts.append(Text(f"not determined: {line}"))
     parts += map(Text, scopes(record.findings))
-    return Group(*parts, Text(LIMITS[0], style="dim"))
+    return [*parts, Text(LIMITS[0], style="dim")]
 
 
-def _findings(findings: Sequence[Finding], wide: bool) -> Table:
-    """The findings as a table, limited to the `SHOWN` worst ones."""
+def _findings(findings: Sequence[Finding], width: int | None) -> Text:
+    """Return a table of the findings, limited to the `SHOWN` worst ones."""
     some = findings
     if len(some) > SHOWN:
         some = sorted(some, key=harm, reverse=True)[:SHOWN]
-    headings, rows = table(some)
-    out = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    kept = []
-    for k, heading in enumerate(headings):
-        if not wide and heading in _SPARE:
-            continue
-        kept.append(k)
-        if heading in _RIGHT:
-            out.add_column(heading, justify="right", overflow="fold")
-        else:
-            out.add_column(heading, overflow="fold")
-    for row in rows:
-        out.add_row(*(Text(row[k], style=_STYLES.get(row[k], "")) for k in kept))
-    return out
+    headings, rows = wording.table(some)
+    columns = []
+    for heading in headings:
+        columns.append(Column(heading, right=heading in _RIGHT, spare=heading in _SPARE))
+    cells = [[Text(cell, style=_STYLES.get(cell, "")) for cell in row] for row in rows]
+    return table(columns, cells, width)

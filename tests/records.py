@@ -310,7 +310,7 @@ def gate() -> Record:
     }
     tested |= {
         "networks": {"main": record()["trace"]},
-        "pitfalls": {"P20": {"name": "too little noise", "fix": "draw it"}},
+        "pitfalls": {"P20": {"name": "insufficient noise", "fix": "draw it"}},
     }
     shown = {"kind": "check", "summary": "Leak: node 5. 3 rules.", "location": "/ci/leakaudit.toml"}
     out = {

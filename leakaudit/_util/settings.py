@@ -96,9 +96,9 @@ class Setting:
 
 
 SETTINGS: dict[str, Setting] = {
-    "seed": Setting(0, int, "seed of all random choices"),
-    "device": Setting("cpu", str, "device for tensors: cpu, cuda, cuda:1"),
-    "threads": Setting(1, int, "threads of the tensor library"),
+    "seed": Setting(0, int, "seed of all random choices, a whole number"),
+    "device": Setting("cpu", str, "torch device: cpu, cuda or cuda:1"),
+    "threads": Setting(1, int, "number of CPU threads for torch"),
     "progress": Setting(
         "auto",
         choice("auto", "rich", "plain", "none"),
@@ -106,15 +106,17 @@ SETTINGS: dict[str, Setting] = {
         Literal["auto", "rich", "plain", "none"],
     ),
     "output": Setting("leakaudit-out", str, "folder for results"),
-    "data_root": Setting("data", str, "folder of downloaded data sets"),
-    "download": Setting(False, boolean, "allow data sets to be downloaded"),
+    "data_root": Setting("data", str, "folder with data sets"),
+    "download": Setting(False, boolean, "allow missing data sets to be downloaded"),
     "lpips_weights": Setting(
         "auto", str, "weights for LPIPS: a file, auto (cached weights) or off"
     ),
     "max_bytes": Setting(
-        4_000_000_000, size, "maximum size of a recording, e.g. 4GB", int | float | str
+        4_000_000_000, size, "maximum size of a recording in bytes, e.g. 4GB", int | float | str
     ),
-    "max_seconds": Setting(0.0, float, "time limit for all attacks together, 0 for none"),
+    "max_seconds": Setting(
+        0.0, float, "time limit for all attacks together in seconds, 0 for none"
+    ),
 }
 
 

@@ -1,4 +1,4 @@
-"""Find the verb, build its parser only, run it, and turn every end into an exit code."""
+"""Find the verb, build only its parser, run it, and turn every outcome into an exit code."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from leakaudit.cli._options import Parser, Told, mute, plugins, show
+from leakaudit.cli._options import Parser, Told, described, mute, plugins, show
 from leakaudit.errors import LeakauditError
 
-BROKEN = 4  # exit code of a run that broke, and so judged nothing
+BROKEN = 4  # exit code of a run that failed before it reached a verdict
 INTERRUPTED = 130  # exit code after Ctrl-C
-JUDGES = ("check", "audit", "claims", "selfcheck", "trace")  # verbs whose code is a verdict
+# Verbs with an exit code that is a verdict.
+JUDGES = ("check", "audit", "claims", "selfcheck", "trace")
 DEBUG = "LEAKAUDIT_DEBUG"  # environment variable: print the traceback of a defect
 VERBS = (
     "record",
@@ -41,7 +42,7 @@ VERBS = (
     "init",
 )
 
-# A process that has torch ends .6 s sooner if it does not look for cycles among its objects.
+# A process that has imported torch exits 0.6 s sooner without a last garbage collection.
 atexit.register(gc.freeze)
 
 
@@ -66,16 +67,19 @@ def parser(only: str | None = None) -> Parser:
     """Build the parser.
 
     Args:
-        only: The verb whose part is built; all if None. A call needs no other verb's options,
-            nor the modules that describe them.
+        only: The verb to build the parser for; all if None. A call needs neither the options of
+            other verbs nor the modules that describe them.
 
     Returns:
-        A parser whose result has ``run``, the verb's function.
+        A parser; its result has ``run``, the function of the verb.
     """
     top = Parser(
         prog="leakaudit",
-        description=(
-            "What can someone who hears your decentralised training learn about the training data?"
+        **described(
+            "Measures what someone who observes your decentralised training can learn about the "
+            "training data. Run 'leakaudit VERB --help' for the options of a command.",
+            "leakaudit demo",
+            "leakaudit attack trace.pt -o out/",
         ),
     )
     top.add_argument(
@@ -91,9 +95,9 @@ def parser(only: str | None = None) -> Parser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb and return its exit code.
 
-    0 to 3 are the verb's own verdicts, 2 also stands for bad input, 4 for a run that broke: a
-    program under test that did not end with a recording, or a defect of leakaudit itself. 130:
-    interrupted. A run that broke is never 0 or 1, which are verdicts.
+    The codes 0 to 3 are the verdicts of the verb; 2 also stands for invalid input. 4 stands for a
+    run that failed: a program under test did not produce a recording, or leakaudit itself failed.
+    130 stands for an interruption. A run that failed never returns 0 or 1, which are verdicts.
 
     Args:
         argv: The arguments; those of the process if None.
@@ -112,7 +116,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code, message = error.code, str(error)
     except KeyboardInterrupt:
         verb, code, message = "", INTERRUPTED, "interrupted"
-    except BrokenPipeError:  # the reader of stdout left before the verb came to its verdict
+    except BrokenPipeError:  # the reader closed the pipe before there was a verdict
         mute()
         return BROKEN if verb.strip() in JUDGES else 0
     except OSError as error:
@@ -126,9 +130,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> tuple[int, str]:
-    """Run the verb; return its code and a message.
+    """Run the verb; return its exit code and a message.
 
-    A plugin or a model's code that ends the process did not judge anything.
+    If the code of a plug-in or a model ends the process, there is no verdict.
     """
     try:
         plugins(args)
@@ -137,16 +141,16 @@ def _run(args: argparse.Namespace) -> tuple[int, str]:
     except Told:
         raise
     except SystemExit as ended:
-        what = f"code that it loaded called sys.exit({ended.code!r})"
-        advice = "nothing was judged: remove that call, or put it under a main guard"
+        what = f"a plug-in or model called sys.exit({ended.code!r}) when it was imported"
+        advice = "there is no verdict; remove that call, or put it under a main guard"
         return BROKEN, f"{what}; {advice}"
     return code, ""
 
 
 def _defect(error: Exception) -> str:
-    """Say in one line that leakaudit broke, where, and what to report.
+    """Return one line: that leakaudit itself failed, where, and what to report.
 
-    The whole traceback is printed if the environment asks for it.
+    If the environment variable `DEBUG` is set, the whole traceback is printed.
     """
     if os.environ.get(DEBUG):
         traceback.print_exception(error)
@@ -154,6 +158,6 @@ def _defect(error: Exception) -> str:
     where = f"{Path(place.filename).name}, line {place.lineno}"
     what = f"{type(error).__name__}: {error}"[:300]
     return (
-        f"leakaudit itself broke, which is neither a pass nor a leak: {what} ({where}); "
-        f"set {DEBUG}=1 and report the traceback that it prints"
+        f"internal error, which is neither a pass nor a leak: {what} ({where}); "
+        f"please report it with the traceback that {DEBUG}=1 prints"
     )

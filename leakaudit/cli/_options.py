@@ -1,14 +1,16 @@
-"""What verbs share: options, settings, plugins, and how to speak to the user."""
+"""What the verbs share: parsers, options, settings, plug-ins and output."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import sys
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from leakaudit._util.settings import SETTINGS, resolve
 from leakaudit.errors import LeakauditError
+
+EXAMPLES = "examples:"  # heading of the examples below the options
 
 
 class Told(SystemExit):
@@ -18,8 +20,30 @@ class Told(SystemExit):
     """
 
 
+class _Help(argparse.HelpFormatter):
+    """Wraps descriptions, and leaves each example on its own line."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        if text.startswith(EXAMPLES):
+            return text
+        return super()._fill_text(text, width, indent)
+
+
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line."""
+    """A parser whose help begins with the description, and whose errors are one line."""
+
+    def format_help(self) -> str:
+        """Return the description, the usage, the options and the examples."""
+        formatter = self._get_formatter()
+        formatter.add_text(self.description)
+        formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
+        for group in self._action_groups:
+            formatter.start_section(group.title)
+            formatter.add_text(group.description)
+            formatter.add_arguments(group._group_actions)
+            formatter.end_section()
+        formatter.add_text(self.epilog)
+        return formatter.format_help()
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
         """Print the message to stderr and end with `Told`."""
@@ -32,16 +56,46 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}; see '{self.prog} --help'\n")
 
 
-def shared(sub: argparse.ArgumentParser, *names: str) -> None:
-    """Add options that several verbs have.
+def described(about: str, *examples: str) -> dict[str, Any]:
+    """Return what the help of a verb shows around its options.
+
+    Args:
+        about: One or two sentences: what the verb does for the user.
+        examples: Two complete command lines.
+
+    Returns:
+        Arguments of a `Parser`.
+    """
+    lines = [EXAMPLES, *(f"  {example}" for example in examples)]
+    return {"description": about, "epilog": "\n".join(lines), "formatter_class": _Help}
+
+
+def formats(sub: argparse.ArgumentParser) -> None:
+    """Add the option that chooses between text and JSON.
 
     Args:
         sub: The verb's parser.
-        names: Settings of `leakaudit._util.settings`, whose values also come from the environment
-            and from files. Those of the terminal and of plug-ins are always added.
+    """
+    sub.add_argument(
+        "-f",
+        "--format",
+        choices=("text", "json"),
+        default="text",
+        help="format of the output (default text)",
+    )
+
+
+def shared(sub: argparse.ArgumentParser, *names: str) -> None:
+    """Add options that several verbs share.
+
+    Args:
+        sub: The verb's parser.
+        names: Settings of `leakaudit._util.settings`, which environment variables and files can
+            set as well. The options for progress, plug-ins and quiet are always added.
     """
     group = sub.add_argument_group(
-        "options from flag, LEAKAUDIT_*, leakaudit.toml or pyproject.toml"
+        "shared options",
+        "LEAKAUDIT_* variables, leakaudit.toml and pyproject.toml can set most of these as well.",
     )
     for name in (*names, "progress"):
         _add_setting(group, name)
@@ -51,11 +105,13 @@ def shared(sub: argparse.ArgumentParser, *names: str) -> None:
         default=[],
         metavar="MODULE",
         help=(
-            "module of your own with victims, attacks or reports, of the current folder or "
-            "installed; its code runs; repeatable"
+            "import a module with your own victims, attacks or reports, from the current folder or "
+            "installed; this executes its code; repeatable"
         ),
     )
-    sub.add_argument("-q", "--quiet", action="store_true", help="no progress, no notes on stderr")
+    sub.add_argument(
+        "-q", "--quiet", action="store_true", help="write no progress and no notes to stderr"
+    )
 
 
 def _add_setting(group: argparse._ArgumentGroup, name: str) -> None:
@@ -87,7 +143,7 @@ def plugins(args: argparse.Namespace) -> None:
 
 
 def settings(args: argparse.Namespace) -> argparse.Namespace:
-    """Return the effective settings of a call, and apply those of the tensor library.
+    """Return the effective settings of a call, and apply those that concern torch.
 
     Plug-ins are imported first.
 
@@ -117,7 +173,7 @@ def settings(args: argparse.Namespace) -> argparse.Namespace:
 
 
 def trust(given: bool) -> bool:
-    """Make modules of the current folder importable if a model's own code may run.
+    """Make modules of the current folder importable if the model's own code may be executed.
 
     Args:
         given: Whether the user allowed it.
@@ -142,7 +198,7 @@ def say(text: str, args: argparse.Namespace) -> None:
 
 
 def show(text: str) -> None:
-    """Write to stdout, at once; a reader that left does not change the verb's code.
+    """Write to stdout and flush; if the reader has closed the pipe, the exit code is unaffected.
 
     Args:
         text: What to write, its last line break included.
@@ -155,5 +211,5 @@ def show(text: str) -> None:
 
 
 def mute() -> None:
-    """Drop what nobody reads any more, so that the end of the process does not try to write it."""
+    """Discard further output to stdout, so that flushing it at exit cannot fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

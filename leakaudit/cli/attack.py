@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leakaudit.cli._options import say, settings, shared, trust
+from leakaudit.cli._options import described, say, settings, shared, trust
 from leakaudit.cli.listen import listener, listening
 from leakaudit.cli.record import pairs
 
@@ -20,80 +20,92 @@ INTERRUPTED = 130
 
 
 def add(verbs: Any) -> None:
-    """Describe the verb.
+    """Add the verb's parser.
 
     Args:
         verbs: The subparsers of `leakaudit`.
     """
     sub = verbs.add_parser(
         "attack",
-        help=(
-            "reconstruct training inputs from a trace: the strongest attack that fits, pictures, "
-            "results.json"
+        help="reconstruct training inputs from a trace",
+        **described(
+            "Reconstructs training inputs from the messages in a trace, with the strongest attack "
+            "that applies. Writes pictures, report.md and results.json to a folder, and scores the "
+            "reconstructions if the truth is available.",
+            "leakaudit attack trace.pt -o out/",
+            "leakaudit attack trace.pt --as node:3 --node 2 --attack exact -o out/",
         ),
     )
-    sub.add_argument("trace", type=Path, help="trace file or folder")
+    sub.add_argument("trace", type=Path, help="trace file, or folder of shards")
     sub.add_argument(
         "--truth",
         default="auto",
         metavar="FILE",
-        help="truth to score against: a file, auto (beside the trace) or none",
+        help="truth file for scoring; auto uses the one beside the trace, none skips scoring "
+        "(default auto)",
     )
     listening(sub)
     sub.add_argument(
-        "--node", type=int, action="append", help="node to attack; repeatable (default all)"
+        "--node",
+        type=int,
+        action="append",
+        help="node to attack; repeatable (default: all honest nodes)",
     )
     sub.add_argument(
         "--attack",
         default="auto",
         metavar="NAME",
-        help="see 'leakaudit list attacks' (default auto: the strongest that fits)",
+        help="attack to run, see 'leakaudit list attacks' (default auto: the strongest that "
+        "applies)",
     )
     sub.add_argument(
         "--set",
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="a hyper-parameter of the attack; repeatable",
+        help="set a hyper-parameter of the attack; repeatable",
     )
     sub.add_argument(
         "--gradients",
         type=int,
         metavar="N",
-        help="gradients used at most (default: what 512 MB hold, at most 128)",
+        help="maximum number of gradients per node (default: as many as fit in 512 MB, at most "
+        "128)",
     )
     sub.add_argument(
         "-f",
         "--format",
         action="append",
         metavar="FORMAT",
-        help="what goes to stdout: text (default), json, markdown; repeatable",
+        help="format of the output: text, json or markdown; repeatable (default text)",
     )
     sub.add_argument(
         "--trust-model",
         action="store_true",
-        help="allow a trace's package.module:factory to run that code",
+        help="allow the model that the trace names (package.module:factory) to execute its code",
     )
     sub.add_argument(
         "--resume",
         action="store_true",
-        help="go on with the run that was cut short in the same output folder",
+        help="continue an interrupted run in the same output folder",
     )
     sub.add_argument(
-        "--dry-run", action="store_true", help="say what would be attacked with what, and stop"
+        "--dry-run",
+        action="store_true",
+        help="print the leak of each node and the attacks that apply, without attacking",
     )
     shared(sub, "seed", "device", "threads", "output", "lpips_weights", "max_seconds")
     sub.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Attack, write the results, print them; 130 where interrupted.
+    """Attack, write the results and print them.
 
     Args:
         args: The parsed arguments.
 
     Returns:
-        The exit code.
+        The exit code; 130 if the run was interrupted.
     """
     from leakaudit import registry
     from leakaudit.pipeline.attack_run import AttackOptions, attack_file
@@ -132,7 +144,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _show(name: str, render: Callable[..., str], results: dict[str, Any]) -> None:
-    """Write one rendering to stdout; the table takes a terminal's width and colours."""
+    """Write the results to stdout in one format; text uses the width and colours of a terminal."""
     from leakaudit.rendering import console
 
     fit: console.Form = {}
@@ -142,7 +154,7 @@ def _show(name: str, render: Callable[..., str], results: dict[str, Any]) -> Non
 
 
 def _dry(path: Path, options: AttackOptions) -> dict[str, Any]:
-    """Return each node's leak and the attacks that would read it, in order."""
+    """Return the leak of each node, and the attacks that would be tried on it, in order."""
     from leakaudit.extraction import hearing
     from leakaudit.inversion import attacking
     from leakaudit.tasks.task import Task

@@ -1,4 +1,4 @@
-"""`leakaudit audit`: a grid of epsilons, attacked and tested, with verdicts and a figure."""
+"""`leakaudit audit`: test the claims of a protocol at several values of epsilon."""
 
 from __future__ import annotations
 
@@ -8,51 +8,55 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from leakaudit.cli._options import say, settings, shared, show
+from leakaudit.cli._options import described, say, settings, shared, show
 
 REFUTED, UNSETTLED, INTERRUPTED = 1, 3, 130
 
 
 def add(verbs: Any) -> None:
-    """Describe the verb.
+    """Add the verb's parser.
 
     Args:
         verbs: The subparsers of `leakaudit`.
     """
     sub = verbs.add_parser(
         "audit",
-        help=(
-            "attack and test a scenario over a grid of epsilons: verdicts, PSNR and SSIM against "
-            "epsilon"
+        help="test the privacy claims of a protocol at several values of epsilon",
+        **described(
+            "Runs a protocol at several values of epsilon, attacks each run, and tests the "
+            "protocol's claims. Writes the verdicts and a figure of PSNR and SSIM against epsilon.",
+            "leakaudit audit plan.toml -o audit/",
+            "leakaudit audit plan.toml --dry-run",
         ),
     )
     sub.add_argument(
         "scenario",
         type=Path,
-        help="TOML file: a scenario, and a table [audit] with the grid and its tests",
+        help="TOML file with a scenario and a table [audit], which lists the values of epsilon and "
+        "the tests",
     )
     sub.add_argument(
         "-f",
         "--format",
         action="append",
         choices=("text", "json", "markdown"),
-        help="what goes to stdout; repeatable (default text)",
+        help="format of the output; repeatable (default text)",
     )
     sub.add_argument(
         "--dry-run",
         action="store_true",
-        help="print the grid, its constants and exact epsilons, and the cost; run nothing",
+        help="print the settings and the exact epsilon of each point and the cost, without running",
     )
     sub.add_argument(
         "--strict",
         action="store_true",
-        help="exit code 3 where a promise is INCONCLUSIVE or UNSUPPORTED",
+        help="exit with code 3 if a claim is INCONCLUSIVE or UNSUPPORTED",
     )
     sub.add_argument(
         "--figure",
         type=Path,
         metavar="FILE",
-        help="also draw the figure to FILE: .png, .svg or .pdf (besides audit.png)",
+        help="write the figure to this .png, .svg or .pdf file as well as to audit.png",
     )
     shared(sub, "seed", "device", "threads", "output", "data_root", "download", "max_seconds")
     sub.set_defaults(run=run)
@@ -61,13 +65,11 @@ def add(verbs: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Audit, write the results and print them.
 
-    1 if a promise was refuted; with --strict, 3 if one is not settled.
-
     Args:
         args: The parsed arguments.
 
     Returns:
-        The exit code.
+        The exit code: 1 if a claim was refuted; with --strict, 3 if one was not settled.
     """
     from dataclasses import replace
 
@@ -106,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _rendered(name: str, folder: Path) -> str:
-    """Return what was written to a folder in one of the formats."""
+    """Return the results of an audit in one format, read from its folder."""
     if name == "markdown":
         return (folder / "report.md").read_text(encoding="utf-8")
     if name == "json":

@@ -1,4 +1,4 @@
-"""`leakaudit bound`: mu and epsilon of one record in every adversary's view, beside the claim."""
+"""`leakaudit bound`: the exact epsilon of every adversary's view, beside the claim."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from leakaudit.cli._options import say, settings, shared
+from leakaudit.cli._options import described, formats, say, settings, shared
 from leakaudit.errors import LeakauditError
 from leakaudit.verdict import Verdict
 
@@ -19,73 +19,68 @@ if TYPE_CHECKING:
     from leakaudit.accounting.view_bound import ViewBound
     from leakaudit.protocols.declared import Protocol
 
-COLUMNS: dict[str, Literal["left", "right"]] = {
-    "node": "right",
-    "adversary": "left",
-    "mu": "right",
-    "epsilon (delta)": "right",
-    "claim": "right",
-    "ratio": "right",
-    "noise for it": "left",
-    "what": "left",
-}
 SHOWN = 3  # leaking combinations in a table
-LARGE = 5000  # relations of a run from which views that miss messages take minutes
+LARGE = 5000  # number of relations above which views that lack messages take minutes
 NOTE = (
-    "mu: of Gaussian differential privacy, when one record changes that moves a gradient by the "
-    "sensitivity at most (Euclidean), at the "
-    "same model. Start values count as public, and so does the order of mini-batches: secret "
-    "sampling is not credited. Noise: what the "
-    "claimed epsilon (or --epsilon) needs, all noise of the run scaled alike, and the mu computed "
-    "anew at it. NOT REFUTED is no proof "
-    "of privacy."
+    "mu is the parameter of Gaussian differential privacy for one record, which changes a gradient "
+    "by at most the sensitivity (Euclidean norm, same model). Initial values and the order of "
+    "mini-batches count as public; secret sampling is not credited. required noise: the noise that "
+    "the claimed epsilon (or --epsilon) requires if all noise of the run is scaled by the same "
+    "factor. NOT REFUTED is not a proof of privacy."
 )
 
 
 def add(verbs: Any) -> None:
-    """Describe the verb.
+    """Add the verb's parser.
 
     Args:
         verbs: The subparsers of `leakaudit`.
     """
     sub = verbs.add_parser(
         "bound",
-        help=(
-            "mu and epsilon of one record in what each adversary sees of each node, beside the "
-            "claim"
+        help="compute the exact epsilon that each adversary faces, and compare it with the claim",
+        **described(
+            "Computes the differential privacy (mu and epsilon) of one record in the view of each "
+            "adversary, and compares it with the claim. Runs no attack and reads no messages.",
+            "leakaudit bound trace.pt",
+            "leakaudit bound trace.pt --as node:1 --node 2 --delta 1e-6",
         ),
     )
-    sub.add_argument(
-        "source", type=Path, help="a scenario (.toml) or a trace; its messages are not read"
-    )
+    sub.add_argument("source", type=Path, help="scenario (.toml) or trace")
     sub.add_argument(
         "--as",
         dest="adversary",
         action="append",
         metavar="WHO",
         help=(
-            "as for 'attack'; repeatable (default: outsider, each wire and neighbour of a node, "
-            "and coalitions)"
+            "adversary, as in 'leakaudit attack'; repeatable (default: an eavesdropper on all "
+            "channels, one on each channel of a node, each neighbour, and coalitions)"
         ),
     )
     sub.add_argument(
         "--coalitions",
         type=int,
         metavar="K",
-        help="most other nodes that listen together (default 1)",
+        help="maximum number of curious nodes that cooperate (default 1)",
     )
-    sub.add_argument("--node", type=int, action="append", help="node; repeatable (default all)")
+    sub.add_argument(
+        "--node",
+        type=int,
+        action="append",
+        help="node to analyse; repeatable (default: all nodes)",
+    )
     sub.add_argument(
         "--all",
         action="store_true",
-        help="every view in the table, not only the worst of each kind (json has all)",
+        help="show every view, not only the worst of each kind; json always contains all views",
     )
     sub.add_argument(
         "--sensitivity",
         type=float,
+        metavar="S",
         help=(
-            "how far a record moves one gradient, Euclidean norm (default: as the claim assumes, "
-            "else by the declared clip, else 1)"
+            "largest change of a gradient that one record can cause, in Euclidean norm (default: "
+            "the value that the claim assumes, else the declared clipping bound, else 1)"
         ),
     )
     sub.add_argument(
@@ -93,25 +88,27 @@ def add(verbs: Any) -> None:
         type=float,
         metavar="L",
         help=(
-            "Lipschitz constant of a node's gradients; without it, protocols that do not release "
-            "their models have no epsilon for records"
+            "Lipschitz constant of a node's gradients; without it, protocols that do not send "
+            "their models have no epsilon per record"
         ),
     )
     sub.add_argument(
-        "--delta", type=float, help="delta of the epsilon (default: the claim's, else 1e-5)"
+        "--delta",
+        type=float,
+        help="delta at which epsilon is stated (default: the delta of the claim, else 1e-5)",
     )
     sub.add_argument(
-        "--epsilon", type=float, help="recommend noise for this epsilon (default: the claimed one)"
+        "--epsilon",
+        type=float,
+        help="epsilon for which noise is recommended (default: the epsilon of the claim)",
     )
-    sub.add_argument(
-        "-f", "--format", choices=("text", "json"), default="text", help="default text"
-    )
+    formats(sub)
     shared(sub, "threads", "data_root", "download")
     sub.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print a line for each node and adversary.
+    """Print one row for each node and adversary.
 
     Args:
         args: The parsed arguments.
@@ -129,7 +126,7 @@ def run(args: argparse.Namespace) -> int:
     }
     bounding.check(**asked)
     if args.adversary and args.coalitions is not None:
-        raise LeakauditError("--coalitions lists adversaries and --as names them; give one of both")
+        raise LeakauditError("expected --coalitions or --as, got both; remove one of them")
     protocol, last = bounding.protocol_of(args.source, chosen.data_root, chosen.download)
     threats = _threats(args, protocol, last)
     with console.shown(chosen.progress):
@@ -148,7 +145,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _threats(args: argparse.Namespace, protocol: Protocol, last: int) -> list[Threat]:
-    """Return whose views are bounded, of the first `last` nodes, which hold data."""
+    """Return the threats to evaluate; the first `last` nodes hold data."""
     from leakaudit.accounting.adversaries import around, named
     from leakaudit.adversary import Adversary
 
@@ -163,41 +160,46 @@ def _threats(args: argparse.Namespace, protocol: Protocol, last: int) -> list[Th
     if count <= LARGE:
         return threats
     say(
-        f"{count} relations: only the outsider is priced; "
-        "ask for the others with --coalitions or --as, or for fewer rounds",
+        f"{count} relations: only the outsider is evaluated; "
+        "request the others with --coalitions or --as, or record fewer rounds",
         args,
     )
     return [one for one in threats if one.kind == "outsider"]
 
 
 def _relations(protocol: Protocol) -> int:
-    """Return about how many relations all rounds have.
+    """Return approximately how many relations all rounds have.
 
-    Views that miss messages need them all at once.
+    Views that lack messages need all of them at once.
     """
     return len(protocol.start.relations) * protocol.rounds // max(1, protocol.start.round)
 
 
 def _table(found: Sequence[Comparison], same: Mapping[int, int], views: int, begun: bool) -> None:
-    from rich import box
-    from rich.table import Table
     from rich.text import Text
 
     from leakaudit.rendering import console
+    from leakaudit.rendering.tables import Column, table
 
     out = console.stdout()
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name, side in COLUMNS.items():
-        table.add_column(name, overflow="fold", justify=side)
-    for one in found:
-        table.add_row(*_row(one))
-    out.print(table)
+    columns = (
+        Column("node", right=True),
+        Column("adversary"),
+        Column("mu", right=True),
+        Column("epsilon", right=True),
+        Column("delta", right=True),
+        Column("claim", right=True),
+        Column("ratio", right=True, spare=True),
+        Column("required noise", text=True),
+        Column("outcome", text=True),
+    )
+    out.print(table(columns, [_row(one) for one in found], console.width()))
     if len(found) < views:
-        which = "the worst of each kind of adversary"
-        out.print(Text(f"{which}; {views} views were computed (--all, or -f json)"))
+        which = "only the worst view of each kind of adversary is shown"
+        out.print(Text(f"{which}; {views} views were computed (--all or -f json shows them)"))
     for node in dict.fromkeys(same.values()):
         others = ", ".join(str(other) for other, of in same.items() if of == node)
-        how = "proved by renaming nodes in the relations"
+        how = "because renaming the nodes leaves the relations unchanged"
         out.print(Text(f"nodes {others}: the same as node {node}, {how}"))
     bases = dict.fromkeys(str(one.bound.basis) for one in found if one.bound.basis)
     claims = dict.fromkeys(f"claim: {one.claim.source}" for one in found if one.claim)
@@ -206,22 +208,22 @@ def _table(found: Sequence[Comparison], same: Mapping[int, int], views: int, beg
 
 
 def _rounds(found: Sequence[Comparison], begun: bool) -> list[str]:
-    """Say over how many rounds the figures are, and how many gradients a record enters."""
+    """Return how many rounds the figures cover, and how many gradients contain a record."""
     more = ""
     if begun:
-        more = ", the last of which was begun and not ended: any of its messages may have been sent"
+        more = ", the last one incomplete: any of its messages may have been sent"
     lines = []
     for rounds in dict.fromkeys(one.bound.rounds for one in found):
-        lines.append(f"rounds priced: {rounds}{more}")
+        lines.append(f"rounds: {rounds}{more}")
     for some, every in dict.fromkeys((one.bound.enters, one.bound.gradients) for one in found):
         if some != every:
-            most = f"a record enters at most {some} of the {every} gradients of its node"
+            most = f"at most {some} of the {every} gradients of a node contain a given record"
             lines.append(f"mini-batches: {most}")
     return lines
 
 
 def _sensitivities(found: Sequence[Comparison]) -> list[str]:
-    """Say which sensitivities the figures rest on, and where each comes from."""
+    """Return the sensitivities that the figures assume, and where each comes from."""
     return list(
         dict.fromkeys(
             f"sensitivity {one.bound.sensitivity:.6g}: {one.sensitivity_from}" for one in found
@@ -231,9 +233,10 @@ def _sensitivities(found: Sequence[Comparison]) -> list[str]:
 
 def _row(one: Comparison) -> list[str]:
     bound = one.bound
-    epsilon = claim = noise = "-"
+    epsilon = delta = claim = noise = "-"
     if bound.epsilon is not None:
-        epsilon = f"{bound.epsilon:.4g} ({bound.delta:g})"
+        epsilon = f"{bound.epsilon:.4g}"
+        delta = f"{bound.delta:g}"
     if one.claim:
         claim = _number(one.claim.epsilon)
     if one.calibration:
@@ -243,6 +246,7 @@ def _row(one: Comparison) -> list[str]:
         _who(one),
         _number(bound.mu),
         epsilon,
+        delta,
         claim,
         _number(one.ratio),
         noise,
@@ -251,19 +255,19 @@ def _row(one: Comparison) -> list[str]:
 
 
 def _who(one: Comparison) -> str:
-    """Say who listens."""
+    """Name the adversary."""
     who = str(one.bound.adversary)
     if one.threat.kind == "wire":
-        return f"one wire ({who})"
+        return f"one channel ({who})"
     if one.threat.kind == "outsider":
-        return "outsider, all wires"
+        return "outsider, all channels"
     if one.threat.kind == "named":
         return who
     return f"{one.threat.kind} {who}"
 
 
 def _what(one: Comparison) -> str:
-    """Say what the claim is worth, and what leaks without noise or whose change is bounded."""
+    """Return the verdict on the claim, and the unit of the bound or what leaks without noise."""
     bound = one.bound
     if bound.refused:
         return f"no bound: {bound.refused}"
@@ -282,7 +286,7 @@ def _what(one: Comparison) -> str:
 
 
 def _unit(bound: ViewBound) -> str:
-    """Say in a few words whose change is bounded, and what there is if that is not one record's."""
+    """Return the unit of the bound, and the epsilon of the node if there is none per record."""
     unit = bound.unit or ""
     if bound.mu is not None:
         return unit

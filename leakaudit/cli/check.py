@@ -3,57 +3,73 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leakaudit.cli._options import say, settings, shared, show
+from leakaudit.cli._options import described, say, settings, shared, show
 
 if TYPE_CHECKING:
     from leakaudit.gate.config import Gate
 
 INTERRUPTED = 130
-HELP = (
-    "gate of a CI run: budgets, growth over a baseline, controls; exit code 0, 1 leak, 2 mistake, "
-    "3 cannot tell, 4 the run broke"
-)
 
 
 def add(verbs: Any) -> None:
-    """Describe the verb.
+    """Add the verb's parser.
 
     Args:
         verbs: The subparsers of `leakaudit`.
     """
-    sub = verbs.add_parser("check", help=HELP)
-    sub.add_argument(
-        "check", nargs="*", metavar="CHECK", help="a check of leakaudit.toml (default all)"
+    sub = verbs.add_parser(
+        "check",
+        help="gate of a CI job: fail if your program leaks more than allowed",
+        **described(
+            "Runs and attacks your training program as configured in leakaudit.toml, and fails if "
+            "it leaks more than the budgets or the baseline allow. Exit code: 0 no regression, "
+            "1 leak, 2 configuration error, 3 inconclusive, 4 the run failed.",
+            "leakaudit check --strict",
+            "leakaudit check main -f text -f junit=leakage.xml",
+        ),
     )
     sub.add_argument(
-        "--strict", action="store_true", help="exit with 3 where there are too few samples to tell"
+        "check",
+        nargs="*",
+        metavar="CHECK",
+        help="name of a check in leakaudit.toml (default: all checks)",
+    )
+    sub.add_argument(
+        "--strict",
+        action="store_true",
+        help="exit with code 3 if there are too few samples for a verdict",
     )
     sub.add_argument(
         "--dry-run",
         action="store_true",
-        help="run one seed of each check and say what all of them would take",
+        help="run one seed of each check, and estimate the time that all seeds take",
     )
     sub.add_argument(
         "--summary",
         type=Path,
         metavar="FILE",
-        help="append a Markdown report, e.g. to $GITHUB_STEP_SUMMARY",
+        help="append a Markdown report to this file, e.g. $GITHUB_STEP_SUMMARY",
     )
-    formats = (
-        "text (default), json, markdown, junit, sarif, github, …; FORMAT=FILE writes a file; "
-        "repeatable"
+    sub.add_argument(
+        "-f",
+        "--format",
+        action="append",
+        metavar="FORMAT",
+        help="format of the output, see 'leakaudit list reports'; FORMAT=FILE writes a file; "
+        "repeatable (default text)",
     )
-    sub.add_argument("-f", "--format", action="append", metavar="FORMAT", help=formats)
     shared(sub, "seed", "threads", "output", "max_seconds")
     sub.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the gate, write results.json, print what was found.
+    """Run the gate, write results.json and print the outcome.
 
     Args:
         args: The parsed arguments.
@@ -72,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
     options = judge.Options(chosen.seed, args.strict)
     if args.dry_run:
         with console.shown(chosen.progress):
-            return _dry(gate, chosen.seed)
+            return _dry(gate, chosen.seed, any(name == "json" for name, _ in formats))
     base = files.compared(gate)
     (Path(chosen.output) / "results.json").unlink(
         missing_ok=True
@@ -93,9 +109,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _prepare() -> None:
-    """Start the process that programs under test are forked from.
+    """Start the process from which the programs under test are forked.
 
-    It imports torch while this one does.
+    It imports torch at the same time as this process.
     """
     from leakaudit.gate import tables
 
@@ -106,7 +122,7 @@ def _prepare() -> None:
 
 
 def _format(text: str) -> tuple[str, Path | None]:
-    """Read FORMAT or FORMAT=FILE; an unknown format is refused before anything is run."""
+    """Parse FORMAT or FORMAT=FILE; an unknown format is rejected before anything runs."""
     from leakaudit import registry
 
     name, equals, file = text.partition("=")
@@ -117,8 +133,12 @@ def _format(text: str) -> tuple[str, Path | None]:
 def _show(name: str, file: Path | None, made: dict[str, Any]) -> None:
     from leakaudit import registry
     from leakaudit._util.files import replacing
+    from leakaudit.rendering import console
 
-    shown = registry.get("reports", name)(made).rstrip("\n") + "\n"
+    fit: console.Form = {}
+    if name == "text" and file is None:
+        fit = console.fit()
+    shown = registry.get("reports", name)(made, **fit).rstrip("\n") + "\n"
     if file is None:
         show(shown)
         return
@@ -133,10 +153,15 @@ def _append(path: Path, made: dict[str, Any]) -> None:
         file.write(registry.get("reports", "markdown")(made))
 
 
-def _dry(gate: Gate, seed: int) -> int:
+def _dry(gate: Gate, seed: int, as_json: bool) -> int:
+    """Print an estimate of the time that each check takes."""
     from leakaudit.gate import cost
 
     found = cost.estimate(gate, seed)
+    if as_json:
+        rows = [{**asdict(one), "total": one.total} for one in found]
+        show(json.dumps(rows, indent=2) + "\n")
+        return 0
     for one in found:
         parts = (
             f"{one.recording:.1f} s to record, {one.attacks:.1f} s to attack, {one.once:.1f} s for "
@@ -144,7 +169,7 @@ def _dry(gate: Gate, seed: int) -> int:
         )
         sys.stdout.write(f"{one.check}: {gate.seeds} seeds, {parts}\n")
     sys.stdout.write(
-        f"about {sum(one.total for one in found):.0f} s in all, by the time of one seed; nothing "
+        f"about {sum(one.total for one in found):.0f} s in total, estimated from one seed; nothing "
         "was judged or written\n"
     )
     return 0

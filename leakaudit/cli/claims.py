@@ -1,4 +1,4 @@
-"""`leakaudit claims`: published claims, each judged by computing now."""
+"""`leakaudit claims`: re-evaluate published privacy claims."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
-from leakaudit.cli._options import settings, shared
+from leakaudit.cli._options import described, formats, settings, shared
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -16,30 +16,37 @@ if TYPE_CHECKING:
     from leakaudit.verdict import Verdict
 
 NOTE = (
-    "NOT REFUTED means that nothing tried here exceeded the claim; it is no proof. A row begins "
-    "with the claim as it is published."
+    "NOT REFUTED means that nothing tried here exceeded the claim; this does not prove it. The "
+    "first finding of a row concerns the claim as published, the others its variants."
 )
 STYLES = {"REFUTED": "bold red", "NOT_REFUTED": "green"}
 
 
 def add(verbs: Any) -> None:
-    """Describe the verb.
+    """Add the verb's parser.
 
     Args:
         verbs: The subparsers of `leakaudit`.
     """
     sub = verbs.add_parser(
         "claims",
-        help=(
-            "judge published claims by computing: verdict, evidence, and the command that repeats "
-            "it"
+        help="re-evaluate published privacy claims",
+        **described(
+            "Re-evaluates published privacy claims: computes a verdict for each, prints the "
+            "evidence, and names the command that reproduces it.",
+            "leakaudit claims --paper dp-norm",
+            "leakaudit claims --row 7 --row 10 -f json",
         ),
     )
     sub.add_argument(
         "--paper",
         action="append",
         default=[],
-        help="000 DP-Norm, 001 DP-RECAL, 002 DP-dKM, 003 SecureD-FL, 004 PDMM, other; repeatable",
+        metavar="NAME",
+        help=(
+            "dp-norm, dp-recal, dp-dkm, secured-fl, pdmm-thesis, or other for papers of other "
+            "groups; repeatable (default: all)"
+        ),
     )
     sub.add_argument(
         "--row",
@@ -47,17 +54,15 @@ def add(verbs: Any) -> None:
         action="append",
         default=[],
         metavar="N",
-        help="row of the scoreboard; repeatable (default all)",
+        help="number of a claim; repeatable (default: all)",
     )
-    sub.add_argument(
-        "-f", "--format", choices=("text", "json"), default="text", help="default text"
-    )
+    formats(sub)
     shared(sub, "threads")
     sub.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Judge the rows that are asked for and print them.
+    """Evaluate the requested claims and print the findings.
 
     Args:
         args: The parsed arguments.
@@ -91,22 +96,28 @@ def _write(found: list[JudgedClaim]) -> None:
             Text.assemble((f"{one.row.number:>2}  {one.row.source}", "bold"), f": {one.row.claim}")
         )
         for line in _origin(one.row):
-            out.print(Padding(Text(line, style="dim"), (0, 0, 0, 4)))
+            out.print(Padding(Text(line, style="dim"), (0, 0, 0, 4), expand=False))
         for finding in one.findings:
             out.print(
                 Padding(
                     Text.assemble(_verdict(finding.verdict), f"  {finding.about}: {finding.says}"),
                     (0, 0, 0, 4),
+                    expand=False,
                 )
             )
         out.print(
-            Padding(Text(f"{one.row.command}  ({one.seconds:.1f} s)", style="dim"), (0, 0, 1, 4))
+            Padding(
+                Text(f"{one.row.command}  ({one.seconds:.1f} s)", style="dim"),
+                (0, 0, 0, 4),
+                expand=False,
+            )
         )
+        out.print()
     out.print(Text(NOTE, style="dim"))
 
 
 def _origin(row: PublishedClaim) -> list[str]:
-    """Return two lines: how well the claim is known, with its words, and what is assumed."""
+    """Return two lines: how the claim is known, with a quotation, and the assumptions."""
     quoted = "; ".join(f'"{quote.text}" ({quote.place})' for quote in row.quotes)
     known = f"{row.quality.name.lower()}: {quoted}" if quoted else row.quality.value
     return [known, f"assumes: {'; '.join(row.assumes)}"]

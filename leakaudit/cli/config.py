@@ -1,4 +1,4 @@
-"""`leakaudit config`: effective settings and their sources, a check, and a schema for editors."""
+"""`leakaudit config`: effective settings and their sources, a check, and the schema."""
 
 from __future__ import annotations
 
@@ -9,36 +9,40 @@ from pathlib import Path
 from typing import Any
 
 from leakaudit._util.settings import SETTINGS, resolve
-from leakaudit.cli._options import shared, show
+from leakaudit.cli._options import described, formats, shared, show
 
 
 def add(verbs: Any) -> None:
-    """Describe the verb.
+    """Add the verb's parser.
 
     Args:
         verbs: The subparsers of `leakaudit`.
     """
     sub = verbs.add_parser(
         "config",
-        help="show effective settings and their sources, check the configuration, print its schema",
+        help="show the settings and their sources, check leakaudit.toml, print its schema",
+        **described(
+            "Shows the value of every setting and where it comes from, checks leakaudit.toml, or "
+            "prints the JSON schema of that file.",
+            "leakaudit config show",
+            "leakaudit config lint -f json",
+        ),
     )
     sub.add_argument(
         "action",
         choices=("show", "lint", "schema"),
         help=(
-            "show settings; lint: every key of leakaudit.toml or pyproject.toml is known; "
-            "schema: the JSON schema of leakaudit.toml, for editors"
+            "show: print all settings; lint: check that every key of leakaudit.toml and "
+            "pyproject.toml is known; schema: print the JSON schema of leakaudit.toml, for editors"
         ),
     )
-    sub.add_argument(
-        "-f", "--format", choices=("text", "json"), default="text", help="default text"
-    )
+    formats(sub)
     shared(sub, *(n for n in SETTINGS if n != "progress"))
     sub.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print one line a setting, what was checked, or the schema.
+    """Print the settings, the outcome of the check, or the schema.
 
     Args:
         args: The parsed arguments.
@@ -53,31 +57,48 @@ def run(args: argparse.Namespace) -> int:
         return 0
     found = resolve(vars(args))
     if args.action == "lint":
-        return _lint()
+        return _lint(args.format)
     if args.format == "json":
         sys.stdout.write(
             json.dumps({n: {"value": v, "source": s} for n, (v, s) in found.items()}, indent=2)
             + "\n"
         )
         return 0
-    for name, (value, source) in found.items():
-        sys.stdout.write(f"{name:14} {value!s:16} {source:16} {SETTINGS[name].help}\n")
+    from leakaudit.rendering import console
+    from leakaudit.rendering.tables import Column, table
+
+    columns = (
+        Column("setting"),
+        Column("value"),
+        Column("source"),
+        Column("meaning", text=True),
+    )
+    rows = [(n, str(v), source, SETTINGS[n].help) for n, (v, source) in found.items()]
+    console.stdout().print(table(columns, rows, console.width()))
     return 0
 
 
-def _lint() -> int:
+def _lint(form: str) -> int:
     from leakaudit.gate import tables
 
     if not tables.present(Path()):
-        sys.stdout.write("every key is known; no check is configured\n")
+        if form == "json":
+            found = {"source": None, "checks": 0, "cells": 0, "seeds": 0}
+            show(json.dumps(found, indent=2) + "\n")
+        else:
+            show("all keys are known; no check is configured\n")
         return 0
     from leakaudit.gate import judge  # with all that a check runs
 
     gate = tables.load(Path())
     judge.validate(gate)
     cells = sum(len(check.cells) for check in gate.checks)
-    sys.stdout.write(
-        f"{gate.source}: every key is known; {len(gate.checks)} checks, {cells} cells, "
+    if form == "json":
+        counts = {"checks": len(gate.checks), "cells": cells, "seeds": gate.seeds}
+        show(json.dumps({"source": gate.source, **counts}, indent=2) + "\n")
+        return 0
+    show(
+        f"{gate.source}: all keys are known; {len(gate.checks)} checks, {cells} cells, "
         f"{gate.seeds} seeds\n"
     )
     return 0

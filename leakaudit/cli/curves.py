@@ -1,4 +1,4 @@
-"""`leakaudit trace curves`: loss, accuracy, consensus and norms of runs, round by round."""
+"""`leakaudit trace curves`: loss, accuracy, consensus and norms by round."""
 
 from __future__ import annotations
 
@@ -7,47 +7,55 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from leakaudit.cli._options import say, shared
+from leakaudit.cli._options import described, say, shared
 
 FORMATS = ("text", "json", "csv")
 
 
 def add(actions: Any) -> None:
-    """Describe the action.
+    """Add the action's parser.
 
     Args:
         actions: The subparsers of `leakaudit trace`.
     """
     sub = actions.add_parser(
-        "curves", help="loss, accuracy, consensus and norms of runs recorded with --curves"
+        "curves",
+        help="print or draw loss, accuracy, consensus and norms by round",
+        **described(
+            "Prints loss, accuracy, consensus and norms of each round, of runs that were recorded "
+            "with --curves. Draws several runs in one figure for comparison.",
+            "leakaudit trace curves trace.pt",
+            "leakaudit trace curves one.pt two.pt -o curves.png",
+        ),
     )
     sub.add_argument(
         "truths",
         type=Path,
         nargs="+",
         metavar="FILE",
-        help="truth file, or a trace whose truth stands beside it",
+        help="truth file, or a trace with its truth beside it",
     )
     sub.add_argument(
         "-f",
         "--format",
         choices=FORMATS,
         default="text",
-        help="default text, which shows some rounds; the others show all",
+        help="format of the output; text shows a selection of rounds, json and csv show all "
+        "(default text)",
     )
     sub.add_argument(
         "-o",
         "--output",
         type=Path,
         metavar="FILE",
-        help="draw all runs over each other, one panel a quantity; .png, .svg or .pdf",
+        help="draw all runs to this .png, .svg or .pdf file, with one panel per quantity",
     )
     shared(sub)
     sub.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the table, and draw the figure where one was asked for.
+    """Print the table, and draw the figure if it was requested.
 
     Args:
         args: The parsed arguments.

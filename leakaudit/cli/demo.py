@@ -1,4 +1,4 @@
-"""`leakaudit demo`: record differential PDMM on real faces, eavesdrop, and show the faces."""
+"""`leakaudit demo`: record differential PDMM on photographs of faces, and recover them."""
 
 from __future__ import annotations
 
@@ -7,29 +7,33 @@ from pathlib import Path
 from typing import Any
 
 from leakaudit.cli import main
-from leakaudit.cli._options import say, settings, shared
+from leakaudit.cli._options import described, formats, say, settings, shared
 from leakaudit.errors import LeakauditError
 
 
 def add(verbs: Any) -> None:
-    """Describe the verb.
+    """Add the verb's parser.
 
     Args:
         verbs: The subparsers of `leakaudit`.
     """
     sub = verbs.add_parser(
         "demo",
-        help=(
-            "the whole path in a minute: ten nodes, one face each, every face recovered from the "
-            "wire"
+        help="recover ten faces from recorded traffic, in one minute",
+        **described(
+            "Shows the whole workflow in about a minute: ten nodes train on one photograph each, "
+            "and an eavesdropper recovers all ten photographs from the messages.",
+            "leakaudit demo",
+            "leakaudit demo -o demo/ --seed 1",
         ),
     )
+    formats(sub)
     shared(sub, "seed", "output")
     sub.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Record, attack, and point at the picture.
+    """Record, attack, and name the files to open.
 
     Args:
         args: The parsed arguments.
@@ -42,13 +46,13 @@ def run(args: argparse.Namespace) -> int:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as e:
-        raise LeakauditError(f"output folder {folder} cannot be written: {e.strerror}") from e
+        raise LeakauditError(f"cannot create the output folder {folder}: {e.strerror}") from e
     trace = folder / "demo.pt"
     common = ["--seed", str(chosen.seed), "--progress", chosen.progress]
     say(
         (
-            "Ten nodes train a face classifier by differential PDMM. z^0 is random and secret; "
-            "each node holds one face."
+            "Ten nodes train a face classifier with differential PDMM. Each node holds one face; "
+            "the initial values z^0 are random and secret."
         ),
         args,
     )
@@ -71,7 +75,9 @@ def run(args: argparse.Namespace) -> int:
         "mlp",
     ]
     code = main([*record, "--set", "hidden=64", "--dtype", "float32", *common])
-    say("An eavesdropper hears the differences on the wire: no model, no label, no z^0.", args)
-    code = code or main(["attack", str(trace), "-o", str(folder / "demo"), *common])
+    observed = "An eavesdropper observes only the transmitted differences"
+    say(f"{observed}: no models, no labels and no z^0.", args)
+    shown = ["-o", str(folder / "demo"), "-f", args.format]
+    code = code or main(["attack", str(trace), *shown, *common])
     say(f"See {folder / 'demo' / 'reconstructions.png'} and {folder / 'demo' / 'report.md'}.", args)
     return code

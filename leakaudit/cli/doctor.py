@@ -1,4 +1,4 @@
-"""`leakaudit doctor`: does this machine have what the work needs?"""
+"""`leakaudit doctor`: check the installation."""
 
 from __future__ import annotations
 
@@ -7,33 +7,38 @@ import json
 import sys
 from typing import Any
 
-from leakaudit.cli._options import settings, shared
+from leakaudit.cli._options import described, formats, settings, shared
 
 
 def add(verbs: Any) -> None:
-    """Describe the verb.
+    """Add the verb's parser.
 
     Args:
         verbs: The subparsers of `leakaudit`.
     """
     sub = verbs.add_parser(
-        "doctor", help="check torch, torchvision, CUDA, LPIPS weights and threads"
+        "doctor",
+        help="check that torch, torchvision, LPIPS and the device work",
+        **described(
+            "Checks that the libraries, the LPIPS weights and the device that leakaudit needs are "
+            "installed and work. Run it first if a command fails unexpectedly.",
+            "leakaudit doctor",
+            "leakaudit doctor --device cuda -f json",
+        ),
     )
-    sub.add_argument(
-        "-f", "--format", choices=("text", "json"), default="text", help="default text"
-    )
+    formats(sub)
     shared(sub, "device", "threads", "lpips_weights", "data_root")
     sub.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what was found; 0 where everything needed works.
+    """Print the outcome of each check.
 
     Args:
         args: The parsed arguments.
 
     Returns:
-        The exit code.
+        The exit code: 0 if everything that is required works, else 2.
     """
     chosen = settings(args)
     rows = [*_libraries(), *_machine(chosen), _weights(chosen.lpips_weights), _faces()]
@@ -43,8 +48,12 @@ def run(args: argparse.Namespace) -> int:
             + "\n"
         )
     else:
-        for check, ok, text in rows:
-            sys.stdout.write(f"{'ok  ' if ok else 'FAIL'} {check:12} {text}\n")
+        from leakaudit.rendering import console
+        from leakaudit.rendering.tables import Column, table
+
+        columns = (Column("outcome"), Column("check"), Column("found", text=True))
+        cells = [("ok" if ok else "FAIL", check, text) for check, ok, text in rows]
+        console.stdout().print(table(columns, cells, console.width()))
     return 0 if all(ok for _, ok, _ in rows) else 2
 
 
@@ -64,7 +73,7 @@ def _libraries() -> list[tuple[str, bool, str]]:
         found = _torchvision.torchvision()
         how = "as installed"
         if _torchvision.shimmed():
-            how = "its operators replaced (built for another torch)"
+            how = "its operators are replaced, because it was built for another torch"
         rows.append(("torchvision", True, f"{found.__version__}, {how}"))
     except (LeakauditError, ImportError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
@@ -82,7 +91,7 @@ def _machine(chosen: argparse.Namespace) -> list[tuple[str, bool, str]]:
     cuda = (
         f"{torch.cuda.device_count()} devices, built for {torch.version.cuda}"
         if torch.cuda.is_available()
-        else "not available, work runs on the CPU"
+        else "not available; everything runs on the CPU"
     )
     return [
         ("cuda", True, cuda),

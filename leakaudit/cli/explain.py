@@ -1,4 +1,4 @@
-"""`leakaudit explain`: what an adversary determines of a node, and the formula."""
+"""`leakaudit explain`: which gradients an adversary can compute, and by which formula."""
 
 from __future__ import annotations
 
@@ -8,61 +8,64 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leakaudit.cli._options import say, settings, shared
+from leakaudit.cli._options import described, formats, say, settings, shared
 from leakaudit.cli.listen import listener, listening
 
 if TYPE_CHECKING:
     from leakaudit.extraction.explanation import ExplainedRow, Explanation
 
 NOTE = (
-    "g[i,t]: the gradient of node i that round t uses. Formulas are exact; -f json holds them "
-    "whole. "
-    "What is not determined here is not proved to be private."
+    "g[i,t] is the gradient of node i in round t. The formulas are exact; -f json prints them in "
+    "full. A gradient that is not determined here is not proved to be private."
 )
-LONG = 160  # characters of a formula in a table
+LONG = 160  # largest number of characters of a formula in a table
 
 
 def add(verbs: Any) -> None:
-    """Describe the verb.
+    """Add the verb's parser.
 
     Args:
         verbs: The subparsers of `leakaudit`.
     """
     sub = verbs.add_parser(
         "explain",
-        help="what is determined of a node's gradients, by which formula, and how exactly",
+        help="show which gradients an adversary can compute, and by which formula",
+        **described(
+            "Shows which combinations of a node's gradients follow from the messages that an "
+            "adversary observes, by which formula, and how accurately.",
+            "leakaudit explain trace.pt",
+            "leakaudit explain trace.pt --as node:1 --node 2 -o rows.png",
+        ),
     )
-    sub.add_argument("trace", type=Path, help="trace file or folder")
+    sub.add_argument("trace", type=Path, help="trace file, or folder of shards")
     listening(sub)
     sub.add_argument(
         "--node",
         type=int,
         action="append",
-        help="node to explain; repeatable (default a line for every node)",
+        help="node to explain in detail; repeatable (default: one summary line for every node)",
     )
     sub.add_argument(
         "--gradients",
         type=int,
         default=16,
         metavar="N",
-        help="gradients of a node that are looked at (default 16)",
+        help="maximum number of gradients per node (default 16)",
     )
-    sub.add_argument(
-        "-f", "--format", choices=("text", "json"), default="text", help="default text"
-    )
+    formats(sub)
     sub.add_argument(
         "-o",
         "--output",
         type=Path,
         metavar="FILE",
-        help="also draw the combinations over the rounds, as PNG, SVG or PDF by the file's suffix",
+        help="draw the combinations by round to this .png, .svg or .pdf file",
     )
     shared(sub, "threads")
     sub.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print a table a node, or a line a node where none is named.
+    """Print a table for each named node, or one line for every node if none is named.
 
     Args:
         args: The parsed arguments.
@@ -99,43 +102,40 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _table(one: Explanation) -> None:
-    """Print one node's combinations with their formulas."""
-    from rich import box
-    from rich.table import Table
+    """Print the combinations of one node with their formulas."""
     from rich.text import Text
 
     from leakaudit.rendering import console
+    from leakaudit.rendering.tables import Column, table
 
     out = console.stdout()
     heading = one.summary
     if one.rows:
-        heading += f", as {one.adversary} hears it"
+        heading += f", as observed by {one.adversary}"
     out.print(Text(heading, style="bold"))
     if one.scope:
         out.print(Text(one.scope))
     if not one.rows:
         return
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("combination", overflow="fold")
-    table.add_column("relative noise", overflow="fold", justify="right")
-    table.add_column("amplification", overflow="fold", justify="right")
-    table.add_column("computed as", overflow="fold")
+    columns = (
+        Column("combination"),
+        Column("relative noise", right=True),
+        Column("amplification", right=True),
+        Column("computed as", text=True),
+    )
+    cells = []
     for row in one.rows:
-        table.add_row(
-            row.combination,
-            _noise(row),
-            f"{row.amplification:.3g}",
-            _shortened(row.formula),
-        )
-    out.print(table)
+        amplification = f"{row.amplification:.3g}"
+        cells.append((row.combination, _noise(row), amplification, _shortened(row.formula)))
+    out.print(table(columns, cells, console.width()))
     out.print(Text(NOTE, style="dim"))
 
 
 def _noise(row: ExplainedRow) -> str:
-    """Return the noise relative to the value, and whether the value is lost in it."""
+    """Return the noise relative to the value, with a mark if the noise hides the value."""
     relative = f"{row.std / row.size:.1e}" if row.size else "-"
     if row.formal:
-        return f"{relative} formal only"
+        return f"{relative} (formal only)"
     return relative
 
 

@@ -1,4 +1,4 @@
-"""`leakaudit init`: a first configuration of the gate, commented, and a first baseline."""
+"""`leakaudit init`: write a first configuration of the gate and a first baseline."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from leakaudit._util.config import inline
-from leakaudit.cli._options import say, settings, shared
+from leakaudit.cli._options import described, say, settings, shared
 from leakaudit.errors import LeakauditError
 
 SCENARIO = """\
-# As 'leakaudit record' takes it; put your own program in its place with run = "module:function".
+# A scenario of 'leakaudit record'. Replace it by your own program: run = "module:function".
 [check.main.scenario]
 victim = "dpsgd"                   # a protocol, see 'leakaudit list victims'
 nodes = 4
@@ -22,33 +22,33 @@ model = "logistic"
 # constants of the protocol and arguments of the model
 set = { order = "adapt", noise = "message", sigma = 0.2 }"""
 
-SCHEMA = "leakaudit.schema.json"  # beside the configuration, so that editors need no network
+SCHEMA = "leakaudit.schema.json"  # beside the configuration, so that editors work offline
 STARTER = """\
 #:schema ./leakaudit.schema.json
-# The line above is for editors; 'leakaudit config schema' prints that file anew after an upgrade.
+# The line above is for editors; after an upgrade, 'leakaudit config schema' prints that file.
 
-# The gate of 'leakaudit check': what an attack may get out of this training program.
-# A pass means that these attacks stayed within these limits; it is no proof of privacy.
+# Configuration of 'leakaudit check': how much attacks may learn from this training program.
+# A pass means that these attacks stayed within these limits. It does not prove privacy.
 
 [gate]
-seeds = 16                  # runs of every check; the least p-value of a comparison is 2^-seeds
-alpha = 0.01                       # chance of one false regression in a whole run
-baseline = "leakage-baseline.json" # what was accepted last; "" for budgets alone
-# compare = ["gain", "exact", "identified", "labels"]   # measures that may not grow
-# [gate.tolerance]                 # growth that is none
+seeds = 16                  # runs per check; the smallest p-value of a comparison is 2^-seeds
+alpha = 0.01                       # probability of any false regression in a run
+baseline = "leakage-baseline.json" # accepted leakage; "" to use budgets only
+# compare = ["gain", "exact", "identified", "labels"]   # measures that must not increase
+# [gate.tolerance]                 # increase that is ignored
 # gain = 1.0                       # dB
 
-[check.main]                       # one table a program under test
-{program}adversaries = ["eavesdropper"]     # also node:3, nodes:3,5, edges:0-1,1-0, joined by '+'
-attacks = ["exact"]         # see 'leakaudit list attacks'; name those that fit your model and batch
-# nodes = [0, 1]                   # whose inputs (default all that the adversary does not hold)
-# lint = "error"            # where a recording refutes what it declares; or strict, warn, off
+[check.main]                       # one table per program under test
+{program}adversaries = ["eavesdropper"]     # or node:3, nodes:3,5, edges:0-1,1-0, joined by '+'
+attacks = ["exact"]         # see 'leakaudit list attacks'; choose those that suit your model
+# nodes = [0, 1]                   # nodes to attack (default: all honest nodes)
+# lint = "error"            # if a recording contradicts its declarations; or strict, warn, off
 # [check.main.set.exact]           # hyper-parameters of one attack
 # visits = 2
 {scenario}
-[[budget]]    # the last budget that fits a cell (check/adversary/attack) and measure holds
+[[budget]]    # the last matching budget of a cell (check/adversary/attack) and measure applies
 measure = "exact"           # gain, psnr, ssim, recovered, exact, identified, labels or epsilon
-most = 0.0                         # no record bit for bit
+most = 0.0                         # no record is recovered bit for bit
 # cells = "main/*"
 # level = "error"                  # or warn, off
 # aggregate = "worst"              # over seeds: worst, p95 or mean
@@ -57,7 +57,7 @@ most = 0.0                         # no record bit for bit
 measure = "psnr"
 most = 25.0
 
-# [[accept]]                       # a finding that somebody answers for until a date
+# [[accept]]                       # a finding that is accepted until a date
 # id = "labels-2030"
 # cells = "main/*/labels"
 # measure = "labels"
@@ -68,33 +68,42 @@ most = 25.0
 
 
 def add(verbs: Any) -> None:
-    """Describe the verb.
+    """Add the verb's parser.
 
     Args:
         verbs: The subparsers of `leakaudit`.
     """
     sub = verbs.add_parser(
-        "init", help="write a commented leakaudit.toml for 'check', and a first baseline"
+        "init",
+        help="write a first leakaudit.toml and a first baseline for 'check'",
+        **described(
+            "Sets up the gate: writes a commented leakaudit.toml, its JSON schema for editors, and "
+            "a first baseline. Existing files are never overwritten.",
+            "leakaudit init",
+            "leakaudit init --run train:record --no-baseline",
+        ),
     )
     sub.add_argument(
         "--run",
         metavar="MODULE:FUNCTION",
         dest="function",
-        help="your program: called with a seed and the path of the trace",
+        help="your program: a function that takes a seed and the path of the trace to write",
     )
     sub.add_argument(
         "--scenario",
         type=Path,
         metavar="FILE",
-        help="a scenario file in its place (default: a small one to start from)",
+        help="scenario file to use instead of your program (default: a small example)",
     )
-    sub.add_argument("--no-baseline", action="store_true", help="write the configuration alone")
+    sub.add_argument(
+        "--no-baseline", action="store_true", help="do not run the checks to measure a baseline"
+    )
     shared(sub, "seed", "threads", "max_seconds")
     sub.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the configuration, check it, run it once for the baseline.
+    """Write the configuration, validate it, and measure the baseline.
 
     Args:
         args: The parsed arguments.
@@ -106,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
     from leakaudit.rendering import console
 
     if args.function and args.scenario:
-        raise LeakauditError("--run and --scenario name the program under test; give one of both")
+        raise LeakauditError("expected --run or --scenario, got both; remove one of them")
     chosen = settings(args)
     path = Path("leakaudit.toml")
     files.starter(path, starter(args.function, args.scenario))
@@ -116,14 +125,16 @@ def run(args: argparse.Namespace) -> int:
     except LeakauditError:
         path.unlink()
         raise
-    files.schema(Path(SCHEMA))
+    if not files.schema(Path(SCHEMA)):
+        advice = "'leakaudit config schema' prints the current schema"
+        say(f"{SCHEMA}: kept, although it differs from the current schema; {advice}", args)
     say(f"{path}: written; read it and set the budgets", args)
     if args.no_baseline:
         return 0
     beside = gate.baseline_path
     if beside is not None and beside.exists():
         raise LeakauditError(
-            f"{beside} is there already; 'leakaudit baseline update --reason TEXT' changes it"
+            f"{beside} exists already; use 'leakaudit baseline update --reason TEXT' to change it"
         )
     with console.shown(chosen.progress, chosen.max_seconds):
         judged, _, _ = files.update(gate, judge.Options(chosen.seed), "first baseline")
@@ -137,7 +148,7 @@ def starter(function: str | None, scenario: Path | None) -> str:
 
     Args:
         function: The program under test, ``module:function``; None if a scenario is.
-        scenario: The scenario file under test; with neither, a scenario stands in the text.
+        scenario: The scenario file under test; with neither, the text contains a scenario.
 
     Returns:
         The text of leakaudit.toml.

@@ -1,4 +1,4 @@
-"""`leakaudit trace lint`: the pitfalls that a trace shows."""
+"""`leakaudit trace lint`: check what a trace declares and claims."""
 
 from __future__ import annotations
 
@@ -8,41 +8,47 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leakaudit.cli._options import settings, shared
+from leakaudit.cli._options import described, formats, settings, shared
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from leakaudit.lint import Pitfall
 
-NOTE = "Nothing found is no proof: a trace cannot show every pitfall (docs/lint.md)."
+NOTE = "A trace cannot show every pitfall: an empty report is not evidence of privacy."
 
 
 def add(actions: Any) -> None:
-    """Describe the action.
+    """Add the action's parser.
 
     Args:
         actions: The subparsers of `leakaudit trace`.
     """
     sub = actions.add_parser(
         "lint",
-        help="pitfalls that a trace shows: what is declared and claimed against what was recorded",
+        help="check what a trace declares and claims against its messages",
+        **described(
+            "Checks what a trace declares and claims against the recorded messages, and reports "
+            "known pitfalls such as a guessable noise seed. An empty report is not evidence of "
+            "privacy.",
+            "leakaudit trace lint trace.pt",
+            "leakaudit trace lint trace.pt --truth trace.truth.pt --strict",
+        ),
     )
-    sub.add_argument("trace", type=Path, help="trace file or folder")
+    sub.add_argument("trace", type=Path, help="trace file, or folder of shards")
     sub.add_argument(
         "--truth",
         type=Path,
         metavar="FILE",
-        help="also check record-wise norms, the noise itself and its seed (default none)",
+        help="truth file, to also check the norms of records, the noise and its seed (default "
+        "none)",
     )
     sub.add_argument(
         "--strict",
         action="store_true",
-        help="exit code 1 where something is REFUTED or UNSUPPORTED",
+        help="exit with code 1 if a finding is REFUTED or UNSUPPORTED",
     )
-    sub.add_argument(
-        "-f", "--format", choices=("text", "json"), default="text", help="default text"
-    )
+    formats(sub)
     shared(sub, "threads")
     sub.set_defaults(run=run)
 
@@ -82,5 +88,5 @@ def _write(found: Sequence[Pitfall]) -> None:
     for p in found:
         style = STYLES.get(p.verdict.name, "bold red" if p.bad else "yellow")
         out.print(Text.assemble((p.verdict.words, style), f"  {p.code} {p.name}: {p.says}"))
-        out.print(Padding(Text(p.fix, style="dim"), (0, 0, 0, 4)))
-    out.print(Text(f"{len(found)} found. {NOTE}", style="dim"))
+        out.print(Padding(Text(p.fix, style="dim"), (0, 0, 0, 4), expand=False))
+    out.print(Text(f"{len(found)} findings. {NOTE}", style="dim"))

@@ -1,17 +1,23 @@
-"""`leakaudit list`: what there is."""
+"""`leakaudit list`: victims, attacks, reports, models, data sets and graphs."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import sys
+import re
+import textwrap
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from leakaudit.cli._options import say, shared
+from leakaudit.cli._options import described, formats, shared, show
+from leakaudit.errors import LeakauditError, suggest
+
+if TYPE_CHECKING:
+    from leakaudit._util.declarations import Parameter
 
 GROUPS = ("victims", "attacks", "reports", "models", "data", "graphs")
-# Columns of a table, and the class variables that are shown in them.
+# Keys of a JSON entry, and the class variables with their values.
 COLUMNS = {
     "victims": {
         "leaks": "leaks_what",
@@ -22,27 +28,45 @@ COLUMNS = {
     "attacks": {"exact": "exact", "reads": "reads", "cost": "cost", "paper": "paper"},
     "reports": {},
 }
+GRAPHS = {
+    "ring": "every node has two neighbours",
+    "star": "node 0 is connected to all others",
+    "complete": "all nodes are connected with each other",
+    "rgg": "random geometric graph: random points, connected if they are near",
+    "er": "Erdos-Renyi graph: every edge exists with the same probability",
+    "grid": "rectangular grid",
+    "file:PATH": "edges from a text file with a line 'i j' for each edge",
+}
 
 
 def add(verbs: Any) -> None:
-    """Describe the verb.
+    """Add the verb's parser.
 
     Args:
         verbs: The subparsers of `leakaudit`.
     """
     sub = verbs.add_parser(
-        "list", help="list victims, attacks, reports, models, data sets or graphs"
+        "list",
+        help="list victims, attacks, reports, models, data sets or graphs",
+        **described(
+            "Lists the victims, attacks, report formats, models, data sets or graphs that the "
+            "other commands accept, or describes one of them in detail.",
+            "leakaudit list victims",
+            "leakaudit list victims pdmm",
+        ),
     )
-    sub.add_argument("what", choices=GROUPS)
+    sub.add_argument("what", choices=GROUPS, help="kind of thing to list")
     sub.add_argument(
-        "-f", "--format", choices=("text", "json"), default="text", help="default text"
+        "name", nargs="?", metavar="NAME", help="describe only this one, with its parameters"
     )
+    sub.add_argument("--long", action="store_true", help="describe all of them in detail")
+    formats(sub)
     shared(sub)
     sub.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print one table.
+    """Print a table, or details.
 
     Args:
         args: The parsed arguments.
@@ -51,29 +75,117 @@ def run(args: argparse.Namespace) -> int:
         The exit code.
     """
     rows = _rows(args.what)
+    if args.name is not None:
+        rows = [_named(rows, args.what, args.name)]
     if args.format == "json":
-        sys.stdout.write(json.dumps(rows, indent=2) + "\n")
+        show(json.dumps(rows, indent=2) + "\n")
         return 0
-    if args.what == "victims":  # their parameters have a table of their own
-        rows = [{k: v for k, v in row.items() if k not in ("server", "parameters")} for row in rows]
-        say("parameters: leakaudit record NAME --help", args)
-    from rich.console import Console
-    from rich.table import Table
+    from leakaudit.rendering import console
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in rows[0]:
-        table.add_column(column, no_wrap=column == "name", overflow="fold")
-    for row in rows:
-        table.add_row(
-            *(
-                ", ".join(f"{k}={v}" for k, v in cell.items())
-                if isinstance(cell, dict)
-                else str(cell)
-                for cell in row.values()
-            )
-        )
-    Console(file=sys.stdout, highlight=False).print(table)
+    if args.long or args.name is not None:
+        details = [_details(args.what, row, console.width()) for row in rows]
+        show("\n".join(details))
+    else:
+        _write(args.what, rows)
     return 0
+
+
+def _named(rows: Sequence[dict[str, Any]], what: str, name: str) -> dict[str, Any]:
+    """Return the row of one name."""
+    for row in rows:
+        if row["name"] == name:
+            return row
+    near = suggest(name, [row["name"] for row in rows])
+    raise LeakauditError(f"expected a name that 'leakaudit list {what}' prints, got {name!r}{near}")
+
+
+def _write(what: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print names with a line about each, and their sources."""
+    from leakaudit.rendering import console
+    from leakaudit.rendering.tables import Column, table
+
+    columns = [Column("name"), Column("description", text=True)]
+    if what in ("victims", "attacks"):
+        columns.append(Column("paper", spare=True))
+    lines = []
+    for row in rows:
+        cells = [row["name"], _plain(row["note"])]
+        if what in ("victims", "attacks"):
+            cells.append(short(row["paper"]))
+        lines.append(cells)
+    console.stdout().print(table(columns, lines, console.width()))
+
+
+def _details(what: str, row: Mapping[str, Any], width: int | None) -> str:
+    """Return everything about one entry: a line for each property and each parameter."""
+    lines = [row["name"]]
+    for key, value in row.items():
+        if key not in ("name", "parameters") and value != "":
+            word = {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+            lines += wrapped(f"{key}: {_plain(word)}", width, "  ")
+    if row.get("parameters"):
+        from leakaudit._util import declarations
+
+        lines.append("  parameters (--set NAME=VALUE):")
+        for text in parameters(declarations.of(what, row["name"]).parameters):
+            lines += wrapped(text, width, "    ")
+    return "\n".join(lines) + "\n"
+
+
+def wrapped(text: str, width: int | None, indent: str) -> list[str]:
+    """Return a line, or several if it does not fit the terminal.
+
+    Args:
+        text: The line.
+        width: Columns of the terminal; None does not wrap.
+        indent: Begins the first line; further lines are indented more.
+    """
+    if width is None:
+        return [indent + text]
+    more = indent + "    "
+    return textwrap.wrap(text, width, initial_indent=indent, subsequent_indent=more)
+
+
+def parameters(known: Mapping[str, Parameter]) -> list[str]:
+    """Return a line for each parameter: its default, meaning, choices and symbol.
+
+    Args:
+        known: The parameters by name.
+    """
+    from leakaudit.registry import written
+
+    lines = []
+    for name, one in known.items():
+        default = "" if one.default is MISSING else written(one.default)
+        symbol = f" [{one.symbol}]" if one.symbol else ""
+        choices = f" ({', '.join(one.choices)})" if one.choices else ""
+        lines.append(f"{f'{name}={default}':22} {one.help}{choices}{symbol}")
+    return lines
+
+
+def short(source: str) -> str:
+    """Return authors and year of a source.
+
+    Args:
+        source: A reference, such as "Lian et al. 2017, Algorithm 1 (D-PSGD)".
+
+    Returns:
+        The part up to the year, with the first of three or more authors; without a year, the part
+        before the first comma, colon or bracket.
+    """
+    dated = re.match(r"(.*?\b(?:19|20)\d\d)\b", source)
+    if dated is None:
+        return re.split("[,:(]", source)[0].strip()
+    authors = dated[1].removeprefix("extends ")
+    names = re.split(r", | and ", authors)
+    if len(names) > 2:
+        return f"{names[0]} et al. {authors[-4:]}"
+    return authors.split("(")[-1]
+
+
+def _plain(text: str) -> str:
+    """Return a docstring's line without markup and final stop."""
+    return text.replace("``", "").removesuffix(".")
 
 
 def _rows(what: str) -> list[dict[str, Any]]:
@@ -87,15 +199,13 @@ def _rows(what: str) -> list[dict[str, Any]]:
         return [{"name": name, "note": note} for name, note in names.items()]
     if what == "graphs":
         kinds = declarations.table("leakaudit.protocols.topology", "KINDS")
-        return [{"name": name} for name in [*kinds, "file:PATH"]]
+        return [{"name": name, "note": GRAPHS[name]} for name in [*kinds, "file:PATH"]]
     rows = []
     columns = COLUMNS[what]
     for name, declared in declarations.everything(what, tuple(columns.values())):
-        row: dict[str, Any] = {"name": name}
+        row: dict[str, Any] = {"name": name, "note": declared.note}
         for column, attribute in columns.items():
             row[column] = declared.attributes[attribute]
-        if what == "reports":
-            row["note"] = declared.note
         defaults = {key: p.default for key, p in declared.parameters.items()}
         row["parameters"] = {key: written(default) for key, default in defaults.items()}
         rows.append(row)

@@ -1,4 +1,4 @@
-"""The options that name the adversary, shared by the verbs that read a trace as one hears it."""
+"""The options that define the adversary, for the verbs that analyse its view of a trace."""
 
 from __future__ import annotations
 
@@ -23,18 +23,23 @@ def listening(sub: argparse.ArgumentParser) -> None:
         dest="adversary",
         default="eavesdropper",
         metavar="WHO",
-        help="eavesdropper, node:3, nodes:3,5, edges:0-1,1-0, or several joined by '+'",
+        help="adversary: eavesdropper, node:3, nodes:3,5 (a coalition), edges:0-1,1-0 (some "
+        "channels), or several joined by '+' (default eavesdropper)",
     )
-    sub.add_argument("--rounds", metavar="A:B", help="rounds that are heard, B excluded")
+    sub.add_argument(
+        "--rounds",
+        metavar="A:B",
+        help="rounds that the adversary observes, A to B - 1 (default: all)",
+    )
     sub.add_argument(
         "--knows",
         metavar="NAMES",
-        help="constants and public tensors that are known, e.g. rho,theta (default all)",
+        help="constants and public tensors that the adversary knows, e.g. rho,theta (default: all)",
     )
 
 
 def listener(args: argparse.Namespace) -> Adversary:
-    """Return the adversary that the options name.
+    """Return the adversary that the options define.
 
     Args:
         args: The parsed arguments.
@@ -43,7 +48,7 @@ def listener(args: argparse.Namespace) -> Adversary:
         The adversary.
 
     Raises:
-        LeakauditError: An option cannot be read.
+        LeakauditError: The value of an option is invalid.
     """
     from leakaudit.adversary import Adversary
 
@@ -54,7 +59,7 @@ def listener(args: argparse.Namespace) -> Adversary:
 
 
 def window(text: str | None) -> range | None:
-    """Read a window of rounds.
+    """Parse a range of rounds.
 
     Args:
         text: A:B, A: or :B for the rounds A to B - 1; None for all.
@@ -63,14 +68,16 @@ def window(text: str | None) -> range | None:
         The rounds, or None for all.
 
     Raises:
-        LeakauditError: It is not of that form, or holds no round.
+        LeakauditError: The text has another form, or the range is empty.
     """
     if text is None:
         return None
     first, colon, last = text.partition(":")
     if not colon or not all(part.isdecimal() or not part for part in (first, last)):
-        raise LeakauditError(f"--rounds: expected A:B, got {text!r}")
+        raise LeakauditError(f"--rounds: expected A:B, such as 0:11, got {text!r}")
     rounds = range(int(first or 0), int(last) if last else sys.maxsize)
     if not rounds:
-        raise LeakauditError(f"--rounds: {text!r} holds no round")
+        raise LeakauditError(
+            f"--rounds: expected A:B with A < B, got {text!r}, which contains no round"
+        )
     return rounds

@@ -1,4 +1,4 @@
-"""`leakaudit record`: run a victim and record what travels."""
+"""`leakaudit record`: run a protocol and record its messages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leakaudit.cli._options import plugins, say, settings, shared, trust
+from leakaudit.cli._options import described, plugins, say, settings, shared, trust
 from leakaudit.errors import LeakauditError
 
 if TYPE_CHECKING:
@@ -16,27 +16,21 @@ if TYPE_CHECKING:
     from leakaudit.protocols.recording import Plan
 
 CHOICES = {
-    "nodes": (int, "number of nodes that hold data"),
-    "graph": (str, "ring, star, complete, rgg, er, grid or file:PATH"),
-    "rounds": (int, "rounds of communication"),
-    "data": (
-        str,
-        (
-            "faces, faces-detect, photos, fashion, mnist, cifar10, gaussians, npz:FILE, "
-            "images:FOLDER or libsvm:FILE"
-        ),
-    ),
-    "samples": (int, "records a node"),
-    "split": (str, "iid, classes:C or dirichlet:A"),
-    "model": (str, "see 'leakaudit list models'; or package.module:factory"),
-    "dtype": (str, "float32 or float64"),
-    "wires": (str, "what is recorded: all, none, node:3 or 0-1,1-2"),
-    "layers": (str, "columns that are recorded: all, first, or parameter names"),
+    "nodes": (int, "number of nodes with data (default 10)"),
+    "graph": (str, "graph: ring, star, complete, rgg, er, grid or file:PATH (default rgg)"),
+    "rounds": (int, "number of rounds (default 20)"),
+    "data": (str, "data set, see 'leakaudit list data' (default faces)"),
+    "samples": (int, "number of records per node (default 1)"),
+    "split": (str, "distribution of the records: iid, classes:C or dirichlet:A (default iid)"),
+    "model": (str, "model, see 'leakaudit list models', or package.module:factory (default mlp)"),
+    "dtype": (str, "number format: float32 or float64 (default float32)"),
+    "wires": (str, "channels to record: all, none, node:3 or 0-1,1-2 (default all)"),
+    "layers": (str, "parameters to record: all, first (first layer), or names (default all)"),
 }
 
 
 class _Help(argparse.Action):
-    """Help that lists the victim's parameters where a victim is named."""
+    """Help that also lists the parameters of the victim, if one is named."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, *_: object
@@ -44,7 +38,8 @@ class _Help(argparse.Action):
         sys.stdout.write(parser.format_help())
         if namespace.victim:
             from leakaudit._util import declarations
-            from leakaudit.registry import written
+            from leakaudit.cli.list import parameters, wrapped
+            from leakaudit.rendering import console
 
             try:
                 plugins(namespace)
@@ -52,24 +47,30 @@ class _Help(argparse.Action):
             except LeakauditError as e:
                 parser.error(str(e))
             sys.stdout.write(f"\nparameters of {namespace.victim} (--set NAME=VALUE):\n")
-            for name, known in declared.parameters.items():
-                symbol = f" [{known.symbol}]" if known.symbol else ""
-                choices = f" ({', '.join(known.choices)})" if known.choices else ""
-                value = f"{name}={written(known.default)}"
-                sys.stdout.write(f"  {value:22} {known.help}{choices}{symbol}\n")
+            for text in parameters(declared.parameters):
+                for line in wrapped(text, console.width(), "  "):
+                    sys.stdout.write(f"{line}\n")
         parser.exit()
 
 
 def add(verbs: Any) -> None:
-    """Describe the verb.
+    """Add the verb's parser.
 
     Args:
         verbs: The subparsers of `leakaudit`.
     """
     sub = verbs.add_parser(
-        "record", help="run a protocol on data and record its channels", add_help=False
+        "record",
+        help="run a training protocol and record its messages",
+        add_help=False,
+        **described(
+            "Trains a model with a decentralised protocol and records the messages that its nodes "
+            "exchange. Writes a trace, and the private data to a separate truth file.",
+            "leakaudit record pdmm -o trace.pt --nodes 6 --graph ring --rounds 8",
+            "leakaudit record --scenario scenario.toml --seed 1 -o trace.pt",
+        ),
     )
-    sub.add_argument("victim", nargs="?", help="protocol, see 'leakaudit list victims'")
+    sub.add_argument("victim", nargs="?", help="protocol to run, see 'leakaudit list victims'")
     sub.add_argument(
         "-h",
         "--help",
@@ -82,12 +83,16 @@ def add(verbs: Any) -> None:
         "--output",
         default="trace.pt",
         help=(
-            "trace file, or a folder ('name/') for shards (default trace.pt); the truth goes "
-            "beside it"
+            "trace file to write, or a folder ('name/') of shards; the truth is written beside it "
+            "(default trace.pt)"
         ),
     )
     sub.add_argument(
-        "--scenario", type=Path, help="TOML file with the options below; flags go before it"
+        "--scenario",
+        type=Path,
+        metavar="FILE",
+        help="TOML file with values for the options below; options on the command line take "
+        "precedence",
     )
     for name, (kind, text) in CHOICES.items():
         sub.add_argument(f"--{name}", type=kind, default=None, help=text)
@@ -96,45 +101,46 @@ def add(verbs: Any) -> None:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="a constant of the protocol or an argument of the model; repeatable",
+        help="set a parameter of the protocol or an argument of the model; repeatable",
     )
     sub.add_argument(
         "--states",
         action="store_const",
         const=True,
         default=None,
-        help="keep the nodes' private vectors in the truth file",
+        help="store the private vectors of the nodes in the truth file",
     )
     sub.add_argument(
         "--curves",
         action="store_const",
         const=True,
         default=None,
-        help="keep loss, accuracy, consensus and norms, round by round",
+        help="store loss, accuracy, consensus and norms of each round in the truth file",
     )
     sub.add_argument(
         "--trust-model",
         action="store_true",
-        help="let a model package.module:factory of --scenario run its code",
-    )
-    engines = (
-        "all nodes in this process (inline, default), in real processes (gloo), or in threads; see "
-        "docs/engines.md"
+        help="allow the model that the scenario names (package.module:factory) to execute its code",
     )
     sub.add_argument(
-        "--engine", choices=("inline", "gloo", "threads"), default="inline", help=engines
+        "--engine",
+        choices=("inline", "gloo", "threads"),
+        default="inline",
+        help="run the nodes one after the other in this process (inline), in one process each "
+        "(gloo) or in one thread each (threads) (default inline)",
     )
     sub.add_argument(
         "--procs",
         type=int,
         metavar="N",
-        help="processes or threads of the engine (default: one a node)",
+        help="number of processes or threads (default: one per node)",
     )
     sub.add_argument(
         "--timeout",
         type=float,
         metavar="S",
-        help="seconds after which a process that hangs is given up (default 120)",
+        help="time after which a process that does not respond is given up, in seconds (default "
+        "120)",
     )
     sub.add_argument(
         "--fault",
@@ -142,25 +148,27 @@ def add(verbs: Any) -> None:
         default=[],
         metavar="WHAT",
         help=(
-            "stop:3@5 (node 3 ends after round 5), late:2@4:0.5 (half a second late) or drop:0-1@6 "
-            "(a lost message); repeatable"
+            "inject a fault: stop:3@5 (node 3 stops after round 5), late:2@4:0.5 (node 2 is 0.5 s "
+            "late in round 4) or drop:0-1@6 (a message is lost); repeatable"
         ),
     )
     sub.add_argument(
-        "--dry-run", action="store_true", help="print the scenario and its size, record nothing"
+        "--dry-run",
+        action="store_true",
+        help="print the scenario and the size of the recording, without recording",
     )
     shared(sub, "seed", "device", "threads", "data_root", "download", "max_bytes")
     sub.set_defaults(run=run)
 
 
 def pairs(texts: list[str]) -> dict[str, Any]:
-    """Read settings given as NAME=VALUE.
+    """Parse settings of the form NAME=VALUE.
 
     Args:
-        texts: One for each time that the option is given.
+        texts: One for each use of the option.
 
     Returns:
-        Values by name; numbers and true or false are read as such.
+        Values by name; numbers, true and false are converted.
 
     Raises:
         LeakauditError: One of them has no "=".
@@ -186,7 +194,7 @@ def _value(text: str) -> Any:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Record, and say where.
+    """Record, and print a summary to stderr.
 
     Args:
         args: The parsed arguments.
@@ -223,7 +231,7 @@ def run(args: argparse.Namespace) -> int:
     spread = _spread(args, ready)
     if args.dry_run:
         sys.stdout.write(
-            f"{scenario.to_toml()}\n# {human(ready.size())}, {len(ready.wires)} wires, "
+            f"{scenario.to_toml()}\n# {human(ready.size())}, {len(ready.wires)} channels, "
             f"{ready.task.layout.size} parameters\n"
         )
         return 0
@@ -255,7 +263,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _spread(args: argparse.Namespace, plan: Plan) -> Spread | None:
-    """Return how the run is spread over processes, None where it is not."""
+    """Return how the nodes are spread over processes; None if they run in this one."""
     if args.engine == "inline":
         given = [
             f"--{name}"
@@ -264,8 +272,8 @@ def _spread(args: argparse.Namespace, plan: Plan) -> Spread | None:
         ]
         if given:
             raise LeakauditError(
-                f"{', '.join(given)}: for nodes in several processes; add --engine gloo, or "
-                "--engine threads"
+                f"{', '.join(given)}: only for nodes in several processes or threads; add "
+                "--engine gloo or --engine threads"
             )
         return None
     from leakaudit.capture.gloo import engine

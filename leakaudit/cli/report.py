@@ -1,4 +1,4 @@
-"""`leakaudit report`: results.json in another form, alone or compared with earlier results."""
+"""`leakaudit report`: convert results.json to another format, or compare it with another."""
 
 from __future__ import annotations
 
@@ -7,50 +7,54 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from leakaudit.cli._options import say
+from leakaudit.cli._options import described, say
 
 
 def add(verbs: Any) -> None:
-    """Describe the verb.
+    """Add the verb's parser.
 
     Args:
         verbs: The subparsers of `leakaudit`.
     """
     sub = verbs.add_parser(
         "report",
-        help=(
-            "results.json as HTML, Markdown, JUnit, SARIF, text or annotations; compared with "
-            "earlier results"
+        help="show results as HTML, Markdown, JUnit, SARIF or text, or compare them",
+        **described(
+            "Converts the results of an attack, audit, sweep or check to another format, such as "
+            "one HTML page. Can compare them with earlier results, and remove personal data.",
+            "leakaudit report out/ -o report.html",
+            "leakaudit report out/ --against before/ -f markdown",
         ),
     )
     sub.add_argument(
         "results",
         type=Path,
         metavar="RESULTS",
-        help="results.json, or the folder that holds it with its pictures",
+        help="results.json, or the folder with it and its pictures",
     )
     sub.add_argument(
         "-f",
         "--format",
         default="html",
-        help="html (default), markdown, text, json, junit, sarif, github, or a plugin's",
+        help="html, markdown, text, json, junit, sarif, github, or a format of a plug-in (default "
+        "html)",
     )
     sub.add_argument(
         "-o",
         "--output",
         type=Path,
         metavar="FILE",
-        help="file to write, its folder included (default: stdout)",
+        help="file to write; missing folders are created (default: stdout)",
     )
     sub.add_argument(
         "--redact",
         action="store_true",
-        help="no pictures, labels, notes or paths, and nodes under other numbers",
+        help="remove pictures, labels, notes and paths, and renumber the nodes",
     )
     sub.add_argument(
         "--redact-key",
         metavar="TEXT",
-        help="redact, with the same node numbers wherever this secret is used",
+        help="redact as above; reports with the same secret key use the same node numbers",
     )
     sub.add_argument(
         "--against",
@@ -61,7 +65,7 @@ def add(verbs: Any) -> None:
     sub.add_argument(
         "--location",
         metavar="FILE",
-        help="file of your repository that SARIF points at (default leakaudit.toml)",
+        help="file in your repository to which SARIF findings refer (default leakaudit.toml)",
     )
     sub.add_argument(
         "--plugin",
@@ -69,16 +73,16 @@ def add(verbs: Any) -> None:
         default=[],
         metavar="MODULE",
         help=(
-            "module of your own with reports, of the current folder or installed; its code runs; "
-            "repeatable"
+            "import a module with your own report formats, from the current folder or installed; "
+            "this executes its code; repeatable"
         ),
     )
-    sub.add_argument("-q", "--quiet", action="store_true", help="no notes on stderr")
+    sub.add_argument("-q", "--quiet", action="store_true", help="write no notes to stderr")
     sub.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Render, and then write all of it or nothing.
+    """Render the report completely, then write it.
 
     Args:
         args: The parsed arguments.
@@ -88,6 +92,7 @@ def run(args: argparse.Namespace) -> int:
     """
     from leakaudit import api
     from leakaudit._util.files import replacing
+    from leakaudit.rendering import console
 
     shown = api.report(
         args.results,
@@ -96,6 +101,7 @@ def run(args: argparse.Namespace) -> int:
         redact=args.redact,
         redact_key=args.redact_key,
         location=args.location,
+        width=None if args.output else console.width(),
     )
     page = shown.encode("utf-8", "backslashreplace")
     if args.output is None:

@@ -1,4 +1,4 @@
-"""`leakaudit score`: score stored reconstructions again, without attacking again."""
+"""`leakaudit score`: score stored reconstructions again, without repeating the attack."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leakaudit.api import RECORD, file_of
-from leakaudit.cli._options import say, settings, shared
+from leakaudit.cli._options import described, say, settings, shared
 from leakaudit.errors import LeakauditError
 
 if TYPE_CHECKING:
@@ -16,46 +16,52 @@ if TYPE_CHECKING:
 
 
 def add(verbs: Any) -> None:
-    """Describe the verb.
+    """Add the verb's parser.
 
     Args:
         verbs: The subparsers of `leakaudit`.
     """
     sub = verbs.add_parser(
         "score",
-        help="score stored reconstructions again: with a truth that came later, or one more metric",
+        help="score stored reconstructions again, with another truth or metric",
+        **described(
+            "Scores stored reconstructions again without repeating the attack, for example with a "
+            "truth file that was not available before, or with LPIPS.",
+            "leakaudit score out/ --truth trace.truth.pt",
+            "leakaudit score out/ --metric ssim -o rescored/",
+        ),
     )
     sub.add_argument(
         "results",
         type=Path,
         metavar="RESULTS",
-        help="results.json, or the folder that holds it with reconstructions.npz",
+        help="results.json, or the folder with it and reconstructions.npz",
     )
     sub.add_argument(
         "--metric",
         action="append",
         default=[],
         metavar="NAME",
-        help="metric to compute anew; repeatable (default all; others stay)",
+        help="metric to compute; repeatable; the others keep their values (default: all)",
     )
     sub.add_argument(
         "--truth",
         type=Path,
         metavar="FILE",
-        help="truth file (default: the one that the results name)",
+        help="truth file (default: the file that the results name)",
     )
     sub.add_argument(
         "-f",
         "--format",
         default="text",
-        help="what goes to stdout: text (default), json, markdown, …",
+        help="format of the output, see 'leakaudit list reports' (default text)",
     )
     sub.add_argument(
         "-o",
         "--output",
         type=Path,
         metavar="DIR",
-        help="folder for the new results (default: in place)",
+        help="folder for the new results (default: replace the old ones)",
     )
     shared(sub, "lpips_weights", "threads")
     sub.set_defaults(run=run)
@@ -103,11 +109,12 @@ def run(args: argparse.Namespace) -> int:
         if lost := rescoring.missing(scores, args.metric):
             reason = rescoring.one_truth(made).metrics.get(lost[0], "this data has none")
             raise LeakauditError(
-                f"{lost[0]} was measured on no record: {reason}; nothing was written"
+                f"{lost[0]} could not be computed for any record: {reason}; nothing was written"
             )
         rescoring.write(folder, made, found, scores, truth)
-    sys.stdout.write(render(made).rstrip("\n") + "\n")
-    say(f"{folder / RECORD}: scored again, nothing was attacked", args)
+    fit = console.fit() if args.format == "text" else {}
+    sys.stdout.write(render(made, **fit).rstrip("\n") + "\n")
+    say(f"{folder / RECORD}: scored again; no attack was run", args)
     return 0
 
 
@@ -117,10 +124,10 @@ def _named(record: dict[str, Json]) -> Path:
 
     name = given(of_run(record).provenance.truth.path, None)
     if name is None:
-        raise LeakauditError("these results name no truth file; give it with --truth FILE")
+        raise LeakauditError("the results do not name a truth file; specify it with --truth FILE")
     if not Path(name).is_file():
         raise LeakauditError(
-            f"truth file {name}, with which these results were scored, is not there; give it with "
+            f"the truth file {name}, which these results name, does not exist; specify it with "
             "--truth FILE"
         )
     return Path(name)

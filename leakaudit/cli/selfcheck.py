@@ -1,4 +1,4 @@
-"""`leakaudit selfcheck`: false alarms and power of the estimators where the truth is known."""
+"""`leakaudit selfcheck`: measure the error rates of the estimators."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
-from leakaudit.cli._options import settings, shared
+from leakaudit.cli._options import described, formats, settings, shared
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,33 +16,38 @@ if TYPE_CHECKING:
 
 
 def add(verbs: Any) -> None:
-    """Describe the verb.
+    """Add the verb's parser.
 
     Args:
         verbs: The subparsers of `leakaudit`.
     """
     sub = verbs.add_parser(
-        "selfcheck", help="audit the auditor: false alarms and power of the estimators, with limits"
+        "selfcheck",
+        help="measure the error rates of the audit's own estimators",
+        **described(
+            "Audits the auditor: applies its estimators to mechanisms with a known epsilon, and "
+            "measures their false-positive rate and their power.",
+            "leakaudit selfcheck",
+            "leakaudit selfcheck --runs 200 --alpha 0.01 -f json",
+        ),
     )
     sub.add_argument(
-        "--runs", type=int, default=1000, help="audits of each mechanism (default 1000)"
+        "--runs", type=int, default=1000, help="number of audits per mechanism (default 1000)"
     )
     sub.add_argument(
         "--trials",
         type=int,
         default=1000,
-        help="trials of an audit on each side, or canaries of one run (default 1000)",
+        help="number of trials per audit and hypothesis, or of canaries in one run (default 1000)",
     )
     sub.add_argument(
         "--alpha",
         type=float,
         default=0.05,
-        help="false alarms that an audit may raise (default .05)",
+        help="maximum false-positive rate of an audit (default 0.05)",
     )
-    sub.add_argument("--seed", type=int, default=0, help="of the draws (default 0)")
-    sub.add_argument(
-        "-f", "--format", choices=("text", "json"), default="text", help="default text"
-    )
+    sub.add_argument("--seed", type=int, default=0, help="seed of the random numbers (default 0)")
+    formats(sub)
     shared(sub, "threads")
     sub.set_defaults(run=run)
 
@@ -50,13 +55,11 @@ def add(verbs: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print a line for each estimator and mechanism.
 
-    1 if a rate is not shown to be within its limit.
-
     Args:
         args: The parsed arguments.
 
     Returns:
-        The exit code.
+        The exit code: 1 if a rate is not shown to be within its limit.
     """
     from leakaudit.rendering import console
     from leakaudit.results import model
@@ -76,26 +79,24 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _write(rows: Sequence[ErrorRate]) -> None:
-    from rich import box
-    from rich.table import Table
     from rich.text import Text
 
     from leakaudit.rendering import console
+    from leakaudit.rendering.tables import Column, table
 
     out = console.stdout()
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in (
-        "estimator",
-        "claim",
-        "rounds",
-        "known",
-        "claimed",
-        "refuted",
-        "limits",
-        "allowed",
-        "",
-    ):
-        table.add_column(name, justify="left" if name in ("estimator", "claim", "") else "right")
+    columns = (
+        Column("estimator"),
+        Column("claim"),
+        Column("rounds", right=True, spare=True),
+        Column("known", right=True, spare=True),
+        Column("claimed", right=True, spare=True),
+        Column("refuted", right=True),
+        Column("limits", right=True),
+        Column("allowed", right=True),
+        Column("outcome"),
+    )
+    cells = []
     for row in rows:
         low, high = row.limits
         allowed = f">= {row.allowed:g}" if row.planted else f"<= {row.allowed:g}"
@@ -108,27 +109,27 @@ def _write(rows: Sequence[ErrorRate]) -> None:
             allowed,
         )
         verdict = Text("ok", style="green") if row.ok else Text("OUTSIDE", style="bold red")
-        table.add_row(row.estimator, row.planted or "true", *numbers, verdict)
-    out.print(table)
+        cells.append((row.estimator, row.planted or "true", *numbers, verdict))
+    out.print(table(columns, cells, console.width()))
     out.print(Text(_note(rows), style="dim"))
 
 
 def _note(rows: Sequence[ErrorRate]) -> str:
-    """Say what the rates are of, and what to do about one that is not within its limit."""
+    """Explain the rates, and what to do about one that is outside its limit."""
     first = rows[0]
     said = (
-        f"refuted: share of {first.runs} audits at level {first.alpha:g}, false alarms where the "
-        "claim is true and power where a mistake "
-        "makes it false. limits: Clopper and Pearson's, each at confidence .95."
+        f"refuted: fraction of {first.runs} audits at level {first.alpha:g} that refute the claim: "
+        "the false-positive rate for a true claim, the power for one that a mistake makes false. "
+        "limits: Clopper-Pearson limits of the rate, each at confidence 0.95."
     )
     if all(row.ok for row in rows):
         return said
     proved = any(row.limits[0] > row.alpha for row in rows if not row.planted)
     return f"{said} " + (
-        "A rate of false alarms is above alpha beyond doubt: an estimator is wrong."
+        "A false-positive rate is significantly above alpha: an estimator is wrong."
         if proved
         else (
-            "A rate outside may be chance: more --runs narrow its limits, more --trials raise the "
-            "power."
+            "A rate outside its limit may be due to chance: more --runs narrow the limits, more "
+            "--trials increase the power."
         )
     )

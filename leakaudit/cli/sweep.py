@@ -1,4 +1,4 @@
-"""`leakaudit sweep`: attack x victim x epsilon x any setting x seed, in parallel and resumable."""
+"""`leakaudit sweep`: attacks x victims x settings x seeds, in parallel and resumable."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leakaudit.cli._options import say, settings, shared, trust
+from leakaudit.cli._options import described, say, settings, shared, trust
 from leakaudit.errors import LeakauditError
 
 if TYPE_CHECKING:
@@ -16,81 +16,90 @@ if TYPE_CHECKING:
     from leakaudit.sweeping.run import SweepOptions, Swept
 
 UNSETTLED, INTERRUPTED = 3, 130
-TOLD = 10  # cells without a result that are named
+TOLD = 10  # largest number of cells without a result that are listed
 
 
 def add(verbs: Any) -> None:
-    """Describe the verb.
+    """Add the verb's parser.
 
     Args:
         verbs: The subparsers of `leakaudit`.
     """
     sub = verbs.add_parser(
         "sweep",
-        help="attack x victim x epsilon x any setting x seed, in parallel, resumed after a kill",
+        help="run combinations of attacks, victims, settings and seeds in parallel",
+        **described(
+            "Runs every combination of attacks, victims, settings and seeds in a plan on all "
+            "cores, and tabulates the results. The same command continues an interrupted sweep.",
+            "leakaudit sweep plan.toml -o sweep/",
+            "leakaudit sweep merge part1/ part2/ -o results.json",
+        ),
     )
     sub.add_argument(
         "what",
         nargs="+",
         metavar="PLAN | merge DIR",
-        help="TOML file with a scenario and a table [sweep]; or: merge and folders of parts",
+        help="TOML file with a scenario and a table [sweep]; or the word merge and the folders of "
+        "the parts",
     )
     sub.add_argument(
         "-f",
         "--format",
         action="append",
         choices=("text", "json", "markdown"),
-        help="what goes to stdout (default text)",
+        help="format of the output; repeatable (default text)",
     )
     sub.add_argument(
         "--workers",
         type=int,
         metavar="N",
-        help="processes, one thread each; 0 works in this one (default: one a processor)",
+        help="number of processes, with one thread each; 0 runs in this process (default: one per "
+        "processor)",
     )
     sub.add_argument(
         "--backend",
         default="process",
         metavar="NAME",
-        help="process (default), joblib, or joblib:NAME, such as dask or ray",
+        help="process, joblib, or joblib:NAME, such as joblib:dask or joblib:ray (default process)",
     )
     sub.add_argument(
         "--shard",
         default="1/1",
         metavar="I/N",
-        help="do the I-th of N parts, for job arrays; then: sweep merge DIR ...",
+        help="run only the I-th of N parts, for job arrays; combine the parts with 'leakaudit "
+        "sweep merge' (default 1/1)",
     )
     sub.add_argument(
-        "--retry-failed", action="store_true", help="try cells that failed before once more"
+        "--retry-failed", action="store_true", help="run cells that failed earlier once more"
     )
     sub.add_argument(
         "--dry-run",
         action="store_true",
-        help="print the number of cells, what is done, and the time left by what was timed",
+        help="print the number of cells, how many are done, and an estimate of the time left",
     )
     sub.add_argument(
         "--trust-model",
         action="store_true",
-        help="let a model package.module:factory of the plan run its code",
+        help="allow the model that the plan names (package.module:factory) to execute its code",
     )
     sub.add_argument(
         "--figure",
         type=Path,
         metavar="FILE",
-        help="also draw the figure to FILE: .png, .svg or .pdf (besides sweep.png)",
+        help="write the figure to this .png, .svg or .pdf file as well as to sweep.png",
     )
     shared(sub, "seed", "device", "output", "data_root", "download", "max_seconds")
     sub.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Sweep or merge; 3 where a cell failed or is missing, 130 after Ctrl-C.
+    """Run a sweep, or merge its parts.
 
     Args:
         args: The parsed arguments.
 
     Returns:
-        The exit code.
+        The exit code: 3 if a cell failed or is missing, 130 after Ctrl-C.
     """
     if (
         args.what[0] != "merge"
@@ -113,7 +122,7 @@ def run(args: argparse.Namespace) -> int:
         return _merge(args)
     if len(args.what) > 1:
         raise LeakauditError(
-            f"expected one plan, got {' '.join(args.what)}; to put parts together: leakaudit sweep "
+            f"expected one plan, got {' '.join(args.what)}; to combine parts, run leakaudit sweep "
             "merge DIR ..."
         )
     chosen = settings(args)
@@ -129,7 +138,9 @@ def run(args: argparse.Namespace) -> int:
     )
     options, folder = SweepOptions(*rest, trust(args.trust_model)), Path(chosen.output)
     if args.figure is not None and options.shard[1] > 1:
-        raise LeakauditError("--figure: one part has no figure; name it to leakaudit sweep merge")
+        raise LeakauditError(
+            "--figure: a single part has no figure; use the option with leakaudit sweep merge"
+        )
     if args.dry_run:
         sys.stdout.write(json.dumps(model.plain(dry(plan, folder, options)), indent=2) + "\n")
         return 0
@@ -152,12 +163,12 @@ def _tell(swept: Swept, folder: Path, options: SweepOptions, args: argparse.Name
     before = f", {swept.skipped} of them before" if swept.skipped else ""
     say(f"{folder}: {swept.cells - swept.left} of {swept.cells} cells{before}", args)
     if swept.left:
-        say(f"{swept.left} cells are left; the same command goes on", args)
+        say(f"{swept.left} cells are left; run the same command again to continue", args)
     if options.shard[1] > 1:
         say(
             (
-                f"part {options.shard[0]} of {options.shard[1]}; when all are there: leakaudit "
-                "sweep merge DIR ... -o results.json"
+                f"part {options.shard[0]} of {options.shard[1]}; when all are complete, run: "
+                "leakaudit sweep merge DIR ... -o results.json"
             ),
             args,
         )
@@ -184,7 +195,7 @@ def _merge(args: argparse.Namespace) -> int:
 
 
 def _draw(found: SweepRecord, args: argparse.Namespace) -> None:
-    """Draw the figure once more, to the file that --figure names."""
+    """Draw the figure to the file that --figure names, too."""
     if args.figure is None:
         return
     from leakaudit.rendering import plots

@@ -1,4 +1,4 @@
-"""`leakaudit tap`: record what a torch.distributed program sends."""
+"""`leakaudit tap`: record the messages of a torch.distributed program."""
 
 from __future__ import annotations
 
@@ -7,53 +7,68 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leakaudit.cli import tapped
-from leakaudit.cli._options import say, settings, shared
+from leakaudit.cli._options import described, say, settings, shared
 from leakaudit.errors import LeakauditError
 
 if TYPE_CHECKING:
     from leakaudit.capture.tap.description import Description
 
 ACTIONS = ("describe", "merge")
-UNDESCRIBED = 3  # exit code where the program ran, and its messages are logged but not understood
+UNDESCRIBED = 3  # exit code if the messages were logged, but could not be interpreted
 USAGE = """leakaudit tap [options] -- torchrun --nproc-per-node 4 program.py
        leakaudit tap describe LOG [-o tap.toml] [--model NAME --shape 1,25,25 …]
        leakaudit tap merge LOG --describe tap.toml [-o trace.pt]"""
 
 
 def add(verbs: Any) -> None:
-    """Describe the verb; 'describe' and 'merge' have parsers of their own.
+    """Add the verb's parser; 'describe' and 'merge' have parsers of their own.
 
     Args:
         verbs: The subparsers of `leakaudit`.
     """
     sub = verbs.add_parser(
-        "tap", help="record what a torch.distributed program sends, unmodified", usage=USAGE
+        "tap",
+        help="record the messages of a torch.distributed program, without changing it",
+        usage=USAGE,
+        **described(
+            "Records what a torch.distributed program sends, without a change to the program, and "
+            "infers what the messages contain. 'describe' and 'merge' process a log again.",
+            "leakaudit tap -o trace.pt -- torchrun --nproc-per-node 4 train.py",
+            "leakaudit tap -o trace.pt --describe tap.toml -- python train.py",
+        ),
     )
     tapped.written(sub)
     sub.add_argument(
         "--describe",
         type=Path,
         metavar="FILE",
-        help="TOML that says what the messages are (default: guess)",
+        help="TOML file that describes the messages (default: inferred from the messages)",
     )
     sub.add_argument(
-        "--rounds", metavar="A:B", help="keep payloads of rounds A to B - 1 alone (default all)"
+        "--rounds",
+        metavar="A:B",
+        help="record the content of messages only in rounds A to B - 1 (default: all)",
     )
     sub.add_argument(
-        "--ranks", metavar="0,2", help="keep payloads of these ranks alone (default all)"
+        "--ranks",
+        metavar="RANKS",
+        help="record the content of messages only of these ranks, e.g. 0,2 (default: all)",
     )
     sub.add_argument(
         "--receive",
         action="store_true",
-        help="log what arrives as well, once the program has waited for it",
+        help="record received messages as well, once the program has waited for them",
     )
     sub.add_argument(
         "--keep",
         action="store_true",
-        help="keep the raw log (trace.tap/) when the trace is written",
+        help="keep the raw log (trace.tap/) after the trace is written",
     )
     sub.add_argument(
-        "command", nargs=argparse.REMAINDER, help="the program and its arguments, after --"
+        "command",
+        nargs=argparse.REMAINDER,
+        metavar="-- COMMAND",
+        help="the program and its arguments, after --",
     )
     shared(sub, "threads", "max_bytes")
     sub.set_defaults(run=run)
@@ -112,16 +127,19 @@ def _finish(
     described: Description | None,
     code: int,
 ) -> int:
-    """Make the trace of what was logged."""
+    """Make a trace of the log."""
     from leakaudit.capture.tap import launch
 
     if not any(folder.iterdir()):
         launch.clear(folder)
         if code:
-            say(f"leakaudit tap: nothing was heard: the program ended with code {code}", args)
+            say(
+                f"leakaudit tap: no messages were recorded: the program ended with code {code}",
+                args,
+            )
             return code
-        why = "it sent nothing by torch.distributed, or its Python ignores PYTHONPATH (-I, -E, -S)"
-        raise LeakauditError(f"nothing was heard of the program: {why}")
+        why = "it sent none by torch.distributed, or its Python ignores PYTHONPATH (-I, -E, -S)"
+        raise LeakauditError(f"no messages of the program were recorded: {why}")
     try:
         described = described or _guessed(args, folder)
         if described is None:
@@ -137,7 +155,7 @@ def _finish(
 
 
 def _guessed(args: argparse.Namespace, folder: Path) -> Description | None:
-    """Return what a guess says, and write it beside the trace; None where it has gaps."""
+    """Infer the description and write it beside the trace; None if it is incomplete."""
     from leakaudit._util.files import replacing
     from leakaudit.capture.tap.guess import guess
     from leakaudit.capture.tap.reading import read_logs
@@ -148,12 +166,13 @@ def _guessed(args: argparse.Namespace, folder: Path) -> Description | None:
         return None
     beside = args.output.with_suffix(".toml")
     if beside.exists() and beside.read_bytes() != found.toml.encode():
-        say(f"{beside} is there and says something else, so it stays; guessed: {found.said}", args)
+        say(f"{beside} exists and differs, so it was kept; inferred: {found.said}", args)
         return found.description
     with replacing(beside) as file:
         file.write(found.toml.encode())
     say(
-        f"{beside}: guessed: {found.said}; read it, and give it with --describe the next time", args
+        f"{beside}: inferred: {found.said}; check it, and pass it with --describe the next time",
+        args,
     )
     return found.description
 

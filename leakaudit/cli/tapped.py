@@ -1,4 +1,4 @@
-"""What `leakaudit tap` does with a log that is there: describe it, and make a trace of it."""
+"""`leakaudit tap describe` and `merge`: describe an existing log, and make a trace of it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from leakaudit.cli._options import Parser, say, settings, shared, trust
+from leakaudit.cli._options import Parser, described, say, settings, shared, trust
 from leakaudit.errors import LeakauditError
 
 if TYPE_CHECKING:
@@ -15,24 +15,89 @@ if TYPE_CHECKING:
 
 
 def written(sub: argparse.ArgumentParser) -> None:
-    """Add what says where a trace goes, and where its truth comes from.
+    """Add the options for the trace to write and its truth.
 
     Args:
         sub: The verb's parser.
     """
     sub.add_argument(
-        "-o", "--output", type=Path, default=Path("trace.pt"), help="trace file (default trace.pt)"
+        "-o",
+        "--output",
+        type=Path,
+        default=Path("trace.pt"),
+        help="trace file to write (default trace.pt)",
     )
     sub.add_argument(
         "--truth",
         type=Path,
         metavar="FILE",
-        help=".npz that holds all nodes' records x, y, node, to score attacks against",
+        help="file .npz with the records x, y, node of all nodes, for scoring attacks",
     )
 
 
+def describing() -> Parser:
+    """Return the parser of ``tap describe``."""
+    sub = Parser(
+        prog="leakaudit tap describe",
+        **described(
+            "Infers what the messages of a log contain, and writes a description of them that you "
+            "can complete.",
+            "leakaudit tap describe trace.tap -o tap.toml",
+            "leakaudit tap describe trace.tap --model mlp --shape 1,25,25 --classes 10",
+        ),
+    )
+    sub.add_argument("log", type=Path, help="folder of the log (trace.tap)")
+    sub.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="TOML file to write (default: stdout)"
+    )
+    sub.add_argument(
+        "--model",
+        metavar="NAME",
+        help="trained model, see 'leakaudit list models', or package.module:factory",
+    )
+    sub.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="set an argument of the model; repeatable",
+    )
+    sub.add_argument("--shape", help="shape of one input, e.g. 1,25,25")
+    sub.add_argument("--classes", type=int, metavar="C", help="number of classes")
+    sub.add_argument(
+        "--loss",
+        default="cross_entropy",
+        help="loss: cross_entropy, binary or squared (default cross_entropy)",
+    )
+    shared(sub, "threads")
+    return sub
+
+
+def merging() -> Parser:
+    """Return the parser of ``tap merge``."""
+    sub = Parser(
+        prog="leakaudit tap merge",
+        **described(
+            "Makes a trace of a log that was kept, with a description of its messages.",
+            "leakaudit tap merge trace.tap --describe tap.toml",
+            "leakaudit tap merge trace.tap --describe tap.toml --truth data.npz",
+        ),
+    )
+    sub.add_argument("log", type=Path, help="folder of the log (trace.tap)")
+    sub.add_argument(
+        "--describe",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="TOML file that describes the messages",
+    )
+    written(sub)
+    shared(sub, "threads", "max_bytes")
+    return sub
+
+
 def describe(argv: list[str]) -> int:
-    """Write a description to start from.
+    """Infer a description of a log, and write it.
 
     Args:
         argv: The arguments after ``tap describe``.
@@ -42,32 +107,7 @@ def describe(argv: list[str]) -> int:
     """
     from leakaudit.cli.record import pairs
 
-    sub = Parser(
-        prog="leakaudit tap describe",
-        description="Guess what a log's messages are, and write a description to start from.",
-    )
-    sub.add_argument("log", type=Path, help="folder of the log (trace.tap)")
-    sub.add_argument("-o", "--output", type=Path, help="TOML file to write (default: stdout)")
-    sub.add_argument(
-        "--model",
-        help="model that was trained: a name of 'leakaudit list models', or package.module:factory",
-    )
-    sub.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="an argument of the model; repeatable",
-    )
-    sub.add_argument("--shape", help="shape of one input, e.g. 1,25,25")
-    sub.add_argument("--classes", type=int, help="number of classes")
-    sub.add_argument(
-        "--loss",
-        default="cross_entropy",
-        help="cross_entropy, binary or squared (default cross_entropy)",
-    )
-    shared(sub, "threads")
-    args = sub.parse_args(argv)
+    args = describing().parse_args(argv)
     settings(args)
     trust(args.model is not None)
     from leakaudit._util.files import replacing
@@ -90,7 +130,7 @@ def describe(argv: list[str]) -> int:
 
 
 def merge(argv: list[str]) -> int:
-    """Make a trace of a log that was kept.
+    """Make a trace of an existing log.
 
     Args:
         argv: The arguments after ``tap merge``.
@@ -98,20 +138,7 @@ def merge(argv: list[str]) -> int:
     Returns:
         The exit code.
     """
-    sub = Parser(
-        prog="leakaudit tap merge", description="Make a trace of a log, as a description says."
-    )
-    sub.add_argument("log", type=Path, help="folder of the log (trace.tap)")
-    sub.add_argument(
-        "--describe",
-        type=Path,
-        required=True,
-        metavar="FILE",
-        help="TOML that says what the messages are",
-    )
-    written(sub)
-    shared(sub, "threads", "max_bytes")
-    args = sub.parse_args(argv)
+    args = merging().parse_args(argv)
     chosen = settings(args)
     from leakaudit.capture.tap import description
 
@@ -126,13 +153,13 @@ def write(
     described: Description,
     code: int = 0,
 ) -> None:
-    """Write the trace, and say what it holds and lacks.
+    """Write the trace, and report its size and what is missing.
 
     Args:
-        args: The parsed arguments; those of `written` are read.
+        args: The parsed arguments, with those of `written`.
         chosen: The effective settings.
-        folder: Of the log.
-        described: What its messages are.
+        folder: Folder of the log.
+        described: Description of its messages.
         code: Exit code of the program.
     """
     from leakaudit.capture.tap import merge, wires
@@ -163,31 +190,31 @@ def write(
 
 
 def log(trace: Path) -> Path:
-    """Return where the raw log of a trace is.
+    """Return the folder of the raw log of a trace.
 
     Args:
         trace: The trace file.
 
     Returns:
-        The log's folder, beside it.
+        A folder beside the trace.
 
     Raises:
         LeakauditError: `trace` has no file name.
     """
     if not trace.name:
-        raise LeakauditError(f"expected the name of a trace file, got {str(trace)!r}")
+        raise LeakauditError(f"-o: expected the name of a trace file, got {str(trace)!r}")
     return trace.with_name(f"{trace.name.removesuffix('.pt')}.tap")
 
 
 def _folder(given: Path) -> Path:
-    """Return the log that is meant, if somebody names the trace beside it."""
+    """Return the folder of a log; also if the user named the trace beside it."""
     if given.suffix == ".pt":
         return log(given)
     return given
 
 
 def numbers(text: str | None, flag: str) -> tuple[int, ...] | None:
-    """Read whole numbers joined by commas.
+    """Parse whole numbers separated by commas.
 
     Args:
         text: The numbers; None if not given.
@@ -205,5 +232,5 @@ def numbers(text: str | None, flag: str) -> tuple[int, ...] | None:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
         raise LeakauditError(
-            f"{flag}: expected whole numbers joined by commas, got {text!r}"
+            f"{flag}: expected whole numbers separated by commas, got {text!r}"
         ) from None

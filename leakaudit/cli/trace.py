@@ -1,62 +1,92 @@
-"""`leakaudit trace`: look at trace files, check them, change their form."""
+"""`leakaudit trace`: inspect, verify, lint and convert traces."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from leakaudit.cli import curves, lint
-from leakaudit.cli._options import say, settings, shared, trust
+from leakaudit.cli._options import described, formats, say, settings, shared, trust
 
 
 def add(verbs: Any) -> None:
-    """Describe the verb and its actions.
+    """Add the parsers of the verb and its actions.
 
     Args:
         verbs: The subparsers of `leakaudit`.
     """
     actions = verbs.add_parser(
-        "trace", help="info, verify, lint or convert a trace; curves of a run"
+        "trace",
+        help="inspect, verify, lint or convert a trace; show the curves of a run",
+        **described(
+            "Inspects, verifies, checks or converts a trace, or shows the training curves of a "
+            "run.",
+            "leakaudit trace info trace.pt",
+            "leakaudit trace lint trace.pt",
+        ),
     ).add_subparsers(dest="action", metavar="ACTION", required=True)
-    info = actions.add_parser("info", help="what a trace holds")
+    info = actions.add_parser(
+        "info",
+        help="show what a trace contains",
+        **described(
+            "Shows what a trace contains: protocol, graph, kinds of messages, public constants "
+            "and claims.",
+            "leakaudit trace info trace.pt",
+            "leakaudit trace info trace.pt -f json",
+        ),
+    )
     verify = actions.add_parser(
-        "verify", help="check sha256, structure and that every number is finite"
+        "verify",
+        help="check the integrity of a trace",
+        **described(
+            "Checks the sha256, the structure and the numbers of a trace; --relations checks that "
+            "the recorded run satisfies the declared relations.",
+            "leakaudit trace verify trace.pt",
+            "leakaudit trace verify trace.pt --relations --truth trace.truth.pt",
+        ),
     )
     for sub in (info, verify):
-        sub.add_argument("trace", type=Path, help="trace file or folder")
-        sub.add_argument(
-            "-f", "--format", choices=("text", "json"), default="text", help="default text"
-        )
+        sub.add_argument("trace", type=Path, help="trace file, or folder of shards")
+        formats(sub)
     verify.add_argument(
-        "--write", action="store_true", help="write the sha256 file where the trace has none"
+        "--write", action="store_true", help="write the sha256 file if the trace has none"
     )
     verify.add_argument(
         "--relations",
         action="store_true",
         help=(
-            "check the protocol's declared relations on the run's private states (record --states)"
+            "check the declared relations of the protocol on the private states of the run "
+            "(requires 'record --states')"
         ),
     )
     verify.add_argument(
         "--truth",
         type=Path,
         metavar="FILE",
-        help="truth with the states (default: the one beside the trace)",
+        help="truth file with the states (default: the one beside the trace)",
     )
     verify.add_argument(
         "--trust-model",
         action="store_true",
-        help="allow a trace's package.module:factory to run that code",
+        help="allow the model that the trace names (package.module:factory) to execute its code",
     )
     convert = actions.add_parser(
-        "convert", help="between .pt, a folder of shards, .npz and .safetensors"
+        "convert",
+        help="convert a trace between .pt, a folder of shards, .npz and .safetensors",
+        **described(
+            "Converts a trace between a .pt file, a folder of shards, .npz and .safetensors.",
+            "leakaudit trace convert trace.pt trace.npz",
+            "leakaudit trace convert trace.pt shards/",
+        ),
     )
-    convert.add_argument("source", type=Path)
+    convert.add_argument("source", type=Path, help="trace to read")
     convert.add_argument(
-        "target", help="a name that ends in .pt, .npz, .safetensors, or in / for a folder"
+        "target",
+        help="file to write, ending in .pt, .npz or .safetensors; or a folder, ending in /",
     )
     for sub in (info, verify, convert):
         shared(sub, "threads")
@@ -66,7 +96,7 @@ def add(verbs: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do one action.
+    """Perform one action.
 
     Args:
         args: The parsed arguments.
@@ -97,18 +127,28 @@ def run(args: argparse.Namespace) -> int:
     if args.format == "json":
         sys.stdout.write(json.dumps(facts, indent=2) + "\n")
     else:
-        width = max(len(k) for k in facts)
-        for key, value in facts.items():
-            sys.stdout.write(
-                f"{key:{width}}  {value if isinstance(value, str) else json.dumps(value)}\n"
-            )
+        _write(facts)
     return 0
 
 
-def _relations(path: Path, truth: Path | None, trusted: bool) -> dict[str, Any]:
-    """Check the declaration on the run.
+def _write(facts: Mapping[str, Any]) -> None:
+    """Print one row for each fact."""
+    from leakaudit.rendering import console
+    from leakaudit.rendering.tables import Column, table
 
-    The worst residual is relative to the terms of its relation; ``scope`` says what gaps leave out.
+    rows = []
+    for key, value in facts.items():
+        said = value if isinstance(value, str) else json.dumps(value)
+        rows.append((key, said))
+    columns = (Column("field"), Column("value", text=True))
+    console.stdout().print(table(columns, rows, console.width()))
+
+
+def _relations(path: Path, truth: Path | None, trusted: bool) -> dict[str, Any]:
+    """Check the declared relations on the run.
+
+    The worst residual is relative to the terms of its relation; ``scope`` names what gaps in the
+    trace exclude.
     """
     from dataclasses import asdict
 

@@ -207,21 +207,79 @@ def rounded(value: float) -> float:
     return float(f"{value:.{DIGITS}g}")
 
 
-def shown(base: Baseline) -> str:
-    """Return the means of all cells as text.
+@dataclass(frozen=True)
+class Change:
+    """One difference between two baselines.
+
+    Attributes:
+        kind: ``removed``, ``added``, ``changed`` or ``not comparable``.
+        cell: name of the cell.
+        measure: that changed; None for the whole cell.
+        before: mean of the measure, None if it is new.
+        after: the new mean, None if it was removed.
+        other_seeds: whether the runs had other seeds.
+    """
+
+    kind: Literal["removed", "added", "changed", "not comparable"]
+    cell: str
+    measure: str | None = None
+    before: float | None = None
+    after: float | None = None
+    other_seeds: bool = False
+
+    def __str__(self) -> str:
+        """Return one line."""
+        if self.kind == "not comparable":
+            return f"~ {self.cell}: measured in another way, not comparable"
+        name = " ".join(filter(None, (self.cell, self.measure)))
+        if self.measure is None or self.before is None or self.after is None:
+            return f"{'-' if self.kind == 'removed' else '+'} {name}"
+        before = measures.text(self.measure, self.before)
+        after = measures.text(self.measure, self.after)
+        return f"~ {name}: {before} -> {after}{', other seeds' * self.other_seeds}"
+
+    def to_json(self) -> dict[str, str | float | bool | None]:
+        """Return plain values."""
+        return {
+            "change": self.kind,
+            "cell": self.cell,
+            "measure": self.measure,
+            "before": self.before,
+            "after": self.after,
+            "other_seeds": self.other_seeds,
+        }
+
+
+def means(base: Baseline) -> dict[str, object]:
+    """Return the means of all cells as plain values.
 
     Args:
         base: a baseline.
     """
-    lines = [f"updated {base.updated}: {base.reason}"]
+    cells = {}
     for name, cell in sorted(base.cells.items()):
-        means = ", ".join(
-            f"{measure} {_mean_text(measure, samples)}"
-            for measure, samples in sorted(cell.samples.items())
-            if samples
-        )
-        lines.append(f"{name} ({len(cell.seeds)} seeds): {means}")
-    return "\n".join(lines) + "\n"
+        found = {measure: fmean(samples) for measure, samples in cell.samples.items() if samples}
+        cells[name] = {"seeds": len(cell.seeds), "means": found}
+    return {"updated": base.updated, "reason": base.reason, "cells": cells}
+
+
+def changes(old: Baseline, new: Baseline) -> list[Change]:
+    """Return what changed between two baselines.
+
+    Args:
+        old: the one before.
+        new: the one after.
+    """
+    found = [Change("removed", name) for name in sorted(old.cells.keys() - new.cells.keys())]
+    for name, cell in sorted(new.cells.items()):
+        before = old.cells.get(name)
+        if before is None:
+            found.append(Change("added", name))
+        elif before.digest != cell.digest:
+            found.append(Change("not comparable", name))
+        else:
+            found += _changed_measures(name, before, cell)
+    return found
 
 
 def difference(old: Baseline, new: Baseline) -> str:
@@ -234,29 +292,15 @@ def difference(old: Baseline, new: Baseline) -> str:
     Returns:
         The lines, with the means before and after; "" if nothing changed.
     """
-    lines = [f"- {name}" for name in sorted(old.cells.keys() - new.cells.keys())]
-    for name, cell in sorted(new.cells.items()):
-        before = old.cells.get(name)
-        if before is None:
-            lines.append(f"+ {name}")
-        elif before.digest != cell.digest:
-            lines.append(f"~ {name}: measured differently, not comparable")
-        else:
-            lines += _changes(name, before, cell)
-    return "".join(f"{line}\n" for line in lines)
+    return "".join(f"{one}\n" for one in changes(old, new))
 
 
-def _changes(name: str, before: Block, cell: Block) -> Iterator[str]:
-    """Yield a line for each measure of a cell that is new or whose samples changed."""
+def _changed_measures(name: str, before: Block, cell: Block) -> Iterator[Change]:
+    """Yield each measure of a cell that is new or has other samples."""
     for measure, samples in sorted(cell.samples.items()):
         was = before.samples.get(measure)
         if was is None:
-            yield f"+ {name} {measure}"
+            yield Change("added", name, measure, after=fmean(samples))
         elif was != samples or before.seeds != cell.seeds:
-            means = f"{_mean_text(measure, was)} -> {_mean_text(measure, samples)}"
-            seeds = "" if before.seeds == cell.seeds else ", other seeds"
-            yield f"~ {name} {measure}: {means}{seeds}"
-
-
-def _mean_text(measure: str, samples: Sequence[float]) -> str:
-    return measures.text(measure, fmean(samples))
+            other = before.seeds != cell.seeds
+            yield Change("changed", name, measure, fmean(was), fmean(samples), other)

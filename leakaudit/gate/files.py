@@ -142,11 +142,18 @@ def starter(path: Path, text: str) -> None:
         file.write(text.encode())
 
 
-def schema(path: Path) -> None:
+def schema(path: Path) -> bool:
     """Write the JSON schema of leakaudit.toml, which editors use for completion and validation.
 
     Args:
-        path: the file; it is replaced, because users do not edit it.
+        path: the file; an existing one is kept.
+
+    Returns:
+        Whether the file now holds this schema.
     """
+    ours = SCHEMA.read_bytes()
+    if path.exists():
+        return path.read_bytes() == ours
     with replacing(path) as file:
-        file.write(SCHEMA.read_bytes())
+        file.write(ours)
+    return True

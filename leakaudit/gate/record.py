@@ -55,7 +55,7 @@ _ORDER = (
     RuleStatus.OK,
     RuleStatus.UNTESTED,
 )
-_CODES = {f"P{number:02d}": named for number, named in NAMES.items()}  # pitfall -> its name and fix
+_CODES = {f"P{number:02d}": named for number, named in NAMES.items()}  # code -> name and fix
 
 
 def build(judged: Judged) -> CheckRecord:

@@ -1,8 +1,8 @@
-"""Truncated noise against the claim of its release.
+"""Compare truncated noise with the claim of its release.
 
-Noise on an interval has a boundary: a record that moves the value may carry the release to where
-the other data cannot put it. The exact delta is computed for one coordinate, and for a move that is
-spread over all coordinates.
+Noise on an interval is bounded: with another record, the release may take values that the original
+data cannot produce. The exact delta is computed for a change of one coordinate, and for a change
+that is spread over all coordinates.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from leakaudit.lint.case import Case
 from leakaudit.lint.pitfall import Pitfall
 from leakaudit.verdict import Verdict
 
-MORE = 1 + 1e-6  # a claim is exceeded by more than rounding
-ROUNDING = 1e-6  # relative, of a recorded standard deviation
+MORE = 1 + 1e-6  # factor above a claim that rounding cannot explain
+ROUNDING = 1e-6  # relative rounding of a recorded standard deviation
 NARROWEST = 1e-6  # half-width of the noise, in scales, below which it is uniform to 1e-12
 WIDEST = 30.0  # half-width u beyond which exp(-u^2) is 0 in double precision
 SQRT_PI = math.sqrt(math.pi)
 
 
 def check(case: Case) -> Iterator[Pitfall]:
-    """Yield a claim of one release whose truncated noise has a larger delta.
+    """Yield a finding if the truncated noise of one release has a larger delta than claimed.
 
     Args:
-        case: whose recorded `sensitivity` is the change of the value.
+        case: its recorded `sensitivity` is the change of the value.
     """
     moved = case.number("sensitivity")
     if moved <= 0:
@@ -44,7 +44,7 @@ def check(case: Case) -> Iterator[Pitfall]:
 
 
 def _judge(noise: Additive, claim: Claim, moved: float, coordinates: int) -> Iterator[Pitfall]:
-    """Compare the claimed delta with those of a move in one coordinate and in all."""
+    """Compare the claimed delta with those of a change in one coordinate and in all."""
     epsilon = claim.epsilon or 0.0
     delta = claim.delta or 0.0
     alone = noise.delta(epsilon, moved)
@@ -59,23 +59,23 @@ def _judge(noise: Additive, claim: Claim, moved: float, coordinates: int) -> Ite
         "coordinates": coordinates,
     }
     says = (
-        f"({epsilon:.4g}, {delta:g}) of {claim.source} with noise up to {noise.width:.4g}: "
+        f"({epsilon:.4g}, {delta:g}) of {claim.source} with noise of at most {noise.width:.4g}: "
         "the true delta is at least "
     )
     if spread > max(alone, delta * MORE):
         says += (
-            f"{spread:.3g} where a record moves all {coordinates} coordinates a little: "
-            "some fall where the other data cannot put them"
+            f"{spread:.3g} if a record changes all {coordinates} coordinates slightly: "
+            "some take values that the other data cannot produce"
         )
     else:
-        says += f"{alone:.3g} where a record moves one coordinate"
+        says += f"{alone:.3g} if a record changes one coordinate"
     yield Pitfall(10, Verdict.REFUTED, says, figures)
 
 
 def _noise(laws: frozenset[str], claim: Claim, moved: float) -> Additive | None:
     """Return the noise of a claim, from its law and standard deviation.
 
-    None if they do not fit a known calibration.
+    None if they do not match a known calibration.
     """
     if "truncated_laplace" in laws:
         return truncated_laplace(claim.epsilon or 1.0, claim.delta or 0.1, moved)

@@ -1,4 +1,4 @@
-"""What is linted: a trace, its truth if given, and what its protocol declares and claims."""
+"""The input of the lint: a trace, its truth if given, and the declarations and claims."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from leakaudit.relations import Relations
 from leakaudit.trace import Trace, Truth
 from leakaudit.verdict import Verdict
 
-FEW = 64  # rounds that are declared, a choice; what they show holds for longer runs
+FEW = 64  # number of rounds that are declared, a choice; findings hold for longer runs
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,12 @@ class Case:
 
     @property
     def params(self) -> Mapping[str, object]:
-        """Constants as they are recorded."""
+        """The recorded constants."""
         return self.trace.params
 
     @cached_property
     def protocol(self) -> Protocol | None:
-        """The registered protocol over its first rounds; None for a loop of the user's own."""
+        """The registered protocol over its first rounds; None for a loop of a user."""
         if self.trace.protocol not in registry.names("victims"):
             return None
         return protocol_of(self.trace, min(self.trace.rounds, FEW))
@@ -55,7 +55,7 @@ class Case:
 
     @cached_property
     def claims(self) -> tuple[Claim, ...]:
-        """The claims about this run that name an epsilon, by its paper or its constants."""
+        """The claims about this run that state an epsilon, from its paper or its constants."""
         if self.protocol is None:
             return loops.claims(self.trace)
         victim = self.protocol.victim
@@ -90,7 +90,7 @@ class Case:
 
     @cached_property
     def laws(self) -> frozenset[str]:
-        """Laws of the declared noise."""
+        """Distributions of the declared noise."""
         if self.relations is not None:
             return frozenset(v.law for v in self.relations.vectors if v.kind == "noise")
         if loops.noise(self.params):
@@ -118,7 +118,7 @@ class Case:
 
 
 def _read(claim: Claim) -> Claim:
-    """Return a claim with its adjacency as a value, also if a plug-in gave words only."""
+    """Return a claim with its adjacency as a value, even if a plug-in gave only words."""
     if claim.neighbours is not None:
         return claim
     return replace(claim, neighbours=loops.named_adjacency(claim.adjacency))

@@ -1,6 +1,6 @@
-"""Claims against the recorded constants and the exact view.
+"""Compare claims with the recorded constants and the exact bound of the view.
 
-The checks are for rounds, adjacency, whose privacy it is, delta and classic calibration.
+The checks concern rounds, adjacency, the unit of privacy, delta and the classical calibration.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from leakaudit.lint.loops import Costs
 from leakaudit.lint.pitfall import Pitfall
 from leakaudit.verdict import Verdict
 
-MORE = 1 + 1e-6  # a cost exceeds a claim by more than rounding
-NEAR = 1.25  # a figure this close below a claim is what was claimed: a choice
-MOST = 400  # rounds that are accounted for: a choice that bounds the time
-SAME = 1e-3  # relative difference of standard deviations of which one was rounded: a choice
-SHOWN = 3  # names in a sentence
+MORE = 1 + 1e-6  # factor above a claim that rounding cannot explain
+NEAR = 1.25  # a cost below a claim by at most this factor counts as claimed: a choice
+MOST = 400  # largest number of rounds that is evaluated: a choice that limits the time
+SAME = 1e-3  # relative difference of equal standard deviations, one rounded: a choice
+SHOWN = 3  # largest number of names in a sentence
 
 
 def check(case: Case) -> Iterator[Pitfall]:
-    """Yield what is wrong with the claims.
+    """Yield the problems of the claims.
 
     Args:
-        case: with or without a truth, which only counts records.
+        case: with or without a truth, which is used to count records.
     """
     if not case.claims:
         return
@@ -48,7 +48,7 @@ def check(case: Case) -> Iterator[Pitfall]:
     for claim in case.claims:
         if claim.neighbours is None:
             said = repr(claim.adjacency) if claim.adjacency else "nothing"
-            says = f"{_quote(claim)} says {said} of what two neighbouring data sets differ in"
+            says = f"{_quote(claim)} does not define neighbouring data sets (it states {said})"
             yield Pitfall(2, Verdict.UNSUPPORTED, says)
             break
     yield from _node(case)
@@ -57,7 +57,7 @@ def check(case: Case) -> Iterator[Pitfall]:
 
 
 def _rounds(case: Case, claim: Claim) -> Pitfall:
-    """Return what a claim of fewer rounds means for all rounds."""
+    """Return the finding for a claim that covers fewer rounds than were recorded."""
     times = math.ceil(case.trace.rounds / (claim.rounds or 1))
     epsilon = claim.epsilon or 0.0
     delta = claim.delta or 0.0
@@ -82,9 +82,9 @@ def _rounds(case: Case, claim: Claim) -> Pitfall:
 
 
 def _cost(case: Case, claim: Claim) -> Pitfall | None:
-    """Compare a claim with what the recorded constants cost.
+    """Compare a claim with the epsilon that the recorded constants give.
 
-    The pitfall is the slip that explains the difference; None if there is no difference.
+    The pitfall is the mistake that explains the difference; None if there is no difference.
     """
     if claim.sampled:
         return None
@@ -95,7 +95,7 @@ def _cost(case: Case, claim: Claim) -> Pitfall | None:
     else:
         costs = _exact(case, claim)
         rounds = min(case.trace.rounds, MOST)
-        seen = " to an outsider, as linear losses reach it"
+        seen = " for an outsider; linear losses attain it"
     epsilon = claim.epsilon or 0.0
     if costs is None or costs.all <= epsilon * MORE:
         return None
@@ -108,7 +108,7 @@ def _cost(case: Case, claim: Claim) -> Pitfall | None:
     }
     if costs.all == math.inf:
         some = ", ".join(costs.leaking[:SHOWN]) or "a signal"
-        says = f"{_quote(claim)}, but {some} travels without noise: mu is infinite"
+        says = f"{_quote(claim)}, but {some} is sent without noise: mu is infinite"
         return Pitfall(6, Verdict.UNSUPPORTED, says, figures)
     what = (
         f"{_quote(claim)}; the recorded constants give {costs.all:.4g} over {rounds} rounds{seen}"
@@ -116,15 +116,15 @@ def _cost(case: Case, claim: Claim) -> Pitfall | None:
     added = _if_claimed(costs.added, epsilon)
     one = _if_claimed(costs.one, epsilon)
     if added and added >= one:
-        says = f"{what} where a record is replaced, {costs.added:.4g} where one is added or removed"
+        says = f"{what} if a record is replaced, {costs.added:.4g} if one is added or removed"
         return Pitfall(2, Verdict.UNSUPPORTED, says, figures)
     number = 1 if one else 20
-    says = f"{what}, and {costs.one:.4g} for one round alone"
+    says = f"{what}, and {costs.one:.4g} for a single round"
     return Pitfall(number, Verdict.UNSUPPORTED, says, figures)
 
 
 def _if_claimed(cost: float, epsilon: float) -> float:
-    """Return a cost if it is what was claimed, else 0."""
+    """Return a cost if it matches the claim, else 0."""
     if epsilon / NEAR <= cost <= epsilon * MORE:
         return cost
     return 0.0
@@ -133,8 +133,8 @@ def _if_claimed(cost: float, epsilon: float) -> float:
 def _exact(case: Case, claim: Claim) -> Costs | None:
     """Bound the outsider's view of one node at the claim's sensitivity.
 
-    The node is the one in most messages with the fewest neighbours. None if the claim or the view
-    does not allow a bound.
+    The node is the one with the most gradients and the fewest neighbours. None if the claim or the
+    view does not allow a bound.
     """
     relations = case.relations
     if case.protocol is None or relations is None:
@@ -155,7 +155,7 @@ def _exact(case: Case, claim: Claim) -> Costs | None:
     of_all, of_one = bounds
     if of_all.reached is None or of_one.reached is None:
         return None
-    # Adding or removing a record moves a sum half as far as replacing one.
+    # Adding or removing a record changes a sum half as much as replacing one.
     times = 1
     if claim.neighbours in (Adjacency.REPLACE, Adjacency.NODE):
         times = 2
@@ -182,7 +182,7 @@ def _node(case: Case) -> Iterator[Pitfall]:
             mu = gaussian.group(gaussian.least_mu(epsilon, delta), count)
             total = gaussian.epsilon(delta, mu)
         says = (
-            f"{_quote(claim)} is of one record; the {count} records of a node together have "
+            f"{_quote(claim)} concerns one record; the {count} records of a node together have "
             f"{total:.4g}"
         )
         figures: Figures = {"claimed": epsilon, "records": count, "node": total}
@@ -191,14 +191,14 @@ def _node(case: Case) -> Iterator[Pitfall]:
 
 
 def _delta(case: Case) -> Iterator[Pitfall]:
-    """Find a delta at which a mechanism may publish a record at random."""
+    """Find a delta that allows a mechanism to publish a random record."""
     count = sum(case.records.values())
     claim = max(case.claims, key=lambda claim: claim.delta or 0.0)
     delta = claim.delta or 0.0
     if count and delta * count >= 1:
         says = (
             f"delta {claim.delta:g} is {delta * count:.3g} over the {count} records: "
-            "it permits to publish one of them"
+            "it allows the mechanism to publish one of them"
         )
         yield Pitfall(14, Verdict.UNCLAIMED, says, {"delta": claim.delta, "records": count})
 
@@ -222,19 +222,19 @@ def _classic(case: Case) -> Iterator[Pitfall]:
         }
         says = (
             f"{_quote(claim)} with noise of {classic:.4g} sensitivities by "
-            "sqrt(2 log(1.25 / delta)) / epsilon, proved below 1 alone; "
+            "sqrt(2 log(1.25 / delta)) / epsilon, which is proved only for epsilon < 1; "
         )
         if classic < needed:
-            yield Pitfall(18, Verdict.REFUTED, f"{says}{needed:.4g} are needed", figures)
+            yield Pitfall(18, Verdict.REFUTED, f"{says}{needed:.4g} are required", figures)
         else:
-            yield Pitfall(18, Verdict.UNSUPPORTED, f"{says}{needed:.4g} would do", figures)
+            yield Pitfall(18, Verdict.UNSUPPORTED, f"{says}{needed:.4g} would suffice", figures)
         return
 
 
 def _textbook(case: Case, claim: Claim) -> bool:
-    """Return whether a claim is by the classic calibration.
+    """Return whether a claim uses the classical calibration.
 
-    It says so, or its noise is that of one of the recorded sensitivities.
+    The claim states it, or its noise is that of one of the recorded sensitivities.
     """
     if claim.classic:
         return True

@@ -1,4 +1,4 @@
-"""Training loops of the user's own: constants that are read by their usual names.
+"""Training loops of users: constants that are read by their usual names.
 
 sigma is the standard deviation per coordinate on a sum of clipped gradients; noise_multiplier is
 sigma divided by the clip.
@@ -16,7 +16,7 @@ from leakaudit.lint.pitfall import Pitfall
 from leakaudit.trace import Trace
 from leakaudit.verdict import Verdict
 
-NAMES = {  # constant -> its usual names, of which the first that is recorded counts
+NAMES = {  # constant -> its usual names; the first one that is recorded counts
     "epsilon": ("epsilon", "eps", "target_epsilon"),
     "delta": ("delta", "target_delta"),
     "sigma": ("sigma", "noise_std", "std"),
@@ -26,8 +26,8 @@ NAMES = {  # constant -> its usual names, of which the first that is recorded co
     "rounds": ("horizon", "claimed_rounds"),
 }
 
-# Words by which users and plug-ins name an adjacency; the first that is found decides, so the
-# narrower meanings come first.
+# Words with which users and plug-ins name an adjacency; the first match decides, so the narrower
+# meanings come first.
 WORDS = (
     (Adjacency.NODE, ("node's clipped", "node level", "all records", "user level")),
     (Adjacency.ADD_REMOVE, ("add", "remove")),
@@ -40,11 +40,11 @@ def number(params: Mapping[str, object], what: str) -> float | None:
     """Return a constant by any of its usual names.
 
     Args:
-        params: constants as they are recorded.
+        params: the recorded constants.
         what: a key of `NAMES`.
 
     Returns:
-        Its value; None if none of the names holds a finite number.
+        Its value; None if there is no finite number under these names.
     """
     for name in NAMES[what]:
         value = params.get(name)
@@ -57,7 +57,7 @@ def noise(params: Mapping[str, object]) -> float:
     """Return the declared standard deviation per coordinate.
 
     Args:
-        params: constants as they are recorded.
+        params: the recorded constants.
 
     Returns:
         sigma, or the multiplier times the clip; 0 if there is no noise.
@@ -71,12 +71,12 @@ def noise(params: Mapping[str, object]) -> float:
 
 
 def named_adjacency(text: str) -> Adjacency | None:
-    """Read an adjacency that a user or a plug-in wrote in words.
+    """Interpret an adjacency that a user or a plug-in gave in words.
 
-    Our own victims name theirs as a value (`Claim.neighbours`), which is never read from words.
+    Bundled victims give theirs as a value (`Claim.neighbours`), which is never derived from words.
 
     Args:
-        text: from outside, such as the constant ``adjacency`` of a user's loop.
+        text: the words, such as the constant ``adjacency`` of a user's loop.
 
     Returns:
         The adjacency; None if the words name none.
@@ -94,7 +94,7 @@ def claims(trace: Trace) -> tuple[Claim, ...]:
     """Return what the recorded constants claim: epsilon and delta, over `horizon` rounds or all.
 
     Args:
-        trace: of a loop of the user's own.
+        trace: recorded from a loop of a user.
     """
     params = trace.params
     epsilon = number(params, "epsilon")
@@ -120,13 +120,13 @@ def claims(trace: Trace) -> tuple[Claim, ...]:
 
 @dataclass(frozen=True)
 class Costs:
-    """Epsilons that a run costs at the delta of its claim, for linear losses.
+    """The epsilon of a run at the delta of its claim, for linear losses.
 
     Attributes:
-        all: of all rounds, charged under the claimed adjacency.
+        all: of all rounds, under the claimed adjacency.
         one: of one round.
-        added: of all rounds, charged as if a record is added or removed.
-        leaking: names of gradients that travel without noise.
+        added: of all rounds, if a record is added or removed.
+        leaking: names of gradients that are sent without noise.
     """
 
     all: float
@@ -136,13 +136,13 @@ class Costs:
 
 
 def costs(trace: Trace, claim: Claim) -> Costs | None:
-    """Return what Gaussian noise on clipped gradients costs.
+    """Return the epsilon of Gaussian noise on clipped gradients.
 
     Over T rounds, mu = sqrt(T) clip / sigma.
 
     Args:
-        trace: of a loop of the user's own.
-        claim: whose delta and adjacency count; a replaced record moves a sum by twice the clip.
+        trace: recorded from a loop of a user.
+        claim: its delta and adjacency are used; replacing a record changes a sum by twice the clip.
 
     Returns:
         The costs; None if a constant is missing.
@@ -168,21 +168,21 @@ def uncovered(params: Mapping[str, object]) -> Iterator[Pitfall]:
     """Yield what a claim about clipped gradients does not cover: momentum, several local steps.
 
     Args:
-        params: constants as they are recorded.
+        params: the recorded constants.
     """
     for name in ("momentum", "weight_decay"):
         value = params.get(name)
         if isinstance(value, int | float) and value:
             says = (
                 f"{name}={value:g} carries a record into later messages; "
-                "the clip bounds one gradient alone"
+                "the clip bounds only one gradient"
             )
             yield Pitfall(5, Verdict.UNSUPPORTED, says)
     steps = _local_steps(params)
     if steps > 1:
         says = (
-            f"{steps} local steps a message: what is sent moves by up to {steps} clipped "
-            "gradients, and by their drift"
+            f"{steps} local steps per message: a record changes it by up to {steps} clipped "
+            "gradients and their drift"
         )
         yield Pitfall(5, Verdict.UNSUPPORTED, says)
 

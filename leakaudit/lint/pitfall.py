@@ -1,4 +1,4 @@
-"""A pitfall that a trace shows: its name, a verdict, the evidence in one sentence, and a fix."""
+"""A finding of the lint: the name of the pitfall, a verdict, the evidence and a fix."""
 
 from __future__ import annotations
 
@@ -11,83 +11,84 @@ from leakaudit.verdict import Verdict
 
 BAD = (Verdict.REFUTED, Verdict.UNSUPPORTED)
 ORDER = (*BAD, Verdict.INCONCLUSIVE, Verdict.UNCLAIMED, Verdict.NOT_REFUTED)
-SMALLEST = 1e-300  # chances below are near the end of double precision, and not worth a figure
+SMALLEST = 1e-300  # smaller probabilities are near the limit of float64, and are not printed
 NAMES = {  # number -> name, fix; 1 to 17 as in docs/bounds.md
     1: (
         "composition over rounds",
-        "state epsilon of all rounds together: 'leakaudit bound' computes it, "
-        "and the noise that it needs",
+        "state the epsilon of all rounds together: 'leakaudit bound' computes it and the noise "
+        "that it requires",
     ),
     2: (
         "adjacency",
-        "name what two neighbouring data sets differ in, and calibrate the noise to it: "
-        "replacing moves twice as far",
+        "state how two neighbouring data sets differ, and calibrate the noise accordingly: "
+        "replacing a record can change a gradient twice as much as removing one",
     ),
     3: (
-        "whose privacy",
-        "state the epsilon of what is to be protected: k records of one node cost k times mu",
+        "unit of privacy",
+        "state the epsilon for the unit to be protected: k records of one node have k times mu",
     ),
     4: (
-        "who listens",
-        "state mu for every listener: 'leakaudit bound' lists outsider, neighbours and coalitions",
+        "threat model",
+        "state mu for every adversary: 'leakaudit bound' lists the outsider, neighbours and "
+        "coalitions",
     ),
     5: (
-        "unclipped gradients",
-        "clip every record's gradient before it is used, and record norms before and after",
+        "missing clipping",
+        "clip the gradient of every record before it is used, and log its norm before and after",
     ),
     6: (
-        "noise used twice",
-        "draw noise anew for every message with another signal",
+        "reused noise",
+        "draw independent noise for every message with a different signal",
     ),
     7: (
         "visible participation",
-        "use sampling rate 1: who takes part is seen on the wire",
+        "use sampling rate 1: the messages reveal which nodes participate",
     ),
     8: (
-        "division by the data",
+        "data-dependent normalisation",
         "divide by a number that does not depend on the data, and state it",
     ),
     9: (
-        "Poisson on paper",
-        "sample as the accountant assumes, or account for the sampling that is used",
+        "sampling assumption",
+        "sample as the accounting assumes, or account for the sampling that is used",
     ),
     10: (
-        "noise with a boundary",
-        "use noise without a boundary, in float64 or on a grid that is accounted for",
+        "bounded noise",
+        "use unbounded noise, in float64 or on a grid that the accounting includes",
     ),
     13: (
-        "another law than declared",
-        "account for the law that is drawn: a mu is of Gaussian noise alone",
+        "noise distribution",
+        "account for the distribution that is drawn: mu is defined for Gaussian noise only",
     ),
     14: (
-        "a large delta",
-        "choose a delta far below one over the number of records",
+        "large delta",
+        "choose a delta well below 1 / (number of records)",
     ),
     18: (
-        "classic calibration",
+        "classical calibration",
         "use the exact calibration: "
         "sensitivity / leakaudit.bounds.gaussian.least_mu(epsilon, delta)",
     ),
     19: (
-        "a known seed",
-        "seed the noise from the system's entropy and keep the seed out of every record",
+        "known noise seed",
+        "seed the noise from the operating system's entropy, and do not store the seed",
     ),
     20: (
-        "too little noise",
-        "draw the noise that is declared and that the claim needs: 'leakaudit bound' computes it",
+        "insufficient noise",
+        "draw the noise that is declared and that the claim requires (see 'leakaudit bound')",
     ),
 }
 
 
 @dataclass(frozen=True)
 class Pitfall:
-    """What one check found.
+    """One finding.
 
     Attributes:
         number: a key of `NAMES`.
         verdict: on the claim or constant that it concerns.
-        says: the finding in one sentence, with its figures.
-        figures: the same for programs.
+        says: the finding in one sentence, with its measurements.
+        figures: the measurements for programs.
     """
 
     number: int
@@ -97,12 +98,12 @@ class Pitfall:
 
     @property
     def code(self) -> str:
-        """``P06``, for filters."""
+        """Stable identifier such as ``P06``."""
         return f"P{self.number:02d}"
 
     @property
     def name(self) -> str:
-        """A few words."""
+        """The name of the pitfall."""
         return NAMES[self.number][0]
 
     @property
@@ -145,10 +146,10 @@ def order(found: list[Pitfall]) -> list[Pitfall]:
 
 
 def chance_text(chance: float) -> str:
-    """Return a chance as it stands in a finding.
+    """Return a probability as a finding prints it.
 
     Args:
-        chance: from 0 to 1.
+        chance: the probability.
     """
     if chance > SMALLEST:
         return f"{chance:.1g}"

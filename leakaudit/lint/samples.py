@@ -1,4 +1,4 @@
-"""Vectors with known noise: what a trace determines of gradients, and the noise in a truth file."""
+"""Samples of noise: gradients that a trace determines up to noise, and noise in a truth file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from leakaudit.relations import Vector
 
 Floats = NDArray[np.float64]
 
-# How much is looked at: choices that bound the time of a lint to seconds.
+# How much is examined: choices that limit the time of a lint to seconds.
 NODES = 8
 ROUNDS = 16
 WIDTH = 4096  # coordinates
@@ -32,18 +32,18 @@ class Sample:
     """Rows of one node: ``value = shift + factor @ e``, with e of variance 1, as declared.
 
     Attributes:
-        node: whose rows these are.
+        node: the node of these rows.
         labels: (m,) names of the rows.
         rounds: (m,) of the rows.
         value: (m, c) some of the coordinates.
         factor: (m, e) of the declared noise.
         norm: (m,) of all recorded coordinates.
         weight: (m,) sum of the absolute coefficients of the gradients.
-        coordinates: how many were recorded.
+        coordinates: number of recorded coordinates.
         gaussian: whether e is normal.
         hidden: whether the shift is an unknown gradient; otherwise it is 0, and the values are the
             noise.
-        alone: whether only the node's own noise is in it.
+        alone: whether it contains only noise of this node.
     """
 
     node: int
@@ -65,10 +65,10 @@ class Sample:
 
 
 def of_trace(case: Case) -> Iterator[Sample]:
-    """Yield what an outsider determines of some nodes' gradients up to noise.
+    """Yield what an outsider determines about the gradients of some nodes, up to noise.
 
     Args:
-        case: nothing is yielded if messages hold NaN or were not recorded.
+        case: nothing is yielded if messages contain NaN or were not recorded.
     """
     first, stop = case.trace.columns
     if case.protocol is None or case.relations is None or stop == first:
@@ -157,7 +157,7 @@ def state(case: Case, vector: Vector) -> Tensor | None:
 
     Args:
         case: with or without a truth.
-        vector: as it is declared; its name and round say where it was recorded.
+        vector: as it is declared; its name and round determine where it was recorded.
 
     Returns:
         (d,) the vector; None if it was not kept.

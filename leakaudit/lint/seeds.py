@@ -36,7 +36,7 @@ Floats = NDArray[np.float64]
 
 
 def check(case: Case) -> Iterator[Pitfall]:
-    """Yield a seed that gives the noise of this trace.
+    """Yield a finding if a known seed generates the noise of this trace.
 
     Args:
         case: with or without a truth.
@@ -45,9 +45,7 @@ def check(case: Case) -> Iterator[Pitfall]:
         return
     for name, value in case.params.items():
         if "seed" in name.lower() and isinstance(value, int) and not isinstance(value, bool):
-            says = (
-                f"the trace itself says {name}={value}: whoever reads it can draw the noise again"
-            )
+            says = f"the trace contains {name}={value}: anyone can generate the noise again"
             yield Pitfall(19, case.broken, says, {"seed": value})
             return
     yield from list(_guessed(case)) or _redrawn(case)
@@ -55,7 +53,7 @@ def check(case: Case) -> Iterator[Pitfall]:
 
 @dataclass(frozen=True)
 class _Stream:
-    """What a generator draws first.
+    """The first numbers of a generator.
 
     Attributes:
         seed: of the generator.

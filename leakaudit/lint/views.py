@@ -1,4 +1,4 @@
-"""What the declared relations say about adversaries and noise, whatever the figures.
+"""Findings from the declared relations about adversaries and noise.
 
 Some adversaries learn more than others, and some combinations of messages are free of noise.
 """
@@ -18,10 +18,10 @@ from leakaudit.lint.pitfall import Pitfall
 from leakaudit.relations import Expression, Relations, account, know
 from leakaudit.verdict import Verdict
 
-MORE = 1 + 1e-6  # a figure exceeds another by more than rounding
-NODES = 3  # nodes that are looked at: a choice that bounds the time
-LONGEST = 24  # rounds that are looked at: the same
-SHOWN = 3  # names in a sentence
+MORE = 1 + 1e-6  # ratio that rounding cannot explain
+NODES = 3  # number of nodes that are examined: a choice that limits the time
+LONGEST = 24  # number of rounds that are examined: likewise
+SHOWN = 3  # largest number of names in a sentence
 
 
 def check(case: Case) -> Iterator[Pitfall]:
@@ -57,8 +57,8 @@ def _without_noise(case: Case, relations: Relations, nodes: list[int]) -> Iterat
             continue
         if leaking:
             says = (
-                f"the protocol draws noise, and {_some(leaking)} of node {node} can be computed "
-                "without any: mu is infinite"
+                f"the protocol adds noise, but {_some(leaking)} of node {node} can be computed "
+                "without noise: mu is infinite"
             )
             figures: Figures = {"node": node, "leaking": [str(one) for one in leaking]}
             yield Pitfall(6, case.broken, says, figures)
@@ -74,7 +74,7 @@ def _some(names: Sequence[Expression]) -> str:
 
 
 def _neighbours(case: Case, relations: Relations, nodes: list[int]) -> Iterator[Pitfall]:
-    """Compare an outsider on all wires with one who is also a neighbour.
+    """Compare an outsider on all channels with one who is also a neighbour.
 
     A neighbour knows its own noise and reads secure messages.
     """
@@ -87,9 +87,9 @@ def _neighbours(case: Case, relations: Relations, nodes: list[int]) -> Iterator[
         if neighbour is None or not neighbour > outsider * MORE:
             continue
         says = (
-            f"what node {node} sends has mu {outsider:.4g} to an outsider on all wires and "
-            f"{neighbour:.4g} with neighbour {near[0]}, at sensitivity 1 over {relations.round} "
-            "rounds: one epsilon of the protocol does not exist"
+            f"the messages of node {node} have mu {outsider:.4g} for an outsider on all channels "
+            f"and {neighbour:.4g} with neighbour {near[0]}, at sensitivity 1 over "
+            f"{relations.round} rounds: the protocol has no single epsilon"
         )
         figures: Figures = {
             "node": node,
@@ -104,7 +104,7 @@ def _neighbours(case: Case, relations: Relations, nodes: list[int]) -> Iterator[
 def _mu(
     relations: Relations, adversary: Adversary, node: int, sensitivity: float = 1.0
 ) -> float | None:
-    """Return mu of a node's gradients to an adversary; None if it cannot be computed."""
+    """Return mu of a node's gradients for an adversary; None if it cannot be computed."""
     try:
         view = know(relations, adversary)
         return account(view, relations.gradients(node), sensitivity, certify=False).attained
@@ -113,7 +113,7 @@ def _mu(
 
 
 def _pairs(case: Case, relations: Relations) -> Iterator[Pitfall]:
-    """Compare claims about what one node sees of another with what an outsider sees."""
+    """Compare claims about the view of one node with the view of an outsider."""
     claims = [claim for claim in case.claims if claim.sensitivity is not None and claim.delta]
     claims = [claim for claim in claims if claim.pair is not None]
     if not claims:
@@ -127,9 +127,9 @@ def _pairs(case: Case, relations: Relations) -> Iterator[Pitfall]:
     total = gaussian.epsilon(claim.delta or 0.0, mu)
     if total > epsilon * MORE:
         says = (
-            f"{claim.source} promises epsilon {claim.epsilon:.4g} of what one node sees of node "
-            f"{node}; an outsider on all wires has {total:.4g} over {relations.round} rounds, "
-            "of which it says nothing"
+            f"{claim.source} claims epsilon {claim.epsilon:.4g} for what one node learns about "
+            f"node {node}; for an outsider on all channels, which the claim does not cover, it "
+            f"is {total:.4g} over {relations.round} rounds"
         )
         figures: Figures = {"node": node, "claimed": claim.epsilon, "outsider": total}
         yield Pitfall(4, Verdict.UNCLAIMED, says, figures)

@@ -1,4 +1,4 @@
-"""What the messages themselves show: participation, undeclared messages, and too coarse numbers."""
+"""Findings from the messages themselves: participation, undeclared messages, coarse numbers."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from leakaudit.lint.case import Case
 from leakaudit.lint.pitfall import Pitfall
 from leakaudit.verdict import Verdict
 
-MORE = 1 + 1e-6  # a cost exceeds a claim by more than rounding
-LEVEL = 1e-5  # chance of a false alarm: a choice
+MORE = 1 + 1e-6  # factor above a claim that rounding cannot explain
+LEVEL = 1e-5  # probability of a false alarm: a choice
 # Of 65,536 normal numbers in float32, about 30 repeat another one, so under continuous noise almost
 # all are distinct; on a coarse grid most are not. The thresholds between are choices.
-WIDE = 256  # numbers from which on distinct ones are counted
-DISTINCT = 0.5  # least share of distinct ones under continuous noise
-LOOKED = 64  # payloads of a table that are looked at: a choice that bounds the time
-PART = 1 << 16  # numbers of one payload that are looked at: the same
+WIDE = 256  # smallest size of a payload whose distinct numbers are counted
+DISTINCT = 0.5  # smallest fraction of distinct numbers under continuous noise
+LOOKED = 64  # number of payloads per table that are examined: a choice that limits the time
+PART = 1 << 16  # numbers of one payload that are examined: likewise
 Key = tuple[int, int, int, str]  # round, src, dst, kind
 
 
 def check(case: Case) -> Iterator[Pitfall]:
-    """Yield what the index and the bits of the messages show.
+    """Yield findings from the index and the content of the messages.
 
     Args:
         case: with or without a truth, which is not used.
@@ -71,9 +71,9 @@ def _undeclared(case: Case, sent: Counter[Key]) -> Iterator[Pitfall]:
     if extra:
         t, i, j, kind = extra[0]
         says = (
-            f"{len(extra)} of {len(sent)} messages are not of the declared protocol; "
+            f"{len(extra)} of {len(sent)} messages do not belong to the declared protocol; "
             f"the first is {kind!r} {i} -> {j} in round {t}: "
-            "participation, schedule or rounds are not as declared"
+            "participation, schedule or rounds differ from the declaration"
         )
         figures: Figures = {
             "undeclared": len(extra),
@@ -90,13 +90,13 @@ def _twice(case: Case, sent: Counter[Key]) -> Iterator[Pitfall]:
         t, i, j, kind = again[0]
         says = (
             f"{len(again)} messages were sent more than once, the first is {kind!r} {i} -> {j} "
-            f"in round {t}: each is a release of its own"
+            f"in round {t}: each is a separate release"
         )
         yield Pitfall(1, case.broken, says, {"repeated": len(again), "first": [t, i, j, kind]})
 
 
 def _participation(case: Case, sent: Counter[Key]) -> Iterator[Pitfall]:
-    """Judge claims that rest on sampling, if nodes are sampled and the trace shows which."""
+    """Check claims that rely on sampling, if the trace shows which nodes were sampled."""
     rate = loops.number(case.params, "rate")
     if case.protocol is not None or not rate or rate >= 1 or not sent:
         return
@@ -112,7 +112,7 @@ def _participation(case: Case, sent: Counter[Key]) -> Iterator[Pitfall]:
 
 
 def _credited(case: Case, counts: list[int], rate: float) -> Iterator[Pitfall]:
-    """Find a claim that credits sampling which the wire shows; counts: senders in each round."""
+    """Find a claim that credits visible sampling; counts: senders in each round."""
     claim = next((claim for claim in case.claims if claim.sampled), None)
     if claim is None:
         return
@@ -120,9 +120,9 @@ def _credited(case: Case, counts: list[int], rate: float) -> Iterator[Pitfall]:
     if costs is None or not costs.all > (claim.epsilon or 0.0) * MORE:
         return
     says = (
-        f"the claimed epsilon {claim.epsilon:.4g} credits sampling at rate {rate:g}, but the wire "
-        f"shows which {min(counts)} to {max(counts)} of {case.trace.graph.nodes} nodes take part "
-        f"in a round; without that credit it is {costs.all:.4g}"
+        f"the claimed epsilon {claim.epsilon:.4g} credits sampling at rate {rate:g}, but the "
+        f"messages show which {min(counts)} to {max(counts)} of {case.trace.graph.nodes} nodes "
+        f"participate in a round; without that credit it is {costs.all:.4g}"
     )
     figures: Figures = {
         "rate": rate,
@@ -140,8 +140,8 @@ def _not_poisson(case: Case, counts: list[int], rate: float) -> Iterator[Pitfall
     alike = float(np.sum(of_one_round ** len(counts)))
     if len(set(counts)) == 1 and alike < LEVEL:
         says = (
-            f"{counts[0]} of {nodes} nodes take part in each of {len(counts)} rounds; Poisson "
-            f"sampling at rate {rate:g} gives equal numbers with chance {alike:.1g}"
+            f"{counts[0]} of {nodes} nodes participate in each of {len(counts)} rounds; Poisson "
+            f"sampling at rate {rate:g} gives equal numbers with probability {alike:.1g}"
         )
         verdict = Verdict.REFUTED if case.claims else Verdict.UNCLAIMED
         yield Pitfall(9, verdict, says, {"participants": counts[0], "chance": alike})
@@ -152,8 +152,8 @@ def _coarse(case: Case) -> Iterator[Pitfall]:
     if case.trace.dtype in (torch.float16, torch.bfloat16):
         name = str(case.trace.dtype).removeprefix("torch.")
         says = (
-            f"messages are {name}: noise in it has gaps and a largest value, "
-            "which depend on the signal"
+            f"messages are {name}: noise in this format has gaps and a largest value that "
+            "depend on the signal"
         )
         yield Pitfall(10, case.broken, says, {"dtype": name})
         return
@@ -162,7 +162,7 @@ def _coarse(case: Case) -> Iterator[Pitfall]:
         if share < DISTINCT:
             says = (
                 f"a message of {values.numel()} numbers has {share:.1%} distinct ones: "
-                "no continuous noise is on it"
+                "it does not contain continuous noise"
             )
             figures: Figures = {"distinct": share, "coordinates": values.numel()}
             yield Pitfall(10, case.broken, says, figures)
@@ -170,7 +170,7 @@ def _coarse(case: Case) -> Iterator[Pitfall]:
 
 
 def _noisy_payloads(case: Case) -> Iterator[Tensor]:
-    """Yield wide payloads, in part, of messages that should bear noise."""
+    """Yield parts of large payloads of messages that should contain noise."""
     kinds = _noisy_kinds(case)
     for m in case.trace.messages:
         for at in range(0, len(m), max(1, len(m) // LOOKED)):
@@ -181,7 +181,7 @@ def _noisy_payloads(case: Case) -> Iterator[Tensor]:
 
 
 def _noisy_kinds(case: Case) -> frozenset[str] | None:
-    """Return the kinds of messages to which noise is added as they are sent.
+    """Return the kinds of messages to which noise is added when they are sent.
 
     None if nothing is declared.
     """
@@ -197,7 +197,7 @@ def _noisy_kinds(case: Case) -> frozenset[str] | None:
 
 
 def _equal(case: Case) -> Iterator[Pitfall]:
-    """Find equal messages of different rounds or nodes, where each should bear noise."""
+    """Find equal messages of different rounds or nodes, although each should contain noise."""
     seen: dict[bytes, tuple[int, int]] = {}
     for m in case.trace.messages:
         first: NDArray[np.int64]

@@ -1,4 +1,4 @@
-"""The scoreboard: published claims, each judged by computing at the moment it is asked for."""
+"""Published claims, each evaluated when it is requested."""
 
 from __future__ import annotations
 
@@ -52,7 +52,15 @@ FILES = (
 ROWS: tuple[PublishedClaim, ...] = tuple(
     sorted((row for file in FILES for row in file.ROWS), key=lambda row: row.number)
 )
-PAPERS = tuple(sorted({row.paper for row in ROWS}))
+PAPERS = tuple(dict.fromkeys(row.paper for file in FILES for row in file.ROWS))
+# Numbers by which earlier versions named the papers; still accepted.
+NUMBERS = {
+    "000": "dp-norm",
+    "001": "dp-recal",
+    "002": "dp-dkm",
+    "003": "secured-fl",
+    "004": "pdmm-thesis",
+}
 
 
 def select(
@@ -61,20 +69,24 @@ def select(
     """Return the rows of some papers and numbers.
 
     Args:
-        papers: names of papers, all if empty.
+        papers: names of papers in any case, all if empty.
         numbers: of rows, all if empty.
 
     Returns:
-        The rows that have one of the papers and one of the numbers, by number.
+        The rows of these papers with these numbers, by number.
 
     Raises:
-        LeakauditError: a paper or a number is not on the scoreboard.
+        LeakauditError: there is no such paper or row.
     """
-    _refuse_unknown("paper", papers, PAPERS)
+    wanted = []
+    for paper in papers:
+        name = paper.lower()
+        wanted.append(NUMBERS.get(name, name))
+    _refuse_unknown("paper", wanted, PAPERS)
     _refuse_unknown("row", numbers, [row.number for row in ROWS])
     chosen = []
     for row in ROWS:
-        if papers and row.paper not in papers:
+        if wanted and row.paper not in wanted:
             continue
         if numbers and row.number not in numbers:
             continue
@@ -88,7 +100,7 @@ def _refuse_unknown(
     for one in asked:
         if one not in known:
             raise LeakauditError(
-                f"there is no {name} {one} on the scoreboard; it has {', '.join(map(str, known))}"
+                f"{name} {one} does not exist; expected one of {', '.join(map(str, known))}"
             )
 
 

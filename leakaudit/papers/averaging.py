@@ -1,4 +1,4 @@
-"""SecureD-FL (paper 003): how well its averaging by ADMM averages.
+"""SecureD-FL: how well its averaging by ADMM averages.
 
 Groups do not matter for that: eqs. (4) to (6) hold with any.
 """

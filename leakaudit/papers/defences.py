@@ -1,4 +1,4 @@
-"""PDMM (paper 004): what its defences hide and cost, and how it compares with a server.
+"""The PDMM thesis: what its defences hide and cost, and how it compares with a server.
 
 Also when its quadratic approximation converges.
 """
@@ -21,7 +21,7 @@ from leakaudit.verdict import Verdict, against
 
 CONSTANTS = {"rho": 0.1, "alpha": 0.2, "z0": 1.0}
 CELLS = (1e-3, 1e-2, 1e-1)
-HEARD = 10  # rounds that an eavesdropper hears
+HEARD = 10  # number of rounds that an eavesdropper observes
 STEPS = (2, 5)
 ATTACKED = range(4)  # nodes of the 60 whose inputs are computed
 STOPS = (5, 20, 100)
@@ -51,9 +51,9 @@ def _quantisation() -> tuple[Judgement, ...]:
     found = {f"{cell:g}": _inputs(_trained(HEARD, quantize=cell)) for cell in CELLS}
     listed = ", ".join(f"{error:.2g} with cells of {cell}" for cell, error in found.items())
     says = (
-        "the width of the cells is not in our copy, and decides: one-step differences of the "
-        f"first {HEARD} rounds give the inputs with a median error of {listed}. Small cells leave "
-        "nothing that further rounds would have to improve"
+        "the width of the cells, which decides, is not in our copy: one-step differences of the "
+        f"first {HEARD} rounds give the inputs with a median error of {listed}. With small "
+        "cells, further rounds have nothing to improve"
     )
     return (Judgement("error of the inputs", Verdict.UNSUPPORTED, says, {"error": found}),)
 
@@ -62,12 +62,12 @@ def _inexact() -> tuple[Judgement, ...]:
     found = {str(steps): _inputs(_trained(HEARD, k_max=steps)) for steps in STEPS}
     listed = ", ".join(f"{error:.1e} at k_max = {steps}" for steps, error in found.items())
     says = (
-        f"median error of the inputs: {listed}. The wire gives a weighted sum of the inner "
-        "gradients, and with one sample each of them is a multiple of the same input"
+        f"median error of the inputs: {listed}. The messages give a weighted sum of the "
+        "inner gradients, and with one sample each of them is a multiple of the same input"
     )
     return (
         Judgement(
-            "logistic regression, one sample a node",
+            "logistic regression, one sample per node",
             against(max(found.values()) < EXACT),
             says,
             {"error": found},

@@ -1,4 +1,4 @@
-"""DP-dKM (paper 002): its truncated noises, and the sensitivity of its Theorem 1."""
+"""DP-dKM: its truncated noises, and the sensitivity of its Theorem 1."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DP-dKM (paper 002): generalisation, composition and the noise of the mixing step.
+"""DP-dKM: generalisation, composition and the noise of the mixing step.
 
 These are Theorems 2 and 3, Theorem 4 and Theorem 5.
 """
@@ -119,13 +119,13 @@ def _finite_sample() -> tuple[Judgement, ...]:
         Judgement(
             "delta up to 1/2",
             against(any(true < said for true, said in usual)),
-            f"memorising with chance {DELTA:g}, .1 and .5: a chance of {shown} promised",
+            f"memorising with probability {DELTA:g}, .1 and .5: a probability of {shown} claimed",
             {"true": [true for true, _ in usual], "promised": [said for _, said in usual]},
         ),
         Judgement(
             "delta above 1/2, as printed for any delta",
             against(true * SURE < said),
-            f"delta = .9, R = {20 * LOSS:g}: a chance of {true:.2f} where {said:.2f} is promised, "
+            f"delta = .9, R = {20 * LOSS:g}: a probability of {true:.2f}, claimed is {said:.2f}, "
             "by the same M delta as in Theorem 2",
             {"true": true, "promised": said},
         ),
@@ -133,7 +133,7 @@ def _finite_sample() -> tuple[Judgement, ...]:
 
 
 def composed(epsilons: Sequence[float], deltas: Sequence[float]) -> tuple[float, float]:
-    """Return the most that Theorem 4 can promise for several agents.
+    """Return the largest guarantee that Theorem 4 can give for several agents.
 
     That is its epsilon_1, the sum, and the largest delta' over all allowed a_m:
     delta' = 1 - prod(1 - e^(-a_m) q_m) + 1 - prod(1 - q_m) with q_m = delta_m / (1 + e^epsilon_m).
@@ -165,7 +165,7 @@ def _two_agents() -> Judgement:
     share = 0.5
 
     def own(std: float, other: float) -> float:
-        """Return mu of an agent's own record in its own two broadcasts alone."""
+        """Return mu of an agent's own record in only its own two broadcasts."""
         return math.hypot(1 / std, 1 / math.hypot(std, share * other))
 
     def passed(std: float, other: float) -> float:

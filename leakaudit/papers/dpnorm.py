@@ -1,4 +1,4 @@
-"""DP-Norm (paper 000): its Theorem 1, and its setting of epsilon = 1."""
+"""DP-Norm: its Theorem 1, and its setting of epsilon = 1."""
 
 from __future__ import annotations
 

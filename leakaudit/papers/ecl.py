@@ -1,4 +1,4 @@
-"""DP-Norm (paper 000) as an optimiser: its limit, its speed, and what noise does to its norms."""
+"""DP-Norm as an optimiser: its limit, its speed, and what noise does to its norms."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def _pairwise() -> tuple[Judgement, ...]:
             "the mean over senders",
             against(mean > total * (1 + 1e-9)),
             f"mu^2 of {mean:.3f} exact, where the theorem's T d_v / n is {total:.3f}; without the "
-            f"term of the node itself, which is no sender, the formula has {others:.3f}",
+            f"term of the node itself, which is not a sender, the formula has {others:.3f}",
             {"exact": mean, "said": total, "said_of_others": others},
         ),
     )

@@ -1,6 +1,6 @@
-"""PDMM (paper 004): what differential messages reveal.
+"""The PDMM thesis: what differential messages reveal.
 
-Also when training stops early, for batches, and of how many wires.
+Also if training stops early, for batches, and for subsets of the channels.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def _what_is_learnt() -> tuple[Judgement, ...]:
         Judgement(
             "one-step differences",
             Verdict.UNCLAIMED,
-            f"they are on the wire, too, and need no models: {better}",
+            f"they are sent, too, and need no models: {better}",
             {"error": one},
         ),
     )
@@ -276,7 +276,7 @@ def _subspace() -> tuple[Judgement, ...]:
         Judgement(
             "single gradients",
             against(told),
-            f"a ring of 8 (E = N), all wires heard, z^0 random and unheard: {says}",
+            f"a ring of 8 (E = N), all channels observed, z^0 random and not observed: {says}",
             {"determined": told},
         ),
         Judgement(
@@ -287,7 +287,7 @@ def _subspace() -> tuple[Judgement, ...]:
             {"relative_error": error},
         ),
         Judgement(
-            "differences, some wires heard",
+            "differences, some channels observed",
             Verdict.UNCLAIMED,
             f"a grid of 10: {listed}",
             {"taps": taps},
@@ -295,7 +295,7 @@ def _subspace() -> tuple[Judgement, ...]:
     )
 
 
-LISTENS = "an eavesdropper on all wires but those of z^0, who knows the constants"
+LISTENS = "an eavesdropper on all channels except those of z^0, who knows the constants"
 INPUTS = "an input counts as recovered at a relative error below 1e-6"
 
 ROWS = (
@@ -372,7 +372,7 @@ ROWS = (
         assumes=(
             LISTENS,
             "E >= N",
-            "a gradient leaks if it is an exact combination of what is heard",
+            "a gradient leaks if it is an exact combination of what is observed",
         ),
         judge=_subspace,
     ),

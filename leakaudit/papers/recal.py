@@ -1,4 +1,4 @@
-"""DP-RECAL (paper 001): budgets from activations, the unprotected message, the law of activations.
+"""DP-RECAL: budgets from activations, the unprotected message, the law of activations.
 
 The budgets are those of Theorems 1 and 4.
 
@@ -165,7 +165,7 @@ def _theorem_1() -> tuple[Judgement, ...]:
 
 def _second_message() -> tuple[Judgement, ...]:
     def exact(**settings: object) -> tuple[float, float]:
-        """Return mu of both messages for the busiest node, and mu of its noisy states alone."""
+        """Return mu of both messages for the busiest node, and mu of only its noisy states."""
         made = _declared(**settings)
         _, times = _busiest(made)
         alone = math.sqrt(sum((TAU / SIGMA) ** 2 / DECAY**c for c in range(times)))
@@ -177,14 +177,14 @@ def _second_message() -> tuple[Judgement, ...]:
         Judgement(
             "noise on x",
             against(both > alone * (1 + 1e-8)),
-            f"both messages together have mu = {both:.4f}, the noisy states alone {alone:.4f}: "
-            "the second message adds nothing",
+            f"both messages together have mu = {both:.4f}, the noisy states by themselves "
+            f"{alone:.4f}: the second message adds nothing",
             {"both": both, "alone": alone},
         ),
         Judgement(
             "if the noise were on lam",
             Verdict.UNSUPPORTED if other > alone * (1 + 1e-8) else Verdict.NOT_REFUTED,
-            f"both messages together have mu = {other:.4f}: the other one carries x without noise",
+            f"both messages together have mu = {other:.4f}: the other one contains x without noise",
             {"both": encoded(other)},
         ),
     )
@@ -206,7 +206,7 @@ def _schedule(activation: str, graph: str, rounds: int) -> list[int]:
 
 
 def _far(active: list[int]) -> int:
-    """Count the moves to a node that is no neighbour on the ring."""
+    """Count the moves to a node that is not a neighbour on the ring."""
     return sum((b - a) % NODES not in (1, NODES - 1) for a, b in itertools.pairwise(active))
 
 
@@ -219,10 +219,10 @@ def _activation() -> tuple[Judgement, ...]:
     spread = math.sqrt(rounds * share * (1 - share))
     independent = walk > 0 or log_chance > math.log10(ALPHA)
     says = (
-        f"{rounds} moves of a walk on a ring of {NODES}: {walk} to a node that is no neighbour, "
-        f"while independent draws make about {rounds * share:.0f}; their chance to make none is "
-        f"1e{log_chance:.0f}. Given who was active last, most agents have no chance at all, so "
-        "results on independent activations do not carry over; the convergence stays empirical"
+        f"{rounds} moves of a walk on a ring of {NODES}: {walk} to a node that is not a "
+        f"neighbour, while independent draws make about {rounds * share:.0f}; they make none with "
+        f"probability 1e{log_chance:.0f}. Given the last active agent, most agents cannot be "
+        "active next, so results for independent draws do not apply; the convergence is empirical"
     )
     about = (
         f"{free} of {rounds} moves, {abs(free - rounds * share) / spread:.1f} standard deviations "

@@ -1,4 +1,4 @@
-"""DP-RECAL (paper 001): whether it converges (Theorems 2 and 3), and what its tables compare.
+"""DP-RECAL: whether it converges (Theorems 2 and 3), and what its tables compare.
 
 The formulas of the paper are lost in our copy of its text; what is judged here was reconstructed
 (the protocol's docstring says how).

@@ -1,4 +1,4 @@
-"""A row of the scoreboard: a published claim, its source, and the function that judges it."""
+"""A published claim, its source, and the function that evaluates it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from leakaudit.verdict import Verdict
 
 
 class Quality(Enum):
-    """How well we know what the paper states; the value is the sentence that a reader sees."""
+    """How the claim is known; the value is the sentence that a reader sees."""
 
     READ = "read in the paper's text"
-    RECONSTRUCTED = "formulas are lost in our copy of the text, and were reconstructed"
-    RECALLED = "recalled from memory; the paper was not at hand"
+    RECONSTRUCTED = "formulas are lost in our copy of the text and were reconstructed"
+    RECALLED = "recalled from memory; the paper was not available"
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Quote:
     """A few words of a paper, verbatim.
 
     Attributes:
-        place: Section, theorem or equation where they stand.
+        place: Section, theorem or equation.
         text: The words.
     """
 
@@ -37,13 +37,13 @@ class Quote:
 
 @dataclass(frozen=True)
 class Judgement:
-    """One statement and what was measured of it.
+    """One statement and the outcome of its evaluation.
 
     Attributes:
-        about: What is judged.
+        about: The statement.
         verdict: The outcome.
         says: The outcome in one sentence, figures included.
-        figures: The same for programs.
+        figures: The measurements for programs.
     """
 
     about: str
@@ -66,15 +66,15 @@ class PublishedClaim:
     """A published claim.
 
     Attributes:
-        number: Place on the scoreboard.
-        paper: 000 to 004, ``other`` for papers of other groups.
+        number: Number of the row.
+        paper: Name of the paper, ``other`` for papers of other groups.
         source: Paper and theorem.
         claim: What the paper states.
-        quality: How well we know it.
-        quotes: The paper's own words, empty if the paper was not at hand.
-        assumes: What the paper assumes, and what we had to assume to judge it.
-        judge: Computes the findings; the first is on the claim as it is published, the others are
-            on its variants.
+        quality: How the claim is known.
+        quotes: The paper's own words, empty if the paper was not available.
+        assumes: Assumptions of the paper, and those that the evaluation adds.
+        judge: Computes the findings; the first concerns the claim as published, the others its
+            variants.
     """
 
     number: int
@@ -88,18 +88,18 @@ class PublishedClaim:
 
     @property
     def command(self) -> str:
-        """What repeats this row."""
+        """The command that reproduces this row."""
         return f"leakaudit claims --row {self.number}"
 
 
 @dataclass(frozen=True)
 class JudgedClaim:
-    """A row that was judged.
+    """A claim with its findings.
 
     Attributes:
         row: The claim.
-        findings: What was found.
-        seconds: Wall-clock time that it took.
+        findings: The findings.
+        seconds: Wall-clock time of the evaluation.
     """
 
     row: PublishedClaim
@@ -108,7 +108,7 @@ class JudgedClaim:
 
     @property
     def verdict(self) -> Verdict:
-        """That of the claim as it is published."""
+        """The verdict on the claim as published."""
         return self.findings[0].verdict
 
     def to_json(self) -> dict[str, Json]:

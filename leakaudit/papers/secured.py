@@ -1,4 +1,4 @@
-"""SecureD-FL (paper 003): how many iterations of its averaging reveal a model."""
+"""SecureD-FL: how many iterations of its averaging reveal a model."""
 
 from __future__ import annotations
 

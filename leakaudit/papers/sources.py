@@ -1,6 +1,6 @@
-"""Rows of one paper each: what is the same for all claims of a paper stands here, once.
+"""Constructors of rows: the fields that all claims of one paper share.
 
-A call takes what differs between the claims, by the names of the fields of `PublishedClaim`.
+A call takes the other fields of `PublishedClaim` by name.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from functools import partial
 
 from leakaudit.papers.row import PublishedClaim, Quality
 
-dpnorm_row = partial(PublishedClaim, paper="000", quality=Quality.READ)
-recal_row = partial(PublishedClaim, paper="001", quality=Quality.RECONSTRUCTED)
-dkm_row = partial(PublishedClaim, paper="002", quality=Quality.READ)
-secured_row = partial(PublishedClaim, paper="003", quality=Quality.READ)
-pdmm_row = partial(PublishedClaim, paper="004", quality=Quality.READ)
+dpnorm_row = partial(PublishedClaim, paper="dp-norm", quality=Quality.READ)
+recal_row = partial(PublishedClaim, paper="dp-recal", quality=Quality.RECONSTRUCTED)
+dkm_row = partial(PublishedClaim, paper="dp-dkm", quality=Quality.READ)
+secured_row = partial(PublishedClaim, paper="secured-fl", quality=Quality.READ)
+pdmm_row = partial(PublishedClaim, paper="pdmm-thesis", quality=Quality.READ)
 other_row = partial(PublishedClaim, paper="other", quality=Quality.RECALLED)

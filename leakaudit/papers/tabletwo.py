@@ -1,4 +1,4 @@
-"""DP-Norm (paper 000), Table II: the noise of DP-SGD and DP-ADMM, and the paper's conclusions."""
+"""DP-Norm, Table II: the noise of DP-SGD and DP-ADMM, and the paper's conclusions."""
 
 from __future__ import annotations
 
@@ -263,8 +263,8 @@ def _ranking() -> tuple[Judgement, ...]:
     says = (
         f"five methods on Fashion-MNIST for {ROUNDS} rounds of {LOCAL} steps are not trained "
         f"here, and the weight of the regulariser is not printed. The nominal epsilon {NOMINAL:g} "
-        f"is no equal ground either: replacing a record reaches {sgd:.2f} with the printed noise "
-        f"of DP-SGD and {admm:.2f} with that of DP-ADMM"
+        f"is not an equal basis either: replacing a record reaches {sgd:.2f} with the printed "
+        f"noise of DP-SGD and {admm:.2f} with that of DP-ADMM"
     )
     return (
         Judgement(

@@ -27,26 +27,26 @@ from leakaudit.trace import Json, Trace, Truth
 from leakaudit.traces import trace_file
 from leakaudit.traces._storage import sidecar
 
-HASHED = 4 << 30  # bytes; larger traces are attacked without being hashed, a choice
+HASHED = 4 << 30  # bytes; larger traces are not hashed, a choice
 
 
 @dataclass(frozen=True)
 class AttackOptions:
-    """What an attack run does.
+    """The options of an attack run.
 
     Attributes:
-        adversary: Who attacks, and what it observes.
-        nodes: Whose inputs, None for all.
+        adversary: The adversary.
+        nodes: Nodes to attack; None for all.
         attack: A name or ``auto``.
         settings: Hyper-parameters of the attack.
-        rounds: How many gradients at most, None for the default.
+        rounds: Maximum number of gradients; None for the default.
         truth: A file, ``auto`` (the one beside the trace) or ``none``.
-        lpips_weights: As `lpips_weights.find` takes it.
-        seed: Of the attacks' random numbers.
-        device: Where the attacks compute, in torch's words.
-        max_seconds: Time limit, 0 for none.
-        trusted: Whether a model ``package.module:factory`` may run its code.
-        resume: Whether to go on with what an interrupted run of the same kind left in the output
+        lpips_weights: The argument of `lpips_weights.find`.
+        seed: Seed of the random numbers of the attacks.
+        device: torch device for the attacks.
+        max_seconds: Time limit in seconds; 0 for none.
+        trusted: Whether a model ``package.module:factory`` may execute its code.
+        resume: Whether to continue an interrupted run with the same options in the output
             folder.
     """
 
@@ -87,11 +87,11 @@ class AttackOptions:
 
 @dataclass(frozen=True)
 class Finished:
-    """What a run leaves.
+    """The outcome of a run.
 
     Attributes:
-        results: The record.
-        interrupted: Whether Ctrl-C cut the run short.
+        results: The content of results.json.
+        interrupted: Whether Ctrl-C interrupted the run.
     """
 
     results: dict[str, Json]
@@ -105,9 +105,9 @@ def attack_file(path: Path, folder: Path, options: AttackOptions) -> Finished:
     the attacks and keeps what was found, marked as not complete.
 
     Args:
-        path: Of the trace, a file or a folder of shards.
-        folder: Where to write; made if it does not exist.
-        options: What to do.
+        path: The trace, a file or a folder of shards.
+        folder: Output folder; created if it does not exist.
+        options: The options.
 
     Returns:
         The record, as it was written.
@@ -172,7 +172,7 @@ def attack_file(path: Path, folder: Path, options: AttackOptions) -> Finished:
 
 
 def _key(trace: Trace, sha256: str | None, options: AttackOptions) -> str:
-    """Digest of what the reconstructions of a run depend on."""
+    """Return a digest of everything that the reconstructions of a run depend on."""
     about = options.to_json()
     for name in ("truth", "lpips_weights", "max_seconds", "trusted"):
         del about[name]
@@ -180,11 +180,11 @@ def _key(trace: Trace, sha256: str | None, options: AttackOptions) -> str:
 
 
 def _not_tried(found: Found, options: AttackOptions, trace: Trace) -> list[str]:
-    """What the run left out, in words."""
+    """Return what the run omitted, in words."""
     left_out = []
     if found.late:
         late = ", ".join(map(str, found.late))
-        left_out.append(f"nodes {late} (--max-seconds was over)")
+        left_out.append(f"nodes {late} (the time limit --max-seconds was reached)")
     tried = {reconstruction.attack for _, reconstruction in found.pairs}
     for name in sorted(set(registry.names("attacks")) - tried):
         left_out.append(f"attack {name}")
@@ -247,7 +247,7 @@ def _write(
 
 
 def _truth_path(path: Path, option: str) -> Path | None:
-    """Return the truth file that scoring may open, None for none."""
+    """Return the truth file for scoring, or None."""
     if option == "none":
         return None
     beside = trace_file.truth_path(path)
@@ -257,7 +257,8 @@ def _truth_path(path: Path, option: str) -> Path | None:
         return None
     if not Path(option).is_file():
         raise LeakauditError(
-            f"truth file {option} is not there; name it with --truth FILE, or use --truth none"
+            f"the truth file {option} does not exist; specify it with --truth FILE, or use "
+            "--truth none"
         )
     return Path(option)
 
@@ -274,12 +275,12 @@ def _sha256(path: Path) -> str | None:
 
 @contextmanager
 def ready(folder: Path) -> Iterator[None]:
-    """Make the output folder and try to write to it before any work.
+    """Create the output folder and check that it is writable before any work.
 
     If the work inside fails, the folders that were made and are still empty are removed.
 
     Args:
-        folder: Where the work will write.
+        folder: The output folder.
 
     Yields:
         Nothing; the folder exists.

@@ -1,4 +1,4 @@
-"""What an attack run has finished, so that a run that was interrupted can be resumed.
+"""The finished part of an attack run, so that an interrupted run can be resumed.
 
 The files are in the output folder of the run until all of it is there. Each holds reconstructions
 that were settled together, appears whole or not at all, and bears the key of its run: a digest of
@@ -28,10 +28,10 @@ FOLDER = "unfinished"
 FORMAT = "leakaudit.checkpoint"
 VERSION = 1
 
-# Fields of a reconstruction that are kept as JSON, beside its tensors and its certificate.
+# Fields of a reconstruction that are stored as JSON, beside its tensors and its certificate.
 VALUES = ("node", "attack", "residual", "seconds", "note", "certified")
 
-# Packages whose version a reconstruction depends on.
+# Packages with versions that a reconstruction depends on.
 DEPEND = ("leakaudit", "torch", "numpy", "scipy")
 
 
@@ -40,8 +40,8 @@ class Checkpoint:
     """The finished part of one run.
 
     Attributes:
-        folder: Where its files are.
-        key: Of the run, see `key`.
+        folder: Folder of its files.
+        key: Key of the run, see `key`.
     """
 
     folder: Path
@@ -49,18 +49,18 @@ class Checkpoint:
 
     @classmethod
     def begin(cls, output: Path, key: str, resume: bool) -> Checkpoint:
-        """Take up what an earlier run left, or remove it.
+        """Continue with the files of an earlier run, or remove them.
 
         Args:
             output: The output folder of the run.
-            key: Of the run, see `key`.
-            resume: Whether to go on with what is there; if not, it is removed.
+            key: Key of the run, see `key`.
+            resume: Whether to continue with existing files; otherwise they are removed.
 
         Returns:
             The finished part.
 
         Raises:
-            LeakauditError: What is there belongs to another run, or it cannot be read.
+            LeakauditError: The files belong to another run or cannot be read.
         """
         made = cls(output / FOLDER, key)
         if resume:
@@ -70,7 +70,7 @@ class Checkpoint:
         return made
 
     def save(self, found: Sequence[Reconstruction]) -> None:
-        """Keep reconstructions of different nodes in one file.
+        """Store reconstructions of different nodes in one file.
 
         Args:
             found: The reconstructions; nothing is written if there are none.
@@ -97,7 +97,7 @@ class Checkpoint:
             torch.save(content, file)
 
     def finished(self) -> dict[int, Reconstruction]:
-        """Read what was kept.
+        """Return the stored reconstructions.
 
         Returns:
             The reconstructions by node.
@@ -112,7 +112,7 @@ class Checkpoint:
         return kept
 
     def clear(self) -> None:
-        """Remove the files of this or another run, and the folder if nothing else is in it."""
+        """Remove the files of this or another run, and the folder if it is then empty."""
         for path in [*self.folder.glob("node*.pt"), *self.folder.glob(".node*.tmp")]:
             path.unlink(missing_ok=True)
         if self.folder.is_dir() and not any(self.folder.iterdir()):
@@ -122,23 +122,23 @@ class Checkpoint:
         tree = safe_reader.read(path)
         if tree.get("format") != FORMAT or tree.get("version") != VERSION:
             raise LeakauditError(
-                f"{path} is no checkpoint of this version; start anew without --resume"
+                f"{path} is not a checkpoint of this version; start again without --resume"
             )
         if tree.get("key") != self.key:
             raise LeakauditError(
                 f"{path} belongs to a run on another trace or with other settings; "
-                "start anew without --resume"
+                "start again without --resume"
             )
         try:
             tensors = tree["tensors"]
             about = json.loads(tree["meta"])
             return [_rebuilt(one, tensors, i) for i, one in enumerate(about)]
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
-            raise LeakauditError(f"{path} is damaged; start anew without --resume") from None
+            raise LeakauditError(f"{path} is damaged; start again without --resume") from None
 
 
 def key(about: Mapping[str, Json]) -> str:
-    """Digest what a run's reconstructions depend on, versions of the packages included.
+    """Return a digest of everything that reconstructions depend on, including package versions.
 
     Args:
         about: The trace and the options, as JSON.

@@ -24,20 +24,20 @@ from leakaudit.trace import Trace
 if TYPE_CHECKING:
     from leakaudit.pipeline.attack_run import AttackOptions
 
-TOGETHER = 32  # most nodes of a group; a choice
+TOGETHER = 32  # maximum number of nodes in a group; a choice
 MEMORY = 512 << 20  # bytes of the values and models of a group of several nodes; a choice
 EVERY = 1.0  # seconds between two files of a checkpoint; a choice
 
 
 @dataclass
 class Found:
-    """What the attacks of one run gave so far.
+    """The results of the attacks of one run so far.
 
     Attributes:
-        pairs: Each leak and what was reconstructed from it.
-        reasons: Why nothing is determined, by node.
-        late: Nodes for which no time was left.
-        interrupted: Whether Ctrl-C ended the run.
+        pairs: Each leak with its reconstruction.
+        reasons: Why no gradient is determined, by node.
+        late: Nodes that were not attacked before the time limit.
+        interrupted: Whether Ctrl-C interrupted the run.
     """
 
     pairs: list[tuple[GradientLeak, Reconstruction]] = field(default_factory=list)
@@ -47,7 +47,7 @@ class Found:
 
 
 def attack(trace: Trace, task: Task, options: AttackOptions, kept: Checkpoint) -> Found:
-    """Attack all nodes of a run; Ctrl-C ends it and leaves what was found.
+    """Attack all nodes of a run; after Ctrl-C, return the results so far.
 
     Groups are the same whatever was finished before, and what was searched in one batch is kept
     together. So a run that was interrupted and resumed gives what a run without a break gives.
@@ -55,8 +55,8 @@ def attack(trace: Trace, task: Task, options: AttackOptions, kept: Checkpoint) -
     Args:
         trace: The recording.
         task: Its model and loss.
-        options: What to do. Without nodes, all that the adversary can attack.
-        kept: What was finished before, and where to keep what is finished now.
+        options: The options. Without nodes, all that the adversary can attack.
+        kept: Checkpoint with finished results, to which new ones are added.
 
     Returns:
         What was found, in the order of the nodes.
@@ -86,7 +86,7 @@ def attack(trace: Trace, task: Task, options: AttackOptions, kept: Checkpoint) -
 
 
 def _together(trace: Trace, task: Task, options: AttackOptions) -> int:
-    """Return how many nodes make a group: one if the model is too large for a vmap.
+    """Return the number of nodes per group: one if the model is too large for vmap.
 
     A node needs a gradient and a model in each round, both in float64.
     """
@@ -99,17 +99,17 @@ def _together(trace: Trace, task: Task, options: AttackOptions) -> int:
 
 @dataclass
 class _Run:
-    """One run under way.
+    """A run in progress.
 
     Attributes:
         task: Model and loss of the trace.
-        options: What to do.
-        kept: Where finished reconstructions are kept.
+        options: The options.
+        kept: Checkpoint for finished reconstructions.
         heard: What the adversary deduces from the trace.
-        done: What was finished before this run, by node.
-        found: What it has found so far.
-        alone: What it has finished since the last file, each by itself.
-        saved: When the last file was written, by the monotonic clock.
+        done: Results that were finished before this run, by node.
+        found: Results so far.
+        alone: Results since the last file, one reconstruction each.
+        saved: Time of the last file, by the monotonic clock.
     """
 
     task: Task
@@ -149,7 +149,7 @@ class _Run:
         self.kept.save(batch)
 
     def keep(self) -> None:
-        """Write what was finished since the last time."""
+        """Write the results since the last file."""
         self.kept.save(self.alone)
         self.alone = []
         self.saved = time.monotonic()

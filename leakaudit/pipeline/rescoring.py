@@ -1,4 +1,4 @@
-"""New scores of an attack that ran before, from its stored reconstructions.
+"""New scores of an earlier attack, from its stored reconstructions.
 
 For a truth that came later, or one more metric.
 """
@@ -67,13 +67,13 @@ def one_truth(record: Mapping[str, Json]) -> AttackRecord:
     if not isinstance(typed, AttackRecord):
         kind = record["kind"]
         raise LeakauditError(
-            f"expected the results of an attack, which have one truth, got those of '{kind}'"
+            f"expected the results of 'attack', which have one truth, got those of '{kind}'"
         )
     return typed
 
 
 def same_recording(record: Mapping[str, Json], truth: Truth, sha256: str | None) -> bool:
-    """Check that a truth is of the recording that was attacked.
+    """Check that a truth belongs to the recording that was attacked.
 
     Args:
         record: Of the attack.
@@ -135,13 +135,13 @@ def rescore(
     truth_sha256: str | None = None,
     truth_path: Path | None = None,
 ) -> tuple[dict[str, Json], list[Reconstruction], list[Score]]:
-    """Score stored reconstructions again; nothing is attacked.
+    """Score stored reconstructions again, without an attack.
 
     Args:
-        record: Of an attack.
-        folder: Where it is, and the reconstructions beside it.
-        truth: What to compare with.
-        metrics: Those that are computed anew, all if empty; the others stay as they were.
+        record: Results of an attack.
+        folder: Its folder, with the reconstructions.
+        truth: The truth to compare with.
+        metrics: Metrics to compute again, all if empty; the others keep their values.
         weights: The LPIPS network of `lpips_weights.find`.
         lpips: Its sentence.
         truth_sha256: Of the truth file.
@@ -177,7 +177,7 @@ def rescore(
 def _definitions(
     record: AttackRecord, defined: Mapping[str, str], metrics: Collection[str]
 ) -> dict[str, str]:
-    """What the metrics mean: those that were computed anew as they are now."""
+    """Return the definitions of the metrics; recomputed ones have their current definition."""
     kept = dict(record.metrics)
     for name, text in defined.items():
         if not metrics or name in metrics:
@@ -192,7 +192,7 @@ def _origin(
     sha256: str | None,
     path: Path | None,
 ) -> Provenance:
-    """The provenance with this scoring."""
+    """Return the provenance with this scoring."""
     entry = Rescoring(
         metrics=tuple(sorted(metrics) or METRICS),
         truth=sha256,
@@ -208,7 +208,7 @@ def _origin(
 
 
 def _remarks(record: AttackRecord, truth: Truth) -> list[str]:
-    """What is not verified: as before, but for whether only the id ties this truth to the trace."""
+    """Return what is not verified: as before, except whether only the id links truth and trace."""
     kept = [one for one in given(record.unverified, ()) if one != record_file.ID_ONLY]
     recording = drawn(given(record.provenance.trace.recording, None))
     if recording is None or truth.recording is None:
@@ -230,7 +230,7 @@ def _scored(finding: Finding, score: Score, metrics: set[str]) -> Finding:
 
 
 def _chosen(old: Scores | None, score: Score, metrics: set[str]) -> Scores | None:
-    """The old scores with the named columns, or all, of a new score; None if it has no truth."""
+    """Return the old scores with the named or all columns of a new one; None without a truth."""
     values = score.to_json()
     if values is None:
         return None
@@ -245,7 +245,7 @@ def _chosen(old: Scores | None, score: Score, metrics: set[str]) -> Scores | Non
 
 
 def _own_note(finding: Finding) -> str:
-    """The note without the remark that scoring added to it, which is made again from the scores."""
+    """Return the note without the remark of the earlier scoring."""
     scores = finding.scores
     if scores is None:
         remark = NOT_SCORED
@@ -259,7 +259,7 @@ def _own_note(finding: Finding) -> str:
 
 
 def missing(scores: Sequence[Score], metrics: Collection[str]) -> list[str]:
-    """Find the metrics that were asked for and could not be measured on any record.
+    """Return the requested metrics that could not be computed for any record.
 
     Args:
         scores: From `rescore`.
@@ -284,10 +284,10 @@ def write(
 
     Args:
         folder: Where.
-        record: From `rescore`; what is written is put into it.
+        record: From `rescore`; the names of the written files are added to it.
         found: The reconstructions.
         scores: Their scores.
-        truth: What they were compared with.
+        truth: The truth that they were compared with.
     """
     images = record_file.save_reconstructions(folder / "reconstructions.npz", found)
     typed = one_truth(record)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from msgspec import UnsetType
-from rich import box
 from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from leakaudit.rendering import markdown as md
+from leakaudit.rendering.tables import Column, table
 from leakaudit.results.audit_names import Guesser, TestName
 from leakaudit.results.model import (
     AuditPart,
@@ -38,7 +36,6 @@ from leakaudit.results.wording import (
 )
 from leakaudit.verdict import MOST_TRIALS, Verdict
 
-WIDTH = 140  # terminal columns that the tables need without line breaks
 STYLES = {
     Verdict.REFUTED: "bold red",
     Verdict.UNSUPPORTED: "red",
@@ -61,6 +58,8 @@ CURVE = (
     "mean",
 )
 VACUOUS = "it allows almost any success rate: ten million trials would not suffice to refute it"
+SPARE = ("refused", "median", "mean")  # columns of `CURVE` that a narrow terminal omits
+SENTENCES = ("test", "what was measured")  # columns of `HEADINGS` with text
 
 
 @dataclass(frozen=True)
@@ -77,29 +76,29 @@ class _VerdictRow:
         return (*self.where, self.test, self.verdict.words, self.measured)
 
 
-def text(record: AuditRecord) -> list[RenderableType]:
+def text(record: AuditRecord, width: int | None = None) -> list[RenderableType]:
     """Return the summary, the curves and the verdicts, for a terminal.
 
     Args:
         record: The record of an audit.
+        width: Columns of the terminal; None if lines are not wrapped.
 
     Returns:
         The parts from top to bottom.
     """
-    attacked = _table(CURVE)
-    for row in curves(record.audit):
-        attacked.add_row(*(Text(cell) for cell in row))
-    judged = _table(HEADINGS)
+    columns = []
+    for k, heading in enumerate(CURVE):
+        number = k == 0 or k > CURVE.index("attack")
+        columns.append(Column(heading, right=number, spare=heading in SPARE))
+    attacked = table(columns, curves(record.audit), width)
+    columns = []
+    for heading in HEADINGS:
+        columns.append(Column(heading, right=heading == "epsilon", text=heading in SENTENCES))
+    rows = []
     for one in _rows(record.audit):
-        epsilon, adversary, promise = one.where
-        judged.add_row(
-            Text(epsilon),
-            Text(adversary),
-            Text(promise),
-            Text(one.test),
-            Text(one.verdict.words, style=STYLES[one.verdict]),
-            Text(one.measured),
-        )
+        verdict = Text(one.verdict.words, style=STYLES[one.verdict])
+        rows.append((*one.where, one.test, verdict, one.measured))
+    judged = table(columns, rows, width)
     summary = Text(clean(record.summary), style="bold")
     return [summary, attacked, Text(REFUSED, style="dim"), judged]
 
@@ -120,13 +119,6 @@ def markdown(record: AuditRecord) -> str:
     parts += ["## Verdicts", md.table(HEADINGS, verdicts(record.audit))]
     parts += ["## Attacks against epsilon", md.table(CURVE, curves(record.audit))]
     return "\n\n".join([*parts, md.escape(REFUSED)])
-
-
-def _table(headings: Sequence[str]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in headings:
-        table.add_column(heading, overflow="fold")
-    return table
 
 
 def curves(audit: AuditPart) -> list[tuple[str, ...]]:

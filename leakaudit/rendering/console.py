@@ -16,18 +16,25 @@ from leakaudit.progress import watching
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-WIDE = 140  # width in characters of a table that is written to a file
 _SYSTEM: Literal["standard"] = "standard"  # colour system
 
 
 def stdout() -> Console:
-    """Return the console for tables, as wide as the terminal, or `WIDE` if there is none."""
+    """Return the console for stdout; no line is wrapped in a file or a pipe."""
     from rich.console import Console
 
-    width = None
+    piped = not sys.stdout.isatty()
+    system: Literal["auto"] | None = "auto"
+    if piped or "NO_COLOR" in os.environ:
+        system = None
+    return Console(file=sys.stdout, highlight=False, soft_wrap=piped, color_system=system)
+
+
+def width() -> int | None:
+    """Return the columns of the terminal; None if stdout is a file or a pipe."""
     if not sys.stdout.isatty():
-        width = WIDE
-    return Console(file=sys.stdout, highlight=False, width=width)
+        return None
+    return shutil.get_terminal_size().columns
 
 
 class Form(TypedDict, total=False):
@@ -43,18 +50,19 @@ class Form(TypedDict, total=False):
 
 
 def fit() -> Form:
-    """Return the width and colours for text on stdout; empty (the text's defaults) for a file."""
-    if not sys.stdout.isatty():
+    """Return the width and colours for text on stdout; a file or a pipe has no limit of width."""
+    columns = width()
+    if columns is None:
         return {}
-    return {"width": shutil.get_terminal_size().columns, "color": "NO_COLOR" not in os.environ}
+    return {"width": columns, "color": "NO_COLOR" not in os.environ}
 
 
-def printed(parts: Iterable[RenderableType], width: int, color: bool) -> str:
+def printed(parts: Iterable[RenderableType], width: int | None, color: bool) -> str:
     """Return the parts of a page as text, without trailing spaces.
 
     Args:
         parts: The parts in order.
-        width: Columns of a line.
+        width: Columns of a line; None if lines are not wrapped.
         color: Whether to add terminal codes for colours.
 
     Returns:
@@ -66,6 +74,7 @@ def printed(parts: Iterable[RenderableType], width: int, color: bool) -> str:
     console = Console(
         file=file,
         width=width,
+        soft_wrap=width is None,
         color_system=_SYSTEM if color else None,
         force_terminal=color,
         legacy_windows=False,

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections import Counter
 
 from msgspec import UnsetType
-from rich import box
 from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from leakaudit.rendering import markdown as md
+from leakaudit.rendering import tables
 from leakaudit.results.model import (
     SweepPart,
     SweepPoint,
@@ -20,25 +19,28 @@ from leakaudit.results.model import (
 )
 from leakaudit.results.wording import REFUSED, axis_value, clean, refusal
 
-WIDTH = 140  # terminal columns that the table needs without line breaks
+# Columns that a narrow terminal omits.
+SPARE = ("cells", "refused", "records", "PSNR median", "SSIM best", "SSIM median")
+COUNTS = ("cells", "refused", "records", "recovered", "exact", "labels")
 SHOWN = 200  # most rows in a terminal; report.md has all rows
 
 
-def text(record: SweepRecord) -> list[RenderableType]:
+def text(record: SweepRecord, width: int | None = None) -> list[RenderableType]:
     """Return the summary, the table and the failures, for a terminal.
 
     Args:
         record: The record of a sweep.
+        width: Columns of the terminal; None if lines are not wrapped.
 
     Returns:
         The parts from top to bottom.
     """
     headings, rows = table(record.sweep)
-    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    columns = []
     for heading in headings:
-        shown.add_column(clean(heading), overflow="fold")
-    for row in rows[:SHOWN]:
-        shown.add_row(*map(Text, row))
+        number = heading in COUNTS or heading.endswith(("best", "median"))
+        columns.append(tables.Column(clean(heading), right=number, spare=heading in SPARE))
+    shown = tables.table(columns, rows[:SHOWN], width)
     below = [Text(REFUSED, style="dim")]
     if len(rows) > SHOWN:
         below.append(Text(f"{len(rows) - SHOWN} more rows are in report.md"))
@@ -86,7 +88,7 @@ def table(sweep: SweepPart) -> tuple[list[str], list[list[str]]]:
     headings = [*sweep.axes, "attack"]
     if many:
         headings.append("adversary")
-    headings += ["cells", "refused", "records", "recovered", "exact", "labels"]
+    headings += COUNTS
     if images:
         headings += ["PSNR best", "PSNR median", "SSIM best", "SSIM median"]
     else:

@@ -1,8 +1,8 @@
-"""Audit the auditor: false alarms and power of the estimators, on mechanisms with known privacy.
+"""Audit the auditor: error rates of the estimators on mechanisms with known privacy.
 
-A true claim must be refuted in at most a share alpha of the runs, and a claim that a planted
-mistake has made false in at least nine of ten. Both rates carry Clopper and Pearson's limits, and
-both can fail: fewer runs or trials widen them.
+A true claim must be refuted in at most a fraction alpha of the runs, and a claim that a planted
+mistake makes false in at least nine of ten. Both rates have Clopper-Pearson limits, and both checks
+can fail: fewer runs widen the limits, and fewer trials reduce the power.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ __all__ = [
 
 # All are choices. At alpha .05 the slack allows .075, and 1,000 runs with a rate of .05 have an
 # upper limit of .063.
-SLACK = 1.5  # a rate of false alarms may be up to this many alpha
-POWER = 0.9  # least share of false claims that are refuted
-MISS = 0.05  # chance that a limit of a rate is wrong
+SLACK = 1.5  # largest allowed false-positive rate, in units of alpha
+POWER = 0.9  # smallest allowed fraction of false claims that are refuted
+MISS = 0.05  # probability that a limit of a rate is wrong
 TRUE = ((0.0, 1), (0.5, 1), (1.0, 1), (2.0, 1), (0.5, 4))  # signal of a round, rounds
-MANY = 10  # rounds of which only one is charged
+MANY = 10  # number of rounds, of which only one is accounted for
 PLANTED = (
     "noise halved",
     "seed reused",
@@ -48,7 +48,7 @@ PLANTED = (
 
 
 class RateEntry(Struct, frozen=True, kw_only=True):
-    """An `ErrorRate` as it is printed for programs.
+    """An `ErrorRate` as plain values.
 
     Attributes:
         estimator: as in `ErrorRate`, like the next eight.
@@ -58,12 +58,12 @@ class RateEntry(Struct, frozen=True, kw_only=True):
         known: exact mu or epsilon.
         claimed: mu or epsilon that is claimed.
         refuted: runs that refute the claim.
-        runs: all of them.
-        rate: share of the runs that refute the claim.
+        runs: number of runs.
+        rate: fraction of the runs that refute the claim.
         low: lower limit of the rate.
         high: upper limit of the rate.
-        allowed: least power, or highest rate of false alarms.
-        ok: whether the rate is allowed even at its worse limit.
+        allowed: smallest power, or largest false-positive rate.
+        ok: whether even the worse limit of the rate is allowed.
     """
 
     estimator: str
@@ -91,9 +91,9 @@ class ErrorRate:
         planted: the mistake that makes the claim false; empty if the claim is true.
         rounds: of the mechanism.
         known: exact mu or epsilon of all rounds.
-        claimed: mu or epsilon that is claimed of all rounds.
-        refuted: how many runs refute the claim at level alpha.
-        runs: how many there are.
+        claimed: claimed mu or epsilon of all rounds.
+        refuted: number of runs that refute the claim at level alpha.
+        runs: number of runs.
         alpha: level of the estimator.
     """
 
@@ -109,7 +109,7 @@ class ErrorRate:
 
     @property
     def rate(self) -> float:
-        """Share of the runs that refute the claim: false alarms, or the power."""
+        """Fraction of the runs that refute the claim: the false-positive rate, or the power."""
         return self.refuted / self.runs
 
     @property
@@ -121,21 +121,21 @@ class ErrorRate:
 
     @property
     def allowed(self) -> float:
-        """The least power, or the highest rate of false alarms."""
+        """The smallest allowed power, or the largest allowed false-positive rate."""
         if self.planted:
             return POWER
         return SLACK * self.alpha
 
     @property
     def ok(self) -> bool:
-        """Whether the rate is allowed even at its worse limit."""
+        """Whether even the worse limit of the rate is allowed."""
         low, high = self.limits
         if self.planted:
             return low >= self.allowed
         return high <= self.allowed
 
     def entry(self) -> RateEntry:
-        """Return it as it is printed for programs."""
+        """Return plain values."""
         low, high = self.limits
         return RateEntry(
             estimator=self.estimator,
@@ -162,7 +162,7 @@ class _Trial:
         estimator: the test.
         planted: the mistake; empty if the claim is true.
         mechanism: what is tested.
-        claimed: mu or epsilon that is claimed of it.
+        claimed: its claimed mu or epsilon.
     """
 
     estimator: Estimator
@@ -181,7 +181,7 @@ def check(
     """Yield the rates of every estimator: true claims first, then planted mistakes.
 
     Args:
-        runs: audits in each row.
+        runs: number of audits in each row.
         trials: of one audit, as many with the record as without, or canaries of one run.
         alpha: level of the estimators, between 0 and 1.
         seed: of all draws.
@@ -232,7 +232,7 @@ def _planted(estimators: Sequence[Estimator]) -> Iterator[_Trial]:
 
 
 def planting(planted: str, law: Law, signal: float = 1.0) -> tuple[Mechanism, float]:
-    """Return a mechanism with a mistake, and the claim of somebody who does not know about it.
+    """Return a mechanism with a mistake, and the claim that ignores the mistake.
 
     Args:
         planted: the mistake, one of `PLANTED`.

@@ -21,9 +21,11 @@ from leakaudit.bounds.joint import joint_test
 from leakaudit.selfcheck.mechanism import Law, Mechanism
 
 Outcomes: TypeAlias = NDArray[np.int64]
-CUT = 1 - 1e-9  # of the score with the record, which rounding then leaves beyond the threshold
-KAPPA = 0.1  # chance that a blind guess recovers the record: a choice
-AT_ONCE = 1 << 21  # numbers that are drawn together, 16 MiB: a choice
+CUT = (
+    1 - 1e-9
+)  # factor of the score with the record, so that rounding keeps it beyond the threshold
+KAPPA = 0.1  # probability that a blind guess recovers the record: a choice
+AT_ONCE = 1 << 21  # numbers per batch of draws, 16 MiB: a choice
 
 
 @dataclass(frozen=True)
@@ -52,12 +54,12 @@ class Estimator:
         alpha: float,
         generator: np.random.Generator,
     ) -> int:
-        """Return in how many runs the claim is refuted.
+        """Return the number of runs that refute the claim.
 
         Args:
             mechanism: what is tested.
             claimed: epsilon or mu of all rounds.
-            runs: how many audits to run.
+            runs: number of audits.
             trials: of one audit.
             alpha: level of the test.
             generator: for all draws.
@@ -66,7 +68,7 @@ class Estimator:
         total = 0
         for at in range(0, runs, block):
             seen = self.observe(mechanism, min(block, runs - at), trials, generator)
-            # Many runs have the same counts, and a test is slow: decide each outcome once.
+            # Many runs have the same counts, and a test is slow: evaluate each outcome once.
             outcomes, often = np.unique(seen, axis=0, return_counts=True)
             for outcome, times in zip(outcomes.tolist(), often.tolist(), strict=True):
                 if self.refutes(tuple(outcome), trials, claimed, alpha):
@@ -77,7 +79,7 @@ class Estimator:
 def _counts(
     mechanism: Mechanism, runs: int, trials: int, generator: np.random.Generator
 ) -> Outcomes:
-    """Return true and false positives of as many trials with the record as without.
+    """Return true and false positives of equally many trials with and without the record.
 
     The threshold is fixed beforehand: in the middle for Gaussian noise; at the record's own value
     for Laplace noise, beyond which the likelihood ratio is the largest, e^epsilon.
@@ -97,7 +99,7 @@ def _counts(
 def _guesses(
     mechanism: Mechanism, runs: int, trials: int, generator: np.random.Generator
 ) -> Outcomes:
-    """Return right guesses among the surest half of the canaries of one run.
+    """Return the number of correct guesses on the most certain half of the canaries of one run.
 
     Each of `trials` canaries is included by its own fair coin.
     """
@@ -111,7 +113,7 @@ def _guesses(
 
 
 def _guessed(trials: int) -> int:
-    """Return how many canaries are guessed."""
+    """Return the number of canaries that are guessed."""
     return max(1, trials // 2)
 
 

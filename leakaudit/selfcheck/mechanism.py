@@ -1,4 +1,4 @@
-"""Mechanisms with exactly known privacy, to audit the auditor with."""
+"""Mechanisms with exactly known privacy, for auditing the auditor."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Mechanism:
     Attributes:
         law: of the noise.
         signal: mu of one round under Gaussian noise, epsilon under Laplace noise.
-        rounds: how often the coordinate is released.
+        rounds: number of releases of the coordinate.
         reused: whether all rounds use the same draw of noise; `rounds` must then be even.
         opposite: whether another record takes the place of a missing one, and moves the release the
             other way.
@@ -78,7 +78,7 @@ def composed(law: Law, signal: float, rounds: int) -> float:
     Args:
         law: of the noise.
         signal: mu (Gaussian) or epsilon (Laplace) of one round.
-        rounds: T, how many there are.
+        rounds: T, their number.
 
     Returns:
         sqrt(T) mu or T epsilon.

@@ -19,6 +19,7 @@ from scipy import integrate, optimize, stats
 
 from leakaudit.bounds import gaussian
 from leakaudit.papers import (
+    NUMBERS,
     ROWS,
     PublishedClaim,
     Quality,
@@ -33,7 +34,7 @@ from leakaudit.papers.runs import planned, run
 from leakaudit.verdict import Verdict
 
 Array = NDArray[np.float64]
-FIVE = ("000", "001", "002", "003", "004")
+FIVE = {name: number for number, name in NUMBERS.items()}
 IDS = [f"row{row.number}" for row in ROWS]
 
 
@@ -56,14 +57,14 @@ def test_every_row_says_how_well_it_knows_its_claim_and_what_it_assumes(
         assert all(quote.place and 2 <= len(quote.text.split()) <= 20 for quote in row.quotes)
     else:
         assert (row.quality, row.quotes) == (Quality.RECALLED, ())
-    assert (row.quality is Quality.RECONSTRUCTED) == (row.paper == "001")
+    assert (row.quality is Quality.RECONSTRUCTED) == (row.paper == "dp-recal")
 
 
 @pytest.mark.parametrize(
     "row", [row for row in ROWS if row.paper in FIVE], ids=lambda row: f"row{row.number}"
 )
 def test_its_words_stand_in_the_paper(row: PublishedClaim, paper: Callable[[str], str]) -> None:
-    text = normal(paper(row.paper))
+    text = normal(paper(FIVE[row.paper]))
     for quote in row.quotes:
         assert normal(quote.text) in text, quote
 
@@ -74,7 +75,7 @@ def test_other_words_do_not_stand_in_the_paper(paper: Callable[[str], str]) -> N
 
 
 def test_what_is_lost_or_not_repeated_is_never_judged() -> None:
-    """Formulas of paper 001 are reconstructed, so that none of its rows may be refuted; rows 19, 25, 35 and 36 lack data or constants."""
+    """Formulas of DP-RECAL are reconstructed, so that none of its rows may be refuted; rows 19, 25, 35 and 36 lack data or constants."""
     for found in judge(select(numbers=[10, 11, 22, 25, 26, 27])):
         assert all(finding.verdict is not Verdict.REFUTED for finding in found.findings), (
             found.row.number

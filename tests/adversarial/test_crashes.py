@@ -47,10 +47,7 @@ def test_a_defect_is_one_line_and_code_4(
     monkeypatch.delenv("LEAKAUDIT_DEBUG", raising=False)
     assert main(["list", "graphs"]) == 4
     said = one_line(capsys)
-    assert (
-        f"leakaudit itself broke, which is neither a pass nor a leak: {type(error).__name__}"
-        in said
-    )
+    assert f"internal error, which is neither a pass nor a leak: {type(error).__name__}" in said
     assert "LEAKAUDIT_DEBUG=1" in said
     monkeypatch.setenv("LEAKAUDIT_DEBUG", "1")
     assert main(["list", "graphs"]) == 4
@@ -63,7 +60,7 @@ def test_a_plugin_that_ends_the_process_is_code_4(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "ending_plugin.py").write_text("import sys\nsys.exit(0)\n")
     assert main(["list", "graphs", "--plugin", "ending_plugin"]) == 4
-    assert "called sys.exit(0); nothing was judged" in one_line(capsys)
+    assert "called sys.exit(0) when it was imported; there is no verdict" in one_line(capsys)
 
 
 # --- pictures and their record ------------------------------------------------------------------------------------------

@@ -147,7 +147,9 @@ CASES = {
         2, "did you mean 'dpsgd'", (('protocol="dpsgd"', 'protocol="dpsdg"'),)
     ),
     "a protocol that nobody declared": Case(
-        2, "nobody has declared the protocol", (('protocol="dpsgd"', 'protocol="own:dpsgd"'),)
+        2,
+        "the protocol .own:dpsgd. has no declaration",
+        (('protocol="dpsgd"', 'protocol="own:dpsgd"'),),
     ),
     "another protocol": Case(
         2, "gossip has no constant 'alpha'", (('protocol="dpsgd"', 'protocol="gossip"'),)
@@ -233,10 +235,10 @@ CASES = {
     ),
     # other numbers than those that travel
     "NaN": Case(2, "NaN or infinite", sent("sent[i] * np.nan")),
-    "zeros": Case(1, "too little noise", sent("0 * sent[i]"), slow=True),
+    "zeros": Case(1, "insufficient noise", sent("0 * sent[i]"), slow=True),
     "one model, sent again and again": Case(
         1,
-        "unclipped gradients|noise used twice",
+        "missing clipping|reused noise",
         (
             *sent("once[i]"),
             ("    params = {", "    once = w + rng.normal(size=w.shape)\n    params = {"),
@@ -245,7 +247,7 @@ CASES = {
     "reversed parameters": Case(
         3, "gradients differ", sent("sent[i][::-1].copy()"), seeds=4, slow=True
     ),
-    "half of every number": Case(1, "too little noise", sent("0.5 * sent[i]"), slow=True),
+    "half of every number": Case(1, "insufficient noise", sent("0.5 * sent[i]"), slow=True),
     "the node opposite": Case(
         3,
         "gradients differ",
@@ -294,10 +296,10 @@ CASES = {
     ),
     "no noise, and no lint": Case(1, "bit for bit", (SILENT,), gate=NO_LINT),
     "half of the noise": Case(
-        1, "too little noise", ((NOISE, NOISE.replace("SIGMA", "SIGMA / 2")),), slow=True
+        1, "insufficient noise", ((NOISE, NOISE.replace("SIGMA", "SIGMA / 2")),), slow=True
     ),
     "four times the noise is declared": Case(
-        1, "too little noise", (('"sigma": SIGMA', '"sigma": 4 * SIGMA'),)
+        1, "insufficient noise", (('"sigma": SIGMA', '"sigma": 4 * SIGMA'),)
     ),
     "noise of one node only": Case(
         1,
@@ -306,7 +308,7 @@ CASES = {
     ),
     "noise of even seeds only": Case(
         1,
-        "Leak|too little noise",
+        "Leak|insufficient noise",
         (
             (NOISE, f"if ODD: return model\n    {NOISE}"),
             (START, f"{START}    global ODD\n    ODD = seed % 2\n"),
@@ -314,7 +316,7 @@ CASES = {
     ),
     "noise drawn once for all nodes and rounds": Case(
         1,
-        "noise used twice",
+        "reused noise",
         (
             (SENT, "sent = [m + once for m in stepped]"),
             (START, f"{START}    once = SIGMA * rng.normal(size=130)\n"),
@@ -323,7 +325,7 @@ CASES = {
     ),
     "noise drawn once by every node": Case(
         1,
-        "noise used twice",
+        "reused noise",
         (
             (SENT, "sent = [m + once[k] for k, m in enumerate(stepped)]"),
             (START, f"{START}    once = SIGMA * rng.normal(size=(4, 130))\n"),
@@ -367,14 +369,12 @@ CASES = {
         (("STEP, CLIP = 0.1, 1.0", "STEP, CLIP = 0.1, 2.0"),),
     ),
     # noise that is shared
-    "noise keyed by seed + node + round": Case(
-        1, "noise used twice", generated("1000 * seed + k + t")
-    ),
+    "noise keyed by seed + node + round": Case(1, "reused noise", generated("1000 * seed + k + t")),
     "noise keyed by node times round": Case(
-        1, "noise used twice", generated("[seed, (k + 1) * t]"), slow=True
+        1, "reused noise", generated("[seed, (k + 1) * t]"), slow=True
     ),
     "noise with a period of 20 rounds": Case(
-        1, "noise used twice", (LONG, *generated("[seed, k, t % 20]")), gate=LONG_EPSILON, slow=True
+        1, "reused noise", (LONG, *generated("[seed, k, t % 20]")), gate=LONG_EPSILON, slow=True
     ),
     "noise of one of two lists": Case(
         1,
@@ -387,7 +387,7 @@ CASES = {
         slow=True,
     ),
     "noise keyed by the record": Case(
-        1, "noise used twice|noise repeats", generated("[int(mine[k]) // 8, t]"), slow=True
+        1, "reused noise|noise that repeats", generated("[int(mine[k]) // 8, t]"), slow=True
     ),
     "noise of a module's generator": Case(
         1, "starts anew with every process: .* with seed 1 equals that of .* with seed 0", MODULE
@@ -443,11 +443,11 @@ CASES = {
         1, "linear.bias|coordinate", ((NOISE, f"{ZEROED.format('-CLASSES:')}"),), gate=NO_LABELS
     ),
     "one coordinate with half of its noise": Case(
-        1, "too little noise: the noise of coordinate 7 ", ((NOISE, HALVED),), seeds=16, slow=True
+        1, "insufficient noise: the noise of coordinate 7 ", ((NOISE, HALVED),), seeds=16, slow=True
     ),
     "one message of the second run without noise": Case(
         1,
-        "too little noise: the noise of xi.2,7. of node 2 with seed 1 is",
+        "insufficient noise: the noise of xi.2,7. of node 2 with seed 1 is",
         ((SENT, f"{SENT}\n            {CLEAN}"),),
     ),
     "six numbers of one message without noise": Case(

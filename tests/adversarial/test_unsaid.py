@@ -105,7 +105,7 @@ def test_the_round_that_was_begun_is_named(
     loop(recorder, 3, 11, True)
     assert main(["bound", str(tmp_path / "cut.pt"), "--node", "0", "-q"]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "rounds priced: 2, the last of which was begun and not ended" in said
+    assert "rounds: 2, the last one incomplete" in said
 
 
 VICTIMS: dict[str, dict[str, object]] = {

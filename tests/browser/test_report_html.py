@@ -179,7 +179,7 @@ def gated() -> dict[str, Any]:
     lint |= {
         "status": "CONTRADICTED",
         "measure": "P20",
-        "says": f"too little noise, REFUTED: {HOSTILE}",
+        "says": f"insufficient noise, REFUTED: {HOSTILE}",
     }
     record_file.validate(made)
     return made

@@ -251,7 +251,7 @@ def test_it_fails_the_job_with_an_annotation_that_says_what_leaked(
         re.M,
     )
     assert re.search(
-        r"^::error title=ring/lint%3A lint P20::ring/lint: too little noise, REFUTED: ",
+        r"^::error title=ring/lint%3A lint P20::ring/lint: insufficient noise, REFUTED: ",
         done.log,
         re.M,
     )

@@ -55,11 +55,11 @@ def test_the_table_shows_the_worst_of_each_kind_once(
 ) -> None:
     assert main(["bound", scenario, "-q"]) == 0
     said = capsys.readouterr().out
-    assert said.count("outsider, all wires") == 1
+    assert said.count("outsider, all channels") == 1
     assert "nodes 1, 2, 3, 4, 5: the same as node 0" in said
     assert "DP-Norm, Theorem 1" in said
     assert main(["bound", scenario, "--all", "-q"]) == 0
-    assert capsys.readouterr().out.count("outsider, all wires") == 6
+    assert capsys.readouterr().out.count("outsider, all channels") == 6
 
 
 def test_without_a_smoothness_the_table_gives_no_epsilon_for_records(
@@ -77,7 +77,7 @@ def test_without_a_smoothness_the_table_gives_no_epsilon_for_records(
     assert main(["bound", scenario, "--as", "eavesdropper", "-q"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "no epsilon for records" in said
-    assert "rounds priced: 12" in said
+    assert "rounds: 12" in said
     assert "NOT REFUTED;" not in said
 
 
@@ -88,7 +88,7 @@ def test_of_a_long_run_only_the_outsider_is_priced_unless_others_are_asked_for(
     assert main(["bound", scenario, "--node", "0", "-f", "json", "--progress", "none"]) == 0
     said = capsys.readouterr()
     assert [one["kind"] for one in json.loads(said.out)] == ["outsider"]
-    assert "only the outsider is priced" in said.err
+    assert "only the outsider is evaluated" in said.err
 
 
 def test_the_plan_of_an_audit_is_priced_too(

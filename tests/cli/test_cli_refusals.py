@@ -22,11 +22,11 @@ from leakaudit.cli import main
             ["attack", "trace.pt", "--node", "9"],
             "node 9 does not exist (the trace has nodes 0 to 3)",
         ),
-        (["attack", "trace.pt", "--as", "node:7"], "there is no node 7"),
-        (["attack", "trace.pt", "--as", "edges:0-2"], "there is no edge 0-2"),
+        (["attack", "trace.pt", "--as", "node:7"], "node 7 does not exist"),
+        (["attack", "trace.pt", "--as", "edges:0-2"], "edge 0-2 does not exist"),
         (["attack", "trace.pt", "--as", "everyone"], "expected eavesdropper"),
         (["attack", "trace.pt", "--rounds", "five"], "expected A:B"),
-        (["attack", "trace.pt", "--truth", "nowhere.pt"], "nowhere.pt is not there"),
+        (["attack", "trace.pt", "--truth", "nowhere.pt"], "nowhere.pt does not exist"),
         (
             ["attack", "trace.pt", "--set", "depth=3", "--attack", "analytic"],
             "has no parameter 'depth'",
@@ -121,7 +121,7 @@ def test_nan_in_a_message_is_named(place: Path, capsys: pytest.CaptureFixture[st
     rewritten(place, messages=(replace(m, payload=payload),))
     line = refused(capsys, "attack", "changed.pt")
     assert "1 -> 2 of round 3" in line
-    assert "not finite" in line
+    assert "non-finite" in line
     assert main(["attack", "changed.pt", "-q", "-o", "out", "--rounds", "0:3", "--node", "0"]) == 0
 
 

@@ -197,13 +197,16 @@ def test_what_arrives_is_what_was_sent_and_stands_in_where_a_sender_is_not_heard
         (["--rounds", "4:2", "--", "true"], "--rounds: expected A:B"),
         (
             ["--ranks", "0;1", "--", "true"],
-            "--ranks: expected whole numbers joined by commas, got '0;1'",
+            "--ranks: expected whole numbers separated by commas, got '0;1'",
         ),
         (
             ["--describe", "none.toml", "--", "true"],
             "description none.toml: No such file or directory",
         ),
-        (["--", "true"], "nothing was heard of the program: it sent nothing by torch.distributed"),
+        (
+            ["--", "true"],
+            "no messages of the program were recorded: it sent none by torch.distributed",
+        ),
         (["-o", "tap.toml/trace.pt", "--", "true"], "cannot write tap.toml/trace.tap"),
         (["--max-bytes", "much", "--", "true"], "max_bytes from flag"),
         (["describe", "none"], "cannot read none: No such file or directory"),
@@ -342,7 +345,7 @@ def test_a_guess_does_not_write_over_a_description(
     (folder / "trace.toml").write_text("# mine")
     assert main(["tap", "--progress", "none", "--", sys.executable, "own.py"]) == 0
     assert (
-        "trace.toml is there and says something else, so it stays; guessed: gradients (likely), fedsgd"
+        "trace.toml exists and differs, so it was kept; inferred: gradients (likely), fedsgd"
         in capfd.readouterr().err
     )
     assert (folder / "trace.toml").read_text() == "# mine"

@@ -137,7 +137,7 @@ def test_partial_taps_are_called_a_lower_bound(
     ("argv", "said"),
     [
         (["explain", "trace.pt", "--node", "9"], "node 9 does not exist"),
-        (["explain", "trace.pt", "--as", "edges:0-2"], "there is no edge 0-2"),
+        (["explain", "trace.pt", "--as", "edges:0-2"], "edge 0-2 does not exist"),
         (
             ["explain", "trace.pt", "--as", "edges:0-1", "-o", "x.png"],
             "expected at least one determined combination",

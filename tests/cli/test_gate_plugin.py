@@ -150,7 +150,7 @@ def test_a_check_of_a_tests_own_is_marked_and_its_baseline_written_and_compared(
             said,
         )
         assert re.search(
-            r"NOT AS DECLARED own/lint: too little noise, REFUTED: the noise of ", said
+            r"NOT AS DECLARED own/lint: insufficient noise, REFUTED: the noise of ", said
         )
         assert "Traceback" not in said
         assert baseline.read(repo / "leakage-baseline.json") == written

@@ -282,9 +282,9 @@ def test_lpips_is_added_to_an_attack_that_ran_without(place: Path, shared_data: 
 def test_scores_that_cannot_be_had_are_refused_and_nothing_is_written(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert "name no truth file" in refused(capsys, "score", "blind")
+    assert "do not name a truth file" in refused(capsys, "score", "blind")
     assert "did you mean 'ssim'" in refused(capsys, "score", "out", "--metric", "sim")
-    assert "lpips was measured on no record" in refused(
+    assert "lpips could not be computed for any record" in refused(
         capsys, "score", "out", "--metric", "lpips", "--lpips-weights", "off", "-o", "x"
     )
     main([*RECORD, "-o", "other.pt", "--seed", "1"])

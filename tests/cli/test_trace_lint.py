@@ -55,7 +55,7 @@ def _inside(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_clean_trace(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trace", "lint", "clean.pt", "--strict"]) == 0
-    assert "0 found. Nothing found is no proof" in capsys.readouterr().out
+    assert "0 findings. A trace cannot show every pitfall" in capsys.readouterr().out
     assert main(["trace", "lint", "clean.pt", "--truth", "clean.truth.pt", "-f", "json"]) == 0
     assert json.loads(capsys.readouterr().out) == []
 
@@ -64,7 +64,7 @@ def test_findings_are_printed_and_strict_fails(capsys: pytest.CaptureFixture[str
     assert main(["trace", "lint", "claimed.pt"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert said.startswith("UNSUPPORTED P02 adjacency: (1, 0.001) of Fukami et al.")
-    assert "replacing moves twice as far" in said
+    assert "replacing a record can change a gradient twice as much" in said
     assert main(["trace", "lint", "claimed.pt", "--strict", "-f", "json"]) == 1
     found = json.loads(capsys.readouterr().out)
     assert [(p["code"], p["verdict"]) for p in found] == [
@@ -85,7 +85,7 @@ def test_the_truth_adds_what_a_trace_cannot_show(capsys: pytest.CaptureFixture[s
 
 def test_notes_alone_are_no_failure(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trace", "lint", "norm.pt", "--truth", "none", "--strict"]) == 0
-    assert "UNCLAIMED  P03 whose privacy" in capsys.readouterr().out
+    assert "UNCLAIMED  P03 unit of privacy" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -152,10 +152,25 @@ def test_init_writes_the_schema_that_its_first_line_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("leakaudit.schema.json").write_text("{}")  # of an earlier version
     assert main(["init", "-q", "--no-baseline"]) == 0
     first = Path("leakaudit.toml").read_text().split("\n")[0]
     assert json.loads(Path(first.removeprefix("#:schema ")).read_text()) == generated()
+
+
+def test_init_keeps_another_schema_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    schema = Path("leakaudit.schema.json")
+    schema.write_text("{}")
+    assert main(["init", "--no-baseline"]) == 0
+    assert schema.read_text() == "{}"
+    said = capsys.readouterr().err
+    assert "leakaudit.schema.json: kept, although it differs" in said
+    schema.write_bytes(tables.SCHEMA.read_bytes())
+    Path("leakaudit.toml").unlink()
+    assert main(["init", "--no-baseline"]) == 0
+    assert "kept" not in capsys.readouterr().err
 
 
 if __name__ == "__main__":

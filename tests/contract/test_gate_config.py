@@ -258,7 +258,7 @@ def test_lint_knows_attacks_settings_and_adversaries(
     assert main(["config", "lint"]) == 0
     assert (
         capsys.readouterr().out
-        == "leakaudit.toml: every key is known; 1 checks, 4 cells, 5 seeds\n"
+        == "leakaudit.toml: all keys are known; 1 checks, 4 cells, 5 seeds\n"
     )
     changed = (
         GOOD.replace(old, new, 1)

@@ -69,7 +69,7 @@ def test_redaction_renames_the_nodes_of_a_gate() -> None:
     assert f"of node {new}" in out["gate"]["cells"][0]["says"]
     assert out["gate"]["cells"][0]["reasons"] == {}
     assert out["gate"]["rules"][0]["cell"] == out["gate"]["cells"][0]["name"]
-    assert out["gate"]["rules"][-1]["says"] == "too little noise"
+    assert out["gate"]["rules"][-1]["says"] == "insufficient noise"
     assert out["location"] == "leakaudit.toml"
     assert out["summary"].startswith(f"Leak: {out['gate']['rules'][0]['cell']}: over the budget: ")
 

@@ -165,7 +165,7 @@ def test_another_runs_files_and_damaged_ones_are_refused(tmp_path: Path) -> None
     kept = Checkpoint.begin(tmp_path, "k", resume=False)
     kept.save([found(3)])
     with pytest.raises(
-        LeakauditError, match=r"another trace or with other settings; start anew without --resume"
+        LeakauditError, match=r"another trace or with other settings; start again without --resume"
     ):
         Checkpoint.begin(tmp_path, "other", resume=True)
     path = tmp_path / checkpoint.FOLDER / "node3.pt"
@@ -180,7 +180,7 @@ def test_another_runs_files_and_damaged_ones_are_refused(tmp_path: Path) -> None
     ]
     for wrong in changes:
         torch.save({**good, **wrong}, path)
-        with pytest.raises(LeakauditError, match="start anew without --resume"):
+        with pytest.raises(LeakauditError, match="start again without --resume"):
             Checkpoint.begin(tmp_path, "k", resume=True)
     path.write_bytes(b"PK no zip")
     with pytest.raises(LeakauditError, match="is refused"):
@@ -204,7 +204,7 @@ def test_resuming_with_another_seed_is_one_line_and_leaves_the_files(
     assert main([*ATTACK, "-o", "out", "--resume"]) == 2
     err = capsys.readouterr().err
     assert len(err.strip().splitlines()) == 1
-    assert "start anew without --resume" in err
+    assert "start again without --resume" in err
     assert (place / "out" / checkpoint.FOLDER / "node0.pt").is_file()
 
 
@@ -235,7 +235,7 @@ def test_max_seconds_is_shared_by_the_nodes_left_and_late_ones_are_named(
     record = json.loads(capsys.readouterr().out)
     assert seen == pytest.approx([8.0, 9.0])
     assert [f["node"] for f in record["findings"]] == [0, 1]
-    assert "nodes 2, 3, 4 (--max-seconds was over)" in record["not_tried"]
+    assert "nodes 2, 3, 4 (the time limit --max-seconds was reached)" in record["not_tried"]
     assert not record["complete"]
     kept = sorted(p.name for p in (place / "out" / checkpoint.FOLDER).iterdir())
     assert kept == ["node0.pt"]

@@ -36,15 +36,15 @@ def figures(number: int, place: int = 0) -> Any:
 
 def test_every_claim_has_a_row_a_paper_and_a_command_that_repeats_it() -> None:
     assert [row.number for row in ROWS] == list(range(1, 42))
-    assert PAPERS == ("000", "001", "002", "003", "004", "other")
-    assert [row.number for row in select(papers=["003", "001"])] == [
+    assert PAPERS == ("dp-norm", "dp-recal", "dp-dkm", "secured-fl", "pdmm-thesis", "other")
+    assert [row.number for row in select(papers=["SecureD-FL", "001"])] == [
         1,
         10,
         11,
         *range(22, 28),
         *range(32, 37),
     ]
-    assert [row.number for row in select(papers=["002"], numbers=[3, 4])] == [3]
+    assert [row.number for row in select(papers=["dp-dkm"], numbers=[3, 4])] == [3]
     assert all(row.command == f"leakaudit claims --row {row.number}" for row in ROWS)
     assert against(True) is REFUTED
     assert against(False) is STANDS
@@ -355,7 +355,7 @@ def test_json_on_stdout_and_progress_aside(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_text_holds_verdict_evidence_and_command(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["claims", "--paper", "001", "--row", "10", "-q"]) == 0
+    assert main(["claims", "--paper", "dp-recal", "--row", "10", "-q"]) == 0
     out = capsys.readouterr().out
     for part in (
         "Theorem 4",
@@ -368,7 +368,8 @@ def test_text_holds_verdict_evidence_and_command(capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize(
-    ("argv", "says"), [(["--row", "99"], "no row 99"), (["--paper", "005"], "no paper 005")]
+    ("argv", "says"),
+    [(["--row", "99"], "row 99 does not exist"), (["--paper", "x"], "paper x does not exist")],
 )
 def test_what_is_not_on_the_scoreboard_is_refused(
     argv: list[str], says: str, capsys: pytest.CaptureFixture[str]

@@ -73,7 +73,7 @@ def test_less_noise_than_declared_fails_and_says_how_much(
 ) -> None:
     ((code, status, says),) = linted_rules(drawing(train, monkeypatch, share))
     assert (code, status) == ("P20", RuleStatus.CONTRADICTED)
-    assert says.startswith("too little noise, REFUTED: the noise of ")
+    assert says.startswith("insufficient noise, REFUTED: the noise of ")
     assert least <= float(says.split("measured ")[1].split(",")[0]) <= most
     assert says.endswith(
         "draw the noise that is declared and that the claim needs: 'leakaudit bound' computes it"
@@ -158,7 +158,7 @@ def test_a_gate_fails_on_it_alone_and_every_report_shows_it(
     made = model.plain(record.build(judged))
     record_file.validate(made)
     assert made["summary"].startswith(
-        "Not as declared: ring/lint: too little noise, REFUTED: the noise of 4 nodes together is at most 0.5"
+        "Not as declared: ring/lint: insufficient noise, REFUTED: the noise of 4 nodes together is at most 0.5"
     )
     shown = {
         name: registry.get("reports", name)(made) for name in ("junit", "sarif", "github", "html")
@@ -172,24 +172,24 @@ def test_a_gate_fails_on_it_alone_and_every_report_shows_it(
     rule = run["tool"]["driver"]["rules"][alert["ruleIndex"]]
     assert (rule["id"], rule["fullDescription"]["text"]) == (
         "leakaudit/P20",
-        "pitfall P20 of the lint: too little noise",
+        "pitfall P20 of the lint: insufficient noise",
     )
     assert alert["locations"][0]["logicalLocations"] == [
         {"kind": "cell", "name": "ring/lint", "fullyQualifiedName": "ring/lint: lint P20"}
     ]
     assert (
-        "\n::error title=ring/lint%3A lint P20::ring/lint: too little noise, REFUTED: "
+        "\n::error title=ring/lint%3A lint P20::ring/lint: insufficient noise, REFUTED: "
         in shown["github"]
     )
     assert (
-        '<td class="word">contradicted</td><td>ring/lint</td><td>lint P20</td><td>too little noise, REFUTED: '
+        '<td class="word">contradicted</td><td>ring/lint</td><td>lint P20</td><td>insufficient noise, REFUTED: '
         in shown["html"]
     )
     failed_test = gate_text.failure(record.part(judged), judged.complete, judged.gate.seeds)
     text, page_of_text = (registry.get("reports", name)(made) for name in ("text", "markdown"))
     for page in (text, failed_test, page_of_text):
         assert "NOT AS DECLARED" in page
-        assert "too little noise, REFUTED" in page
+        assert "insufficient noise, REFUTED" in page
 
 
 def test_it_can_be_accepted_until_a_date(
@@ -214,7 +214,7 @@ def test_a_redacted_record_keeps_the_pitfall_and_none_of_its_figures(
     )
     record_file.validate(out)
     (rule,) = [r for r in out["gate"]["rules"] if r["kind"] == "lint"]
-    assert rule["says"] == "too little noise"
+    assert rule["says"] == "insufficient noise"
     assert "the noise of 4 nodes" not in json.dumps(out)
     assert out["gate"]["networks"]["ring"]["links"] == out["trace"]["links"]
-    assert out["summary"].startswith("Not as declared: ring/lint: too little noise. ")
+    assert out["summary"].startswith("Not as declared: ring/lint: insufficient noise. ")

@@ -1,10 +1,10 @@
 # leakaudit as a user without privileges. The demo:        docker run --rm leakaudit
-# Your own trace:   docker run --rm -v "$PWD:/work" leakaudit attack trace.pt -o out/
+# Your own trace:  docker run --rm --user "$(id -u)" -v "$PWD:/work" leakaudit attack trace.pt -o out/
 FROM python:3.11-slim
 
 # Index of the build of torch that you want, for example the CPU build: docker build --build-arg TORCH_INDEX=URL .
 ARG TORCH_INDEX=""
-ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
+ENV MPLCONFIGDIR=/tmp PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 
 WORKDIR /source
 COPY constraints.txt requirements.lock ./

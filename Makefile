@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test selfcheck lint bench docs site
+.PHONY: help demo test selfcheck lint bench dist lock lowest docs site
 help:  ## show this list
 	@grep -hE '^[a-z]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 8
 
@@ -31,6 +31,22 @@ lint: $(VENV)/.ready  ## ruff, spelling, imports between packages, mypy strict
 
 bench: $(VENV)/.ready  ## every ratio in at most 20 minutes, as a table and leakaudit-out/bench.json
 	@$(BIN)/python bench/_all.py -o leakaudit-out/bench.json
+
+dist: $(VENV)/.ready  ## sdist and wheel in dist/, the same bytes for everyone who builds this commit
+	$(BIN)/python .ci/dist
+
+# torch and torchvision are left out: their files differ with the build (CPU, CUDA) that a machine needs.
+lock: constraints.txt  ## requirements.lock: the versions of constraints.txt with their hashes; needs uv
+	printf 'torch\ntorchvision\n' > $(VENV)/left-out.txt
+	uv pip compile -q pyproject.toml --extra dev -c constraints.txt --excludes $(VENV)/left-out.txt \
+		--universal --generate-hashes --no-annotate --custom-compile-command "make lock" -o requirements.lock
+
+# The floors of pyproject.toml are honest; only torch and torchvision stay at the versions of constraints.txt.
+lowest:  ## make test with the oldest versions that pyproject.toml allows, in .venv-lowest; needs uv
+	$(PYTHON) -m venv .venv-lowest
+	grep -E '^torch(vision)?==' constraints.txt > .venv-lowest/torch.txt
+	uv pip install -q --python .venv-lowest --resolution lowest-direct --override .venv-lowest/torch.txt -e ".[dev]"
+	.venv-lowest/bin/pytest -n auto --dist worksteal -m "not slow and not browser"
 
 docs: site  ## the site, and every command and code block in it run
 	$(BIN)/pytest -q tests/contract/test_docs.py tests/contract/test_docs_complete.py tests/contract/test_readme.py

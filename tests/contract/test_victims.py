@@ -190,9 +190,9 @@ def test_nobody_learns_nothing_and_says_why(name: str) -> None:
     leaks = la.leaks(trace, la.Adversary(hears="none"))
     assert len(leaks) == 0
     assert set(leaks.undetermined) == set(range(int(scenario(name).nodes)))
-    assert name in SILENT or any("not heard" in why for why in leaks.undetermined.values())
+    assert name in SILENT or any("not observed" in why for why in leaks.undetermined.values())
     assert all(
-        "not heard" in why or "no gradients" in why or "does not determine" in why
+        "not observed" in why or "no gradients" in why or "does not determine" in why
         for why in leaks.undetermined.values()
     )
 

@@ -1,10 +1,10 @@
 """Processes on a ring learn to tell faces from other pictures by D-PSGD.
 
-Each sends its model to two neighbours; nobody sends data.
+Each sends its model to two neighbours; no process sends data.
 
     torchrun --nproc-per-node 4 dpsgd_ring.py
 
-Lian et al. 2017, Algorithm 1. The program knows torch.distributed and nothing of who listens.
+Lian et al. 2017, Algorithm 1. The program uses only torch.distributed and does not know that it is recorded.
 """
 
 import argparse

@@ -1,17 +1,17 @@
 """Processes on a ring learn to tell faces from other pictures by edge consensus (ECL).
 
-Dual variables travel; models never do.
+Only dual variables are sent, never models.
 
     torchrun --nproc-per-node 4 ecl.py
 
-Niwa et al. 2020, with one gradient step a round and averaging theta = 1 (PDMM):
+Niwa et al. 2020, with one gradient step per round and averaging theta = 1 (PDMM):
 
     w_i  <- w_i - step (grad f_i(w_i) + sum_j A_ij z_ij + penalty d_i w_i)
     z_ji <- z_ij + 2 penalty A_ij w_i          travels i -> j, tensor by tensor
 
 with A_ij = 1 for i < j, else -1.
 
-The program knows torch.distributed and nothing of who listens.
+The program uses only torch.distributed and does not know that it is recorded.
 """
 
 import argparse

@@ -15,6 +15,7 @@ import tokenize
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from leakaudit import registry
@@ -191,7 +192,7 @@ def _tree(module: str) -> ast.Module:
     """Parse a module's source."""
     spec = importlib.util.find_spec(module)
     file = (spec and spec.origin) or ""
-    if not file.endswith(".py"):
+    if Path(file).suffix != ".py":
         raise _NotLiteral(f"{module}: it has no source")
     try:
         with tokenize.open(file) as opened:

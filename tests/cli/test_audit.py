@@ -268,7 +268,7 @@ def test_what_is_over_in_time_is_kept_and_marked(done: Path, tmp_path: Path) -> 
     assert main(arguments) == 0
     found = record_file.read(tmp_path / "out" / "results.json")
     assert not found["complete"]
-    assert "not complete" in found["summary"]
+    assert "incomplete" in found["summary"]
 
 
 @pytest.mark.parametrize(

@@ -260,4 +260,4 @@ def test_ctrl_c_keeps_what_was_found(place: Path, monkeypatch: pytest.MonkeyPatc
     record = json.loads((place / "out/results.json").read_text())
     assert [f["node"] for f in record["findings"]] == [0, 1]
     assert record["complete"] is False
-    assert "not complete" in record["summary"]
+    assert "incomplete" in record["summary"]

@@ -75,8 +75,8 @@ def test_one_figure_for_all_in_the_format_of_its_suffix(
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        (["plain.truth.pt"], "plain.truth.pt holds no curves; record with --curves"),
-        (["sgd.truth.pt", "plain.pt"], "plain.truth.pt holds no curves; record with --curves"),
+        (["plain.truth.pt"], "plain.truth.pt contains no curves; record with --curves"),
+        (["sgd.truth.pt", "plain.pt"], "plain.truth.pt contains no curves; record with --curves"),
         (["nowhere.pt"], "nowhere.truth.pt"),
         (["sgd.pt", "-o", "curves.jpg"], "ends in .png, .svg or .pdf"),
         (["sgd.pt", "-f", "html"], "invalid choice"),

@@ -84,7 +84,7 @@ def test_nothing_is_kept_where_nobody_asked() -> None:
         )
     )
     with pytest.raises(
-        la.LeakauditError, match=r"^a\.truth\.pt holds no curves; record with --curves$"
+        la.LeakauditError, match=r"^a\.truth\.pt contains no curves; record with --curves$"
     ):
         training_curves.kept(recording.record(plan, None).truth_record, "a.truth.pt")
 

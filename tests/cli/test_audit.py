@@ -277,7 +277,7 @@ def test_what_is_over_in_time_is_kept_and_marked(done: Path, tmp_path: Path) -> 
         (SCENARIO + "[audit]\nepsilons = [1]", "did you mean 'epsilon'"),
         (SCENARIO + "[audit]\nnodes = [7]", "there is no node 7"),
         (SCENARIO + '[audit]\nadversaries = ["node:0"]\nnodes = [0]', "belongs to adversary"),
-        (SCENARIO + '[audit]\nadversaries = ["edges:0-5"]', "no edge 0-5"),
+        (SCENARIO + '[audit]\nadversaries = ["edges:0-5"]', "edge 0-5 does not exist"),
         (SCENARIO.replace("dpsgd", "dpsdg"), "did you mean 'dpsgd'"),
         ("[scenario", "no valid TOML"),
     ],

@@ -234,7 +234,7 @@ def test_verify_names_the_first_message_that_is_not_finite(tmp_path: Path) -> No
             rec.send(t, 1, [0, 2], "w", torch.full((9,), torch.nan) if t >= 30 else torch.ones(9))
     load(tmp_path / "bad.pt")  # what is not attacked need not be finite
     with pytest.raises(
-        LeakauditError, match=r"'w' 1 -> 0 of round 30 contains non-finite values .9..*0:30"
+        LeakauditError, match=r"'w' 1 -> 0 of round 30 holds 9 values that are not finite.*0:30"
     ):
         verify(tmp_path / "bad.pt")
     with (tmp_path / "good.pt").open("r+b") as file:

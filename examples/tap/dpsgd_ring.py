@@ -4,7 +4,8 @@ Each sends its model to two neighbours; no process sends data.
 
     torchrun --nproc-per-node 4 dpsgd_ring.py
 
-Lian et al. 2017, Algorithm 1. The program uses only torch.distributed and does not know that it is recorded.
+Lian et al. 2017, Algorithm 1. The program uses only torch.distributed and does not know that it is
+recorded.
 """
 
 import argparse

@@ -85,33 +85,24 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _write(found: list[JudgedClaim]) -> None:
-    from rich.padding import Padding
     from rich.text import Text
 
     from leakaudit.rendering import console
+    from leakaudit.rendering.tables import indented
 
     out = console.stdout()
+    width = console.width()
     for one in found:
-        out.print(
-            Text.assemble((f"{one.row.number:>2}  {one.row.source}", "bold"), f": {one.row.claim}")
-        )
+        number = f"{one.row.number:>2}  {one.row.source}"
+        out.print(Text.assemble((number, "bold"), f": {one.row.claim}"))
         for line in _origin(one.row):
-            out.print(Padding(Text(line, style="dim"), (0, 0, 0, 4), expand=False))
+            out.print(indented(Text(line, style="dim"), width))
         for finding in one.findings:
-            out.print(
-                Padding(
-                    Text.assemble(_verdict(finding.verdict), f"  {finding.about}: {finding.says}"),
-                    (0, 0, 0, 4),
-                    expand=False,
-                )
-            )
-        out.print(
-            Padding(
-                Text(f"{one.row.command}  ({one.seconds:.1f} s)", style="dim"),
-                (0, 0, 0, 4),
-                expand=False,
-            )
-        )
+            verdict = _verdict(finding.verdict)
+            said = Text.assemble(verdict, f"  {finding.about}: {finding.says}")
+            out.print(indented(said, width))
+        last = f"{one.row.command}  ({one.seconds:.1f} s)"
+        out.print(indented(Text(last, style="dim"), width))
         out.print()
     out.print(Text(NOTE, style="dim"))
 

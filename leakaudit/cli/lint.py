@@ -78,15 +78,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _write(found: Sequence[Pitfall]) -> None:
-    from rich.padding import Padding
     from rich.text import Text
 
     from leakaudit.cli.claims import STYLES
     from leakaudit.rendering import console
+    from leakaudit.rendering.tables import indented
 
     out = console.stdout()
     for p in found:
         style = STYLES.get(p.verdict.name, "bold red" if p.bad else "yellow")
         out.print(Text.assemble((p.verdict.words, style), f"  {p.code} {p.name}: {p.says}"))
-        out.print(Padding(Text(p.fix, style="dim"), (0, 0, 0, 4), expand=False))
+        out.print(indented(Text(p.fix, style="dim"), console.width()))
     out.print(Text(f"{len(found)} findings. {NOTE}", style="dim"))

@@ -14,7 +14,7 @@ class Quality(Enum):
     """How the claim is known; the value is the sentence that a reader sees."""
 
     READ = "read in the paper's text"
-    RECONSTRUCTED = "formulas are lost in our copy of the text and were reconstructed"
+    RECONSTRUCTED = "formulas are lost in our copy of the text, and were reconstructed"
     RECALLED = "recalled from memory; the paper was not available"
 
 

@@ -67,7 +67,7 @@ def one_truth(record: Mapping[str, Json]) -> AttackRecord:
     if not isinstance(typed, AttackRecord):
         kind = record["kind"]
         raise LeakauditError(
-            f"expected the results of 'attack', which have one truth, got those of '{kind}'"
+            f"expected the results of an attack, which have one truth, got those of '{kind}'"
         )
     return typed
 

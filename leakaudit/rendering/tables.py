@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.cells import cell_len
+from rich.console import RenderableType
+from rich.padding import Padding
 from rich.text import Text
 
 GAP = "  "
@@ -68,6 +70,18 @@ def table(
         for k in below:
             lines += _below(columns[k].heading, row[k], width or 0)
     return Text("\n").join(lines)
+
+
+def indented(text: Text, width: int | None = None) -> RenderableType:
+    """Return a paragraph below a heading.
+
+    Args:
+        text: The paragraph.
+        width: Columns of the terminal; None for a file or a pipe, where it is one line.
+    """
+    if width is None:
+        return Text(" " * INDENT).append_text(text)
+    return Padding(text, (0, 0, 0, INDENT), expand=False)
 
 
 def _cell(cell: str | Text) -> Text:

@@ -195,6 +195,19 @@ def test_in_a_pipe_every_row_is_one_line(call: Call) -> None:
     assert [line[0:1] for line in lines[3:-1]] == ["g"] * len(combinations)
 
 
+def test_in_a_pipe_every_finding_is_one_whole_line(call: Call) -> None:
+    claims = json.loads(call("claims --row 10 --row 41 -f json", terminal=False))
+    lines = call("claims --row 10 --row 41", terminal=False).splitlines()
+    for finding in (finding for row in claims for finding in row["findings"]):
+        assert any(line.endswith(f"{finding['about']}: {finding['says']}") for line in lines)
+    pitfalls = json.loads(call("trace lint noisy.pt -f json", terminal=False))
+    lines = call("trace lint noisy.pt", terminal=False).splitlines()
+    assert pitfalls
+    for pitfall in pitfalls:
+        assert f"    {pitfall['fix']}" in lines
+        assert any(line.endswith(f"{pitfall['name']}: {pitfall['says']}") for line in lines)
+
+
 # --- the table itself -------------------------------------------------------------------------------------------------
 
 COLUMNS = (

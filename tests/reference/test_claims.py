@@ -378,5 +378,5 @@ def test_what_is_not_on_the_scoreboard_is_refused(
     err = capsys.readouterr().err
     assert says in err
     assert len(err.strip().splitlines()) == 1
-    with pytest.raises(LeakauditError, match="scoreboard"):
+    with pytest.raises(LeakauditError, match="does not exist"):
         select(numbers=[0])

@@ -76,7 +76,7 @@ def test_less_noise_than_declared_fails_and_says_how_much(
     assert says.startswith("insufficient noise, REFUTED: the noise of ")
     assert least <= float(says.split("measured ")[1].split(",")[0]) <= most
     assert says.endswith(
-        "draw the noise that is declared and that the claim needs: 'leakaudit bound' computes it"
+        "draw the noise that is declared and that the claim requires (see 'leakaudit bound')"
     )
 
 

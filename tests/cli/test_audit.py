@@ -280,7 +280,7 @@ def test_what_is_over_in_time_is_kept_and_marked(done: Path, tmp_path: Path) -> 
             SCENARIO + '[audit]\nadversaries = ["node:0"]\nnodes = [0]',
             "expected nodes that no adversary controls",
         ),
-        (SCENARIO + '[audit]\nadversaries = ["edges:0-5"]', "no edge 0-5"),
+        (SCENARIO + '[audit]\nadversaries = ["edges:0-5"]', "edge 0-5 does not exist"),
         (SCENARIO.replace("dpsgd", "dpsdg"), "did you mean 'dpsgd'"),
         ("[scenario", "not valid TOML"),
     ],

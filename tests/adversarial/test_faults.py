@@ -279,7 +279,7 @@ def test_a_leak_before_the_first_loss_stays_a_leak() -> None:
     assert found.mu == math.inf
     (found,) = view_bounds(lossy(played(trace), holds=0), Adversary(), [2])
     assert found.mu is None
-    assert "record without the fault" in found.refused
+    assert "record a run without the fault" in found.refused
 
 
 def test_a_run_that_ended_early_counts_the_round_that_was_under_way() -> None:

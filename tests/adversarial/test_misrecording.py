@@ -472,7 +472,7 @@ CASES = {
     ),
     "a record of another class at one node": Case(
         3,
-        "what (node 0 sends|is recorded) holds",
+        "(node 0 sends|recorded messages) contain",
         ((STEPPED, f"other = [(mine[0] + 100) % 200, *mine[1:]]; {OTHER}"),),
         seeds=4,
     ),

@@ -231,7 +231,7 @@ def test_steps_between_messages_are_priced_as_if_each_were_sent() -> None:
     (found,) = view_bounds(made, Adversary(), [1])
     assert min(found.certificate) == 0
     assert found.mu == pytest.approx(math.sqrt(3 * 4) * 0.3 / 0.5)
-    assert "sees the models" in str(found.basis)
+    assert "knows the models" in str(found.basis)
 
 
 def test_where_hidden_noise_steers_the_models_even_a_smoothness_gives_nothing() -> None:

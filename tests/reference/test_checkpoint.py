@@ -183,7 +183,7 @@ def test_another_runs_files_and_damaged_ones_are_refused(tmp_path: Path) -> None
         with pytest.raises(LeakauditError, match="start again without --resume"):
             Checkpoint.begin(tmp_path, "k", resume=True)
     path.write_bytes(b"PK no zip")
-    with pytest.raises(LeakauditError, match="is refused"):
+    with pytest.raises(LeakauditError, match="is rejected"):
         Checkpoint.begin(tmp_path, "k", resume=True)
 
 

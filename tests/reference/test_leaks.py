@@ -120,7 +120,7 @@ def test_too_few_wires_and_an_unknown_constant_are_said() -> None:
     _, trace, _ = recorded()
     leaks = la.leaks(trace, la.Adversary(hears=frozenset({(0, trace.graph.neighbours[0][0])})), [0])
     assert not len(leaks)
-    assert "not heard" in leaks.undetermined[0]
+    assert "not observed" in leaks.undetermined[0]
     with pytest.raises(la.LeakauditError, match="does not know 'alpha'"):
         la.leaks(
             trace,

@@ -158,5 +158,5 @@ def test_random_guesses_are_identified_at_chance_level() -> None:
 
 
 def test_pairs_of_different_shapes_are_refused() -> None:
-    with pytest.raises(LeakauditError, match="one shape"):
+    with pytest.raises(LeakauditError, match="the same shape"):
         metrics.mse(torch.zeros(1, 3), torch.zeros(1, 4))

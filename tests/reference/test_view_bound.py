@@ -61,8 +61,8 @@ def test_a_nodes_own_relations_price_as_the_whole_networks(
 @pytest.mark.parametrize(
     ("adversary", "words"),
     [
-        (Adversary(corrupt=frozenset({7})), "no node 7"),
-        (Adversary(hears=frozenset({(0, 2)})), "no edge 0-2"),
+        (Adversary(corrupt=frozenset({7})), "node 7 does not exist"),
+        (Adversary(hears=frozenset({(0, 2)})), "edge 0-2 does not exist"),
     ],
 )
 def test_an_adversary_that_is_not_in_the_graph_is_refused(adversary: Adversary, words: str) -> None:

@@ -85,8 +85,8 @@ def _guessed(case: Case) -> Iterator[Pitfall]:
     if chance < LEVEL:
         found = streams[best]
         says = (
-            f"the first message of node {sender} is correlated with the first numbers of {found.name} for "
-            f"seed {found.seed} (correlation {cosines[best]:.2f}, chance {chance_text(chance)} "
+            f"the first message of node {sender} is correlated with the first numbers of "
+            f"{found.name} for seed {found.seed} (correlation {cosines[best]:.2f}, chance {chance_text(chance)} "
             f"over {len(GUESSES)} seeds): the noise can be subtracted"
         )
         figures: Figures = {"seed": found.seed, "generator": found.name, "chance": chance}

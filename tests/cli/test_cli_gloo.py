@@ -271,7 +271,10 @@ def test_the_error_of_a_process_is_one_line(
             "--procs: only for nodes in several processes or threads; add --engine gloo or --engine threads",
         ),
         (["--fault", "stop:1@2"], "--fault: only for nodes in several processes"),
-        (["--procs", "0", "--timeout", "0"], "--procs, --timeout: only for nodes in several processes"),
+        (
+            ["--procs", "0", "--timeout", "0"],
+            "--procs, --timeout: only for nodes in several processes",
+        ),
         (
             ["--engine", "gloo", "--procs", "5"],
             "--procs: expected 2 to 4 processes for 4 nodes, got 5",

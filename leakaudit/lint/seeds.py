@@ -86,8 +86,8 @@ def _guessed(case: Case) -> Iterator[Pitfall]:
         found = streams[best]
         says = (
             f"the first message of node {sender} is correlated with the first numbers of "
-            f"{found.name} for seed {found.seed} (correlation {cosines[best]:.2f}, chance {chance_text(chance)} "
-            f"over {len(GUESSES)} seeds): the noise can be subtracted"
+            f"{found.name} for seed {found.seed} (correlation {cosines[best]:.2f}, "
+            f"chance {chance_text(chance)} over {len(GUESSES)} seeds): the noise can be subtracted"
         )
         figures: Figures = {"seed": found.seed, "generator": found.name, "chance": chance}
         verdict = Verdict.REFUTED if case.claims else Verdict.UNCLAIMED

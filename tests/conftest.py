@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import quick
 import torch
 from invoked import RECORD
 
@@ -35,6 +36,17 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run a test with an argument `module_name` once per module."""
     if "module_name" in metafunc.fixturenames:
         metafunc.parametrize("module_name", module_names())
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the cases that the quick suite leaves to the full run; see tests/quick.py."""
+    if "LEAKAUDIT_QUICK_TIMES" in os.environ:  # they are being measured
+        return
+    left_out = quick.left_out()
+    for item in items:
+        if item.nodeid in left_out:
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session")

@@ -387,7 +387,7 @@ CASES = {
         slow=True,
     ),
     "noise keyed by the record": Case(
-        1, "reused noise|noise that repeats", generated("[int(mine[k]) // 8, t]"), slow=True
+        1, "reused noise|noise repeats", generated("[int(mine[k]) // 8, t]"), slow=True
     ),
     "noise of a module's generator": Case(
         1, "starts anew with every process: .* with seed 1 equals that of .* with seed 0", MODULE

@@ -247,7 +247,7 @@ def test_ctrl_c_in_a_terminal_reaches_every_process_and_is_told_by_one(file: Pat
     )  # the two workers, and what they are forked from
     assert process.returncode == 130
     assert "Traceback" not in told
-    assert "the same command goes on" in told
+    assert "run the same command again to continue" in told
     assert not record_file.read(file.parent / "out" / "results.json")["complete"]
 
 

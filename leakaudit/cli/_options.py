@@ -32,6 +32,10 @@ class _Help(argparse.HelpFormatter):
 class Parser(argparse.ArgumentParser):
     """A parser whose help begins with the description, and whose errors are one line."""
 
+    def __init__(self, **given: Any) -> None:
+        """Accept whole option names only: ``--node`` must not be taken for ``--nodes``."""
+        super().__init__(**{"allow_abbrev": False, **given})
+
     def format_help(self) -> str:
         """Return the description, the usage, the options and the examples."""
         formatter = self._get_formatter()

@@ -17,6 +17,7 @@ from leakaudit.cli import main
     ("argv", "said"),
     [
         (["attack", "absent.pt"], "absent.pt"),
+        (["record", "dpsgd", "--node", "3"], "unrecognized arguments: --node 3"),
         (["attack", "trace.pt", "--attack", "analytc"], "did you mean 'analytic'"),
         (
             ["attack", "trace.pt", "--node", "9"],

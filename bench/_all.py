@@ -32,7 +32,9 @@ Line = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Row:
-    """One figure of the table. target: None if there is none; side: whether it is a minimum or a maximum."""
+    """One figure of the table. target: None if there is none; side: whether it is a minimum or a
+    maximum.
+    """
 
     name: str
     ratio: float | None
@@ -65,7 +67,9 @@ def tap(lines: Sequence[Line]) -> list[Row]:
 
 
 def victims(lines: Sequence[Line]) -> list[Row]:
-    """Speed relative to the loop (minimum), and cost relative to the floor and to fewer nodes (maximum)."""
+    """Speed relative to the loop (minimum), and cost relative to the floor and to fewer nodes
+    (maximum).
+    """
     return [
         r if r.unit.startswith("times faster") else Row(r.name, r.ratio, r.unit, r.target, MOST)
         for r in plain(lines)
@@ -73,7 +77,9 @@ def victims(lines: Sequence[Line]) -> list[Row]:
 
 
 def attacks(lines: Sequence[Line]) -> list[Row]:
-    """Pictures per second, attempts if the published loop recovers no picture, and memory relative to its limit."""
+    """Pictures per second, attempts if the published loop recovers no picture, and memory relative
+    to its limit.
+    """
     rows = []
     for line in lines:
         if "gb" in line:
@@ -121,7 +127,9 @@ def exact(lines: Sequence[Line]) -> list[Row]:
 
 
 def inverting(lines: Sequence[Line]) -> list[Row]:
-    """CPU seconds of the published recipe relative to ours, to the same loss; 0 if ours is higher."""
+    """CPU seconds of the published recipe relative to ours, to the same loss; 0 if ours is
+    higher.
+    """
     said = [line for line in lines if "times_faster" in line]
     unit = "times faster than {}, to a loss as low"
     return [
@@ -137,7 +145,9 @@ def inverting(lines: Sequence[Line]) -> list[Row]:
 
 
 def relations(lines: Sequence[Line]) -> list[Row]:
-    """CPU seconds of dense algebra relative to the engine, on the same problems, and the difference of their results."""
+    """CPU seconds of dense algebra relative to the engine, on the same problems, and the difference
+    of their results.
+    """
     by = [(line["what"], line.get("rounds"), line.get("cpu")) for line in lines]
 
     def cpu(words: str, rounds: int | None = None) -> float | None:

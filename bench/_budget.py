@@ -1,4 +1,5 @@
-"""The noise in DP-Norm's experiment: as each paper prints it, and as the same exact epsilon requires.
+"""The noise in DP-Norm's experiment: as each paper prints it, and as the same exact epsilon
+requires.
 
 Exact: the Gaussian-DP parameter mu of an adversary who observes every channel, and its epsilon by
 `bounds.gaussian`. One record of one node is replaced; the permutation is public and puts the record
@@ -34,12 +35,16 @@ from leakaudit.victims.dpadmm import DPADMM
 from leakaudit.victims.dpnorm import DPNorm
 from leakaudit.victims.dpsgd import DPSGD
 
-SETTLED = 30  # rounds after which each further one adds the same to mu^2: a drift decreases by more than half per round
+# Rounds after which each further one adds the same to mu^2: a drift decreases by more than half per
+# round
+SETTLED = 30
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Constants of the experiment. lipschitz: G of the exact figures; the printed ones use 1, as their paper does."""
+    """Constants of the experiment. lipschitz: G of the exact figures; the printed ones use 1, as
+    their paper does.
+    """
 
     nodes: int = 6
     rounds: int = 2000
@@ -53,7 +58,9 @@ class Setting:
 
 
 def printed(method: str, alpha: float, epsilon: float, s: Setting) -> float:
-    """Return the noise per coordinate that the papers print for epsilon, as added in `_convex.Training`; Theorem 1 as in eq. (8)."""
+    """Return the noise per coordinate that the papers print for epsilon, as added in
+    `_convex.Training`; Theorem 1 as in eq. (8).
+    """
     if method == "dpnorm":
         norm = DPNorm(
             mu=s.mu,
@@ -98,7 +105,9 @@ def exact(method: str, alpha: float, sigma: float, s: Setting) -> float:
 
 
 def seen(method: str, epsilon: float, s: Setting) -> float:
-    """Return the noise per coordinate of DP-SGD or DP-ADMM if an eavesdropper observes every inner model, by `relations.drift`."""
+    """Return the noise per coordinate of DP-SGD or DP-ADMM if an eavesdropper observes every inner
+    model, by `relations.drift`.
+    """
     return _settled(method, 0.0, s) / gaussian.least_mu(epsilon, s.delta)
 
 
@@ -118,7 +127,9 @@ def _unit(method: str, alpha: float, s: Setting) -> float:
 
 
 def shares(moved: Sequence[float]) -> list[float]:
-    """Return the shares that hide a shift best: slopes of the largest convex function below the running sum of `moved`."""
+    """Return the shares that hide a shift best: slopes of the largest convex function below the
+    running sum of `moved`.
+    """
     sums, out = [0.0, *accumulate(moved)], list[float]()
     while (k := len(out)) < len(moved):
         slope, to = min(((sums[j] - sums[k]) / (j - k), -j) for j in range(k + 1, len(sums)))
@@ -128,7 +139,9 @@ def shares(moved: Sequence[float]) -> list[float]:
 
 @lru_cache
 def _settled(method: str, alpha: float, s: Setting) -> float:
-    """Return mu for noise of 1 per coordinate by `drift`: over enough rounds to settle, extrapolated by the increment per round."""
+    """Return mu for noise of 1 per coordinate by `drift`: over enough rounds to settle,
+    extrapolated by the increment per round.
+    """
     kept = min(s.rounds, SETTLED if method == "dpnorm" else 2)
     before, now = (_declared(method, alpha, s, rounds) ** 2 for rounds in (kept - 1, kept))
     return math.sqrt(now + (s.rounds - kept) * (now - before))

@@ -28,8 +28,9 @@ METHODS = ("dpnorm", "dpsgd", "dpadmm", "single")
 class Training:
     """One curve of the figures.
 
-    sigma: standard deviation of the noise per coordinate, on the message (dpnorm) or on the model after each step (dpsgd, dpadmm).
-    noise: origin of sigma, ``none``, ``printed`` or ``equal``. epsilon: the epsilon for which it is set.
+    sigma: standard deviation of the noise per coordinate, on the message (dpnorm) or on the model
+    after each step (dpsgd, dpadmm). noise: origin of sigma, ``none``, ``printed`` or ``equal``.
+    epsilon: the epsilon for which it is set.
     """
 
     method: str
@@ -44,7 +45,9 @@ class Training:
 
 
 def gradient(w: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """Return the mean gradients of the cross entropy; w (C, V, p), x (B, p), y (B,) int64 -> (C, V, p)."""
+    """Return the mean gradients of the cross entropy; w (C, V, p), x (B, p), y (B,) int64 -> (C, V,
+    p).
+    """
     classes, count, _ = w.shape
     s = ((w[1:] - w[:1]).flatten(0, 1) @ x.T).view(classes - 1, count, len(x))
     top = s.amax(0).clamp_min_(0)
@@ -68,7 +71,9 @@ class Ring:
         inner: int,
         draw: Callable[[tuple[int, ...]], Tensor],
     ) -> None:
-        """Start with a common model `start` (C, p). draw: returns standard normal numbers of a shape."""
+        """Start with a common model `start` (C, p). draw: returns standard normal numbers of a
+        shape.
+        """
         self.trainings = sorted(trainings, key=lambda t: METHODS.index(t.method))
         self.draw, order = draw, [t.method for t in self.trainings]
         self.at = {
@@ -123,7 +128,9 @@ class Ring:
         self._exchange()
 
     def measure(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """Return accuracy on x (n, p), and norms of w and of the dual: means over nodes, or arcs, (V,); NaN without a dual."""
+        """Return accuracy on x (n, p), and norms of w and of the dual: means over nodes, or arcs,
+        (V,); NaN without a dual.
+        """
         count = self.w.shape[2]
         right = [
             ((x @ w.flatten(0, 1).T).view(len(x), -1, count).argmax(1) == y[:, None])

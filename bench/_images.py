@@ -1,4 +1,6 @@
-"""Images outside the project, as arrays for `npz:FILE`: Fashion-MNIST's test set and part of CIFAR-10."""
+"""Images outside the project, as arrays for `npz:FILE`: Fashion-MNIST's test set and part of
+CIFAR-10.
+"""
 
 from __future__ import annotations
 

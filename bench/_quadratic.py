@@ -43,7 +43,8 @@ class Quadratic:
 
     @classmethod
     def of(cls, x: Tensor, y: Tensor, condition: float, l1: float = 0.0) -> Quadratic:
-        """Build from records (N, m, p) and targets (N, m), with a ridge of the largest curvature over `condition`.
+        """Build from records (N, m, p) and targets (N, m), with a ridge of the largest curvature
+        over `condition`.
 
         l1 is a fraction of the smallest weight with a minimiser of zero.
         """
@@ -89,7 +90,9 @@ class Quadratic:
 
 
 def recal(q: Quadratic, scale: Tensor, plf: int, generator: Generator, decay: float = 1.0) -> Steps:
-    """RECAL, s_i = scale L_i, largest tau_i and beta; the variance of noise on x changes by `decay` per activation of a node."""
+    """RECAL, s_i = scale L_i, largest tau_i and beta; the variance of noise on x changes by `decay`
+    per activation of a node.
+    """
     s = scale * q.smooth
     tau, beta = SAFE / (q.smooth / 2 + 2 * s), SAFE / (2 * s.sum(0))
     y = q.best.new_zeros(q.best.shape[0], len(scale))
@@ -152,7 +155,9 @@ def admm(q: Quadratic, scale: Tensor, plf: int, generator: Generator) -> Steps:
 
 
 def server(q: Quadratic, scale: Tensor, plf: int, generator: Generator) -> Steps:
-    """DP-ADMM with a server (victim dpadmmserver), step sizes eta_k = 1 / (L sqrt k), rho = scale L; noise in units of the gradient."""
+    """DP-ADMM with a server (victim dpadmmserver), step sizes eta_k = 1 / (L sqrt k), rho = scale
+    L; noise in units of the gradient.
+    """
     rho = scale * q.smooth.mean()
     v = torch.zeros(len(q.h), q.best.shape[0], len(scale)).to(q.best)
     w, gam = v[:1], torch.zeros_like(v)
@@ -166,7 +171,9 @@ def server(q: Quadratic, scale: Tensor, plf: int, generator: Generator) -> Steps
 
 
 def rwadmm(q: Quadratic, scale: Tensor, plf: int, generator: Generator) -> Steps:
-    """RW-ADMM with exact updates, rho = scale L, theta = 1/2; z of the arcs to the next node and to the previous one."""
+    """RW-ADMM with exact updates, rho = scale L, theta = 1/2; z of the arcs to the next node and to
+    the previous one.
+    """
     rho, count = scale * q.smooth.mean(), len(q.h)
     std = q.level * q.change / (2 * rho + q.values[:, :1])
     w = torch.zeros(count, q.best.shape[0], len(scale)).to(q.best)
@@ -186,7 +193,9 @@ def rwadmm(q: Quadratic, scale: Tensor, plf: int, generator: Generator) -> Steps
 
 
 def mradmm(q: Quadratic, scale: Tensor, plf: int, generator: Generator) -> Steps:
-    """MR-ADMM, eta = theta = scale L, gamma = L: every second round computes no gradient; noise is added to the objective's slope."""
+    """MR-ADMM, eta = theta = scale L, gamma = L: every second round computes no gradient; noise is
+    added to the objective's slope.
+    """
     eta, gamma = scale * q.smooth.mean(), q.smooth.max()
     w = torch.zeros(len(q.h), q.best.shape[0], len(scale)).to(q.best)
     lam = w
@@ -201,7 +210,9 @@ def mradmm(q: Quadratic, scale: Tensor, plf: int, generator: Generator) -> Steps
 
 
 def _minimiser(h: Tensor, c: Tensor, l1: float) -> Tensor:
-    """Return argmin w'hw/2 - c'w + l1 |w|_1 by accelerated proximal steps with restarts; c (p, 1)."""
+    """Return argmin w'hw/2 - c'w + l1 |w|_1 by accelerated proximal steps with restarts; c (p,
+    1).
+    """
     w: Tensor = torch.linalg.solve(h, c)
     if not l1:
         return w
@@ -217,7 +228,9 @@ def _minimiser(h: Tensor, c: Tensor, l1: float) -> Tensor:
 
 
 def _first(decay: float, plf: int) -> float:
-    """Return the first noise relative to R = 1 for the same sum of 1 / variance over `plf` activations."""
+    """Return the first noise relative to R = 1 for the same sum of 1 / variance over `plf`
+    activations.
+    """
     return math.sqrt(sum(decay**-k for k in range(plf)) / plf)
 
 

@@ -44,7 +44,9 @@ STEPS = 300
 
 @dataclass
 class Rate:
-    """Attempts, recovered pictures, CPU seconds, evaluations; pictures recovered at any time, and seconds until then or the end."""
+    """Attempts, recovered pictures, CPU seconds, evaluations; pictures recovered at any time, and
+    seconds until then or the end.
+    """
 
     tried: int = 0
     solved: int = 0
@@ -63,7 +65,8 @@ def published(
     search_labels: bool,
     truth: Tensor,
 ) -> tuple[Tensor, int, float]:
-    """The loops of Zhu et al. 2019 and of Zhao et al. 2020, float32: L-BFGS with torch's defaults over inputs, and over labels for DLG.
+    """The loops of Zhu et al. 2019 and of Zhao et al. 2020, float32: L-BFGS with torch's defaults
+    over inputs, and over labels for DLG.
 
     y: (1, classes) label variables for DLG, (1,) the label for iDLG. Returns the inputs, the number
     of evaluations, and the process time of the first one that had recovered the truth, infinite if
@@ -103,7 +106,9 @@ def published(
 
 
 def cases(count: int, batch: int = 1) -> list[tuple[Task, GradientLeak, Tensor, Tensor]]:
-    """The LeNet of DLG with new weights for each picture or batch; inputs in [0, 1] without normalisation, as published."""
+    """The LeNet of DLG with new weights for each picture or batch; inputs in [0, 1] without
+    normalisation, as published.
+    """
     photos = data.load("photos")
     task = Task.build(replace(photos.spec("lenet"), mean=(0.0,), std=(1.0,)), dtype=torch.float64)
     one, zero = torch.ones(1, 1, dtype=torch.float64), torch.zeros(1)
@@ -168,7 +173,9 @@ def theirs(name: str, wanted: list[tuple[Task, GradientLeak, Tensor, Tensor]], s
 
 
 def compared(name: str, what: str, mine: Rate, others: Rate) -> dict[str, Any]:
-    """Compare the attempts, and the recovered pictures, per CPU second with those of the published loop."""
+    """Compare the attempts, and the recovered pictures, per CPU second with those of the published
+    loop.
+    """
     attempts = (mine.tried / mine.seconds) / (others.tried / others.seconds)
     solved = (
         (mine.solved / mine.seconds) / (others.solved / others.seconds) if others.solved else None

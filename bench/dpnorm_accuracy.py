@@ -1,6 +1,8 @@
-"""DP-Norm's Figures 2 and 4 on Fashion-MNIST: accuracy and norms, with printed and with exact noise.
+"""DP-Norm's Figures 2 and 4 on Fashion-MNIST: accuracy and norms, with printed and with exact
+noise.
 
-python bench/dpnorm_accuracy.py FOLDER -o OUT            FOLDER contains the four idx files; full length, one seed
+python bench/dpnorm_accuracy.py FOLDER -o OUT
+    FOLDER contains the four idx files; full length, one seed
 python bench/dpnorm_accuracy.py FOLDER -o OUT --rounds 200 --seeds 3
 
 A ring of 6 nodes with 4,000 images of 6 of 10 classes per node, rows of norm 1, softmax regression,
@@ -45,7 +47,9 @@ Curves = dict[str, Tensor]
 def trainings(
     s: Setting, epsilons: Sequence[float], l2: float, labels: Sequence[str] = LABELS
 ) -> list[Training]:
-    """List the curves: every method without noise, and at each epsilon with both noises; the single node has no noise."""
+    """List the curves: every method without noise, and at each epsilon with both noises; the single
+    node has no noise.
+    """
     out = [Training("single", "single node", mu=s.mu, l2=l2)]
     for label, method, alpha in COMPARED:
         bare = Training(method, label, mu=s.mu, alpha=alpha, rho=s.rho, l2=l2)
@@ -61,7 +65,9 @@ def trainings(
 
 
 def with_one(x: Tensor) -> Tensor:
-    """Scale every row to norm 1 and add a constant 1 for the intercept; a gradient then has norm at most 2."""
+    """Scale every row to norm 1 and add a constant 1 for the intercept; a gradient then has norm at
+    most 2.
+    """
     return torch.cat((unit(x), torch.ones(len(x), 1)), 1)
 
 
@@ -83,7 +89,9 @@ def train(
     every: int,
     random: Sequence[Generator],
 ) -> Iterator[tuple[int, Ring, Curves]]:
-    """Yield (round, state, measures) at round 0, every `every` rounds and at `stop`. random: generators of start, batches and noise."""
+    """Yield (round, state, measures) at round 0, every `every` rounds and at `stop`. random:
+    generators of start, batches and noise.
+    """
     classes, size = problem.task.spec.classes, problem.x.shape[2]
     start = 0.01 * torch.randn(classes, size, generator=random[0])
     ring = Ring(
@@ -99,7 +107,9 @@ def train(
 def one_seed(
     seed: int, images: tuple[Tensor, ...], s: Setting, args: argparse.Namespace
 ) -> tuple[list[Training], list[int], Curves]:
-    """Train with one seed; return the trainings in the order of the curves, (evaluations, V) each, and their rounds."""
+    """Train with one seed; return the trainings in the order of the curves, (evaluations, V) each,
+    and their rounds.
+    """
     split, *random = (
         Generator().manual_seed(int(k))
         for k in np.random.SeedSequence(seed).generate_state(4, np.uint64) >> 1
@@ -140,7 +150,9 @@ def report(
 
 
 def figures(order: Sequence[Training], at: Sequence[int], curves: Curves, folder: Path) -> None:
-    """Draw accuracy, and norms of models and duals: one panel per epsilon and noise, one line per method; noise-free curves appear in all."""
+    """Draw accuracy, and norms of models and duals: one panel per epsilon and noise, one line per
+    method; noise-free curves appear in all.
+    """
     rounds = np.arange(at[-1] + 1)
     cases = list(dict.fromkeys((r.epsilon, r.noise) for r in order))
     for file, names in (("accuracy.png", ("accuracy",)), ("norms.png", ("norm_w", "norm_dual"))):

@@ -1,7 +1,9 @@
-"""Images of a batch recovered bit for bit from differential PDMM: numbers, wrong claims, times, noise.
+"""Images of a batch recovered bit for bit from differential PDMM: numbers, wrong claims, times,
+noise.
 
 python bench/exact.py                                          the bundled faces, batches of 2 to 16
-python bench/exact.py --data fashion cifar10 --batch 1 2 4 8 16 32 64       images outside the project (LEAKAUDIT_TEST_DATA)
+python bench/exact.py --data fashion cifar10 --batch 1 2 4 8 16 32 64
+    images outside the project (LEAKAUDIT_TEST_DATA)
 python bench/exact.py --noise 1e-6 1e-5 1e-4 --data fashion --batch 1 2 4 8 median PSNR for quantised messages
 
 Prints one JSON line per figure; seconds are those of the attack only, on one thread: cpu is process
@@ -33,7 +35,8 @@ torch.set_num_threads(1)
 NODES = {"ring": 4, "rgg": 8}
 ROUNDS = {32: 50, 64: 100}  # batch -> rounds; 20 for smaller ones
 LIMIT = {8: 1.5, 16: 8.0, 32: 40.0, 64: 120.0}  # batch -> seconds
-BYTES = 8_000_000_000  # size of the largest recording: CIFAR-10 in float64 for 50 rounds, seven neighbours
+# Size of the largest recording: CIFAR-10 in float64 for 50 rounds, seven neighbours
+BYTES = 8_000_000_000
 PUBLISHED: dict[
     int, dict[float, float | None]
 ] = {  # median PSNR of the first prototype in Gaussian noise of these standard deviations, None if it failed
@@ -46,7 +49,9 @@ PUBLISHED: dict[
 
 @dataclass(frozen=True)
 class Run:
-    """Result of one attack: images, how many are bit-identical, claimed and wrongly claimed, PSNR of each, seconds."""
+    """Result of one attack: images, how many are bit-identical, claimed and wrongly claimed, PSNR
+    of each, seconds.
+    """
 
     images: int
     exact: int
@@ -58,7 +63,9 @@ class Run:
 
 
 def once(scenario: Scenario, node: int | None, folder: Path) -> Run:
-    """Record a scenario in a folder, attack a node (None: the one with the most neighbours), and count."""
+    """Record a scenario in a folder, attack a node (None: the one with the most neighbours), and
+    count.
+    """
     plan = recording.plan(scenario)
     node = max(range(plan.graph.nodes), key=plan.graph.degree) if node is None else node
     plan = recording.plan(Scenario(**{**vars(scenario), "wires": f"node:{node}"}))
@@ -114,7 +121,9 @@ def batches(args: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def noise(args: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]:
-    """Median PSNR per setting and standard deviation of the messages' noise, produced by a quantiser with a cell of sqrt(12) times it."""
+    """Median PSNR per setting and standard deviation of the messages' noise, produced by a
+    quantiser with a cell of sqrt(12) times it.
+    """
     for b in args.batch:
         for data in args.data:
             for std in args.noise:

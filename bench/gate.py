@@ -6,9 +6,9 @@ python bench/gate.py [--runs N]        prints one JSON line per figure; N gates 
 unchanged: the same seeds, against the committed baseline. new seeds: unchanged code with other
 seeds each time. halved: sigma is halved, both in the noise drawn and in the declaration; or only in
 the noise drawn, while the recording still declares the full sigma. removed: no noise, while the
-recording still declares it; and without budgets and lint, so that only the baseline decides. broken:
-the attacks return uniform noise. All are judged against the committed baseline. seconds are those
-of one gate, on one thread: cpu is process time, wall is elapsed time.
+recording still declares it; and without budgets and lint, so that only the baseline decides.
+broken: the attacks return uniform noise. All are judged against the committed baseline. seconds are
+those of one gate, on one thread: cpu is process time, wall is elapsed time.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Attacks and victims on CUDA against the CPU of the same machine, in one call.
 
-python bench/gpu.py [--device cuda] [--threads N]        prints one JSON line per figure; without such
+python bench/gpu.py [--device cuda] [--threads N]
+    prints one JSON line per figure; without such
                                                          a device one line states so, with code 0
 
 ratio: wall seconds on the CPU over those on the device, with the same random numbers; medians of
@@ -46,7 +47,9 @@ ATTACKS: tuple[tuple[str, str, dict[str, Any]], ...] = (  # attack, model, setti
 
 
 def sent(name: str, more: dict[str, Any], device: str) -> Tensor:
-    """Return what a victim records: 32 nodes with 3 records each for ten rounds, only the channels of one node."""
+    """Return what a victim records: 32 nodes with 3 records each for ten rounds, only the channels
+    of one node.
+    """
     wires = "node:0" if name != "fedavg" else "all"
     chosen = Scenario(
         name, nodes=32, graph="ring", rounds=10, data="faces", samples=3, wires=wires, **more

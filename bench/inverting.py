@@ -1,17 +1,21 @@
 """Inverting Gradients, GradInversion and R-GAP, measured beside the published recipe.
 
-python bench/inverting.py --sweep      PSNR of one picture at equal steps, over the weight of total variation
+python bench/inverting.py --sweep
+    PSNR of one picture at equal steps, over the weight of total variation
 python bench/inverting.py --speed      loss reached and CPU seconds, over the number of steps
-python bench/inverting.py --batch      GradInversion and Inverting Gradients on four faces and a ResNet-10,
+python bench/inverting.py --batch
+    GradInversion and Inverting Gradients on four faces and a ResNet-10,
                                        at equal evaluations: from a layer's gradient, from gradients only,
                                        and without the batch statistics
-python bench/inverting.py --layers     R-GAP and Inverting Gradients on single pictures, over networks
+python bench/inverting.py --layers
+    R-GAP and Inverting Gradients on single pictures, over networks
 
 Prints one JSON line per figure. Networks are drawn anew for each picture; our attacks read labels
 from the gradient, the recipe receives them. The recipe (Inverting Gradients) is implemented here
 from the published facts: 1 - cosine + a TV of pixels normalised by 1/2 and 1/2, sign of the slope
-into Adam at .1, a tenth of it after 3/8, 5/8 and 7/8 of the steps, clamped to the box, from N(0, 1),
-no restart. Its `a` is half of our weight for the same smoothing, since our pixels lie in [0, 1].
+into Adam at .1, a tenth of it after 3/8, 5/8 and 7/8 of the steps, clamped to the box, from N(0,
+1), no restart. Its `a` is half of our weight for the same smoothing, since our pixels lie in [0,
+1].
 """
 
 from __future__ import annotations
@@ -83,7 +87,9 @@ def leak_of(task: Task, x: Tensor, y: Tensor, seed: int) -> GradientLeak:
 def cases(
     dataset: Dataset, task: Task, pictures: int, batch: int = 1, first: int = 0
 ) -> list[tuple[GradientLeak, Tensor, Tensor]]:
-    """Leaks with their pictures and labels; single pictures are spread over the data set, batches are consecutive."""
+    """Leaks with their pictures and labels; single pictures are spread over the data set, batches
+    are consecutive.
+    """
     stride = batch if batch > 1 else max(1, (len(dataset) - first) // pictures)
     out = []
     for k in range(first, first + pictures * stride, stride):
@@ -95,7 +101,9 @@ def cases(
 def recipe(
     task: Task, leak: GradientLeak, y: Tensor, steps: int, weight: float, generator: Generator
 ) -> Tensor:
-    """Run the published loop (Geiping et al. 2020) in float32; return pixels in [0, 1]. weight: of TV of such pixels."""
+    """Run the published loop (Geiping et al. 2020) in float32; return pixels in [0, 1]. weight: of
+    TV of such pixels.
+    """
     assert leak.theta is not None
     module = copy.deepcopy(task.module).float()
     torch.nn.utils.vector_to_parameters(leak.theta[0].float(), module.parameters())
@@ -283,7 +291,9 @@ def published(
     weight: float,
     got: dict[str, Any],
 ) -> None:
-    """Add loss, PSNR and CPU seconds of the recipe on some pictures, for several numbers of steps."""
+    """Add loss, PSNR and CPU seconds of the recipe on some pictures, for several numbers of
+    steps.
+    """
     for k in some:
         leak, x, y = held[k]
         for steps in runs:
@@ -304,7 +314,9 @@ def batch(
     model: str,
     chosen: Sequence[str],
 ) -> None:
-    """GradInversion and Inverting Gradients on four images and a network with batch normalisation, at equal evaluations."""
+    """GradInversion and Inverting Gradients on four images and a network with batch normalisation,
+    at equal evaluations.
+    """
     task = Task.build(
         dataset.spec(model if model in MODELS else f"_resnets:{model}"), dtype=D, trusted=True
     )

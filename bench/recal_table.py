@@ -1,6 +1,8 @@
-"""DP-RECAL's Table IV: relative error of decentralised least squares over the privacy leakage frequency.
+"""DP-RECAL's Table IV: relative error of decentralised least squares over the privacy leakage
+frequency.
 
-python bench/recal_table.py FOLDER            FOLDER contains fashion_mnist/, ijcnn1/ and mnist_subset.npz;
+python bench/recal_table.py FOLDER
+    FOLDER contains fashion_mnist/, ijcnn1/ and mnist_subset.npz;
                                               data sets that are missing are omitted
 
 Prints one table per data set. A ring of 8 nodes, features in [0, 1], targets -1 and 1, equally many
@@ -58,7 +60,9 @@ PRINTED = {
 
 
 def sets(folder: Path) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Yield (name, records (n, p) in [0, 1], targets (n,) -1 and 1) of the available data sets; float64."""
+    """Yield (name, records (n, p) in [0, 1], targets (n,) -1 and 1) of the available data sets;
+    float64.
+    """
     if (folder / "ijcnn1" / "ijcnn1.trn.bz2").exists():
         x, y, *_ = read_libsvm(folder / "ijcnn1" / "ijcnn1.trn.bz2")
         low, high = x.amin(0), x.amax(0)
@@ -88,7 +92,9 @@ def curve(
     marks: Sequence[int],
     seed: int,
 ) -> tuple[Tensor, float]:
-    """Return the errors at each mark of PLF (marks,) for the choice with the smallest final error, and that choice."""
+    """Return the errors at each mark of PLF (marks,) for the choice with the smallest final error,
+    and that choice.
+    """
     errors: dict[int, Tensor] = {}
     for plf, w in method(
         q, torch.tensor(grid).to(q.best), max(marks), Generator().manual_seed(seed)

@@ -2,8 +2,8 @@
 
 python bench/record_level.py           the table of docs/audit.md, in Markdown; about a minute
 
-For each protocol: the largest and the mean ratio, over all nodes and adversaries, of the computed mu
-to the largest mu that least squares attain with curvature between -L and L, and with curvature
+For each protocol: the largest and the mean ratio, over all nodes and adversaries, of the computed
+mu to the largest mu that least squares attain with curvature between -L and L, and with curvature
 between 0 and L. Both are attained values, so a ratio of 1 is exact. L is in units of one over the
 step size.
 """

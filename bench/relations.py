@@ -1,6 +1,7 @@
 """Time of the linear engine on 100 nodes of degree six, against dense numpy algebra in one process.
 
-python bench/relations.py [name ...]        values, ranks, mu, apply (default: all); one JSON line per figure, one thread
+python bench/relations.py [name ...]
+    values, ranks, mu, apply (default: all); one JSON line per figure, one thread
 
 Dense algebra gets smaller problems of the same kind, which the engine solves as well; seconds are
 elapsed time, cpu is CPU time.
@@ -76,7 +77,9 @@ def pdmm(near: Near, rounds: int) -> Relations:
 
 
 def dpnorm(rounds: int) -> tuple[Knowledge, float]:
-    """One node of DP-Norm with two channels, K = 1, and known received duals; and its mu in closed form."""
+    """One node of DP-Norm with two channels, K = 1, and known received duals; and its mu in closed
+    form.
+    """
     p, mu, alpha, sigma = Relations(), Q(1, 20), Q(1, 5), 0.1
     gamma = 1 + alpha / (2 * mu)
     a, w = gamma / (gamma + 1), p.public("w")
@@ -171,7 +174,9 @@ def values() -> None:
 
 
 def dense_std(k: Knowledge, targets: list[Expression]) -> float:
-    """Return the largest std of the same estimates by dense singular values, as without the engine."""
+    """Return the largest std of the same estimates by dense singular values, as without the
+    engine.
+    """
     s = system(k, 1e-7)
     f, b = s.flat.toarray(), s.noise.toarray()
     c = np.zeros((f.shape[1], len(targets)))
@@ -186,7 +191,9 @@ def dense_std(k: Knowledge, targets: list[Expression]) -> float:
 
 
 def ranks() -> None:
-    """Exact ranks of every node's gradients in the whole network, and singular values for a smaller one."""
+    """Exact ranks of every node's gradients in the whole network, and singular values for a smaller
+    one.
+    """
 
     def solve(p: Relations) -> list[int]:
         found = determined_each(
@@ -230,7 +237,9 @@ def ranks() -> None:
 
 
 def mu() -> None:
-    """The complete bound of DP-Norm for one node, including its certificate, and dense algebra on fewer rounds."""
+    """The complete bound of DP-Norm for one node, including its certificate, and dense algebra on
+    fewer rounds.
+    """
     view, expected = dpnorm(2000)
     bound = timed(
         "DP-Norm mu and certificate, one node",
@@ -262,7 +271,9 @@ def mu() -> None:
 
 
 def apply() -> None:
-    """Weights on 1.92 GB of messages on disk, 24 per value, against only reading them; cold: not in the page cache."""
+    """Weights on 1.92 GB of messages on disk, 24 per value, against only reading them; cold: not in
+    the page cache.
+    """
     rounds, width = 40, 1_000_000
     p = pdmm({0: list(range(1, DEGREE + 1)), **{j: [0] for j in range(1, DEGREE + 1)}}, rounds)
     part = know(p, Adversary()).within(range(18, 23)).near([0])

@@ -1,4 +1,5 @@
-"""A sweep of 200 small cells: two workers against one, the overhead per cell, and resuming after kills.
+"""A sweep of 200 small cells: two workers against one, the overhead per cell, and resuming after
+kills.
 
 python bench/sweep.py [--cells N] [--repetitions N]     prints one JSON line per figure, in elapsed
                                                         time, since parallel work is measured
@@ -87,7 +88,9 @@ def arithmetic(_: int = 0) -> float:
 
 
 def floor() -> float:
-    """Return the arithmetic of two processes relative to one in the same time; the median of three alternations."""
+    """Return the arithmetic of two processes relative to one in the same time; the median of three
+    alternations.
+    """
     with ProcessPoolExecutor(2) as pool:
         return statistics.median(
             2 * pool.submit(arithmetic).result() / max(pool.map(arithmetic, range(2)))
@@ -107,13 +110,17 @@ def own(folder: Path) -> list[float]:
 
 
 def waits(folder: Path) -> float:
-    """Return the total seconds that one worker waited between cells: from the first result to the last one, minus the cells between."""
+    """Return the total seconds that one worker waited between cells: from the first result to the
+    last one, minus the cells between.
+    """
     ends = [path.stat().st_mtime for path in folder.glob("cells/*.json")]
     return max(ends) - min(ends) - sum(own(folder)[1:])
 
 
 def killed(plan: Path, folder: Path, total: int) -> list[int]:
-    """Kill a sweep at a third and at two thirds, and let it end; return the number of finished cells at each kill."""
+    """Kill a sweep at a third and at two thirds, and let it end; return the number of finished
+    cells at each kill.
+    """
     counts = []
     for share in (total // 3, 2 * total // 3):
         with start(plan, folder, 2) as process:

@@ -93,7 +93,9 @@ def program(rank: int, ranks: int, records: int) -> dict[str, Callable[[], None]
 
 @contextmanager
 def hooked(install: Callable[[], None]) -> Iterator[None]:
-    """Replace the process group's methods inside the context, as `leakaudit tap` does in a process of a program."""
+    """Replace the process group's methods inside the context, as `leakaudit tap` does in a process
+    of a program.
+    """
     before = {
         name: vars(dist.ProcessGroup)[name] for name in METHODS if name in vars(dist.ProcessGroup)
     }
@@ -135,7 +137,9 @@ def block(play: Callable[[], None], rounds: int) -> tuple[float, float]:
 def compare(
     play: Callable[[], None], args: argparse.Namespace, install: Callable[[], None]
 ) -> dict[str, list[float]]:
-    """Return milliseconds per round of consecutive blocks, plain and hooked, in alternating order, and their ratios."""
+    """Return milliseconds per round of consecutive blocks, plain and hooked, in alternating order,
+    and their ratios.
+    """
     out = defaultdict[str, list[float]](list)
     block(play, 3)
     for k in range(args.repetitions):

@@ -1,6 +1,7 @@
 """CPU time of every command on small inputs, in two installations side by side.
 
-python bench/verbs.py BEFORE AFTER [--runs 5] [--only VERB …]     BEFORE, AFTER: the Python of each installation
+python bench/verbs.py BEFORE AFTER [--runs 5] [--only VERB …]
+    BEFORE, AFTER: the Python of each installation
 
 Prints one JSON line per command, then a table. A figure is the user and system time of the process
 and its children: the minimum of `--runs` runs, which alternate between the two installations after

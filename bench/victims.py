@@ -1,6 +1,7 @@
 """Speed of victims: against a plain loop over nodes, a memory floor per round, and with more nodes.
 
-python bench/victims.py [NAME …]        prints one JSON line per figure; ratios within one process, medians of alternating runs
+python bench/victims.py [NAME …]
+    prints one JSON line per figure; ratios within one process, medians of alternating runs
 """
 
 from __future__ import annotations
@@ -117,7 +118,9 @@ class Clocked(Recorder):
 
 
 class Warm(Clocked):
-    """Makes each round write into memory that has been written before: the victim's own time, without the recorder's."""
+    """Makes each round write into memory that has been written before: the victim's own time,
+    without the recorder's.
+    """
 
     def _append(
         self, round: int, src: Any, dst: Any, kind: str, secure: bool, row: Any
@@ -141,13 +144,17 @@ class Warm(Clocked):
 def a_round(
     plan: recording.Plan, rounds: int, wires: Iterable[tuple[int, int]], kind: type[Clocked]
 ) -> float:
-    """Return the CPU seconds of a round after the first, by the clock between rounds of one run; without the start."""
+    """Return the CPU seconds of a round after the first, by the clock between rounds of one run;
+    without the start.
+    """
     ends = run(plan, rounds + 1, wires, kind).ends
     return (ends[rounds] - ends[0]) / rounds
 
 
 def clock(work: Callable[[], object]) -> float:
-    """Return the CPU seconds of one call; everything runs on one thread, and other programs disturb them less than elapsed time."""
+    """Return the CPU seconds of one call; everything runs on one thread, and other programs disturb
+    them less than elapsed time.
+    """
     before = time.process_time()
     work()
     return time.process_time() - before
@@ -165,7 +172,9 @@ def plain(plan: recording.Plan, rounds: int) -> torch.Tensor:
 
 
 def against_loop(name: str, model: str, nodes: int = 100, rounds: int = 20) -> dict[str, object]:
-    """Little work per node, every channel recorded; the loop and the victim end with the same models."""
+    """Little work per node, every channel recorded; the loop and the victim end with the same
+    models.
+    """
     graph, nodes = ("complete", nodes - nodes % 3) if name in COMPLETE else ("rgg", nodes)
     chosen = Scenario(
         name,
@@ -198,7 +207,8 @@ def against_loop(name: str, model: str, nodes: int = 100, rounds: int = 20) -> d
 def with_more_nodes(
     name: str, few: int = 100, many: int = 1000, rounds: int = 30
 ) -> dict[str, object]:
-    """Seconds of a node-round among many nodes over those among few; 2 neighbours per node, every channel recorded.
+    """Seconds of a node-round among many nodes over those among few; 2 neighbours per node, every
+    channel recorded.
 
     With complete graphs no channel is recorded, since the number of messages per node grows with N.
     """
@@ -233,7 +243,9 @@ def with_more_nodes(
 
 
 def against_memory(name: str, model: str, recorded: int = 0, nodes: int = 30) -> dict[str, object]:
-    """A round of 30 nodes, degree 4, one 28x28 sample each, relative to its gradients and the memory that it must move (see `MOVED`)."""
+    """A round of 30 nodes, degree 4, one 28x28 sample each, relative to its gradients and the
+    memory that it must move (see `MOVED`).
+    """
     plan = _images(name, model, nodes)
     wires, size = [e for e in plan.graph.edges if min(e) < recorded], plan.task.layout.size
     state, rounds = nodes * size, 10 if model == "mlp" else 5

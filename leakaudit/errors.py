@@ -45,7 +45,7 @@ def suggest(name: str, known: Iterable[str]) -> str:
 
 
 def check_methods(kind: ABCMeta, role: str, needed: str) -> None:
-    """Refuse a class that lacks a method, before Python does so with a TypeError.
+    """Reject a class that lacks a method, before Python does so with a TypeError.
 
     Args:
         kind: The class of which an instance is made.

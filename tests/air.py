@@ -4,9 +4,9 @@
     python tests/air.py FOLDER ...             any other code, for example an installed package
     python tests/air.py --missing [FOLDER ...] public functions and classes without Args, by line
 
-Figures are per 1,000 non-blank lines. Each of `LIMITS` is twice the largest figure of eight packages
-that serve as models (lineax, optimistix, foolbox, jax_privacy, dp_accounting, inspect_ai's scorers,
-httpx, click), measured in the same way.
+Figures are per 1,000 non-blank lines. Each of `LIMITS` is twice the largest figure of eight
+packages that serve as models (lineax, optimistix, foolbox, jax_privacy, dp_accounting, inspect_ai's
+scorers, httpx, click), measured in the same way.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ def measure(file: Path) -> Counter[str]:
 
 
 def _has_several_targets(node: ast.AST) -> bool:
-    """Return whether a statement assigns several values to as many names: ``a, b = x, y`` or ``a = b = x``."""
+    """Return whether a statement assigns several values to as many names: ``a, b = x, y`` or ``a =
+    b = x``.
+    """
     if not isinstance(node, ast.Assign):
         return False
     if len(node.targets) > 1:
@@ -79,7 +81,9 @@ def _takes_arguments(node: ast.FunctionDef | ast.ClassDef) -> bool:
 
 
 def _is_described(field: ast.AnnAssign) -> bool:
-    """Return whether a field needs no entry: it is a class variable, or `param` contains its text."""
+    """Return whether a field needs no entry: it is a class variable, or `param` contains its
+    text.
+    """
     if "ClassVar" in ast.unparse(field.annotation):
         return True
     value = field.value

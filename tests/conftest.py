@@ -23,7 +23,9 @@ torch.set_num_threads(1)
 
 
 def module_names() -> list[str]:
-    """Return every module of the package. The mapped folders are not its subfolders, so they are listed separately."""
+    """Return every module of the package. The mapped folders are not its subfolders, so they are
+    listed separately.
+    """
     found = set(PACKAGES)
     for package in PACKAGES:
         folders = importlib.import_module(package).__path__
@@ -57,7 +59,9 @@ def project() -> Path:
 
 @pytest.fixture(scope="session")
 def shared_data() -> Callable[[str], Path]:
-    """`shared_data(name)`: a file or folder outside the project; skips the test, naming the file, if it is missing."""
+    """`shared_data(name)`: a file or folder outside the project; skips the test, naming the file,
+    if it is missing.
+    """
     root = Path(os.environ.get("LEAKAUDIT_TEST_DATA") or PROJECT.parent / "shared" / "data")
 
     def find(name: str) -> Path:
@@ -72,17 +76,21 @@ def shared_data() -> Callable[[str], Path]:
 
 @pytest.fixture(scope="session")
 def fresh_seed() -> int:
-    """Seed of the random cases in tests/adversarial; print it in a failure message, so that the case can be reproduced.
+    """Seed of the random cases in tests/adversarial; print it in a failure message, so that the
+    case can be reproduced.
 
-    `make test` draws the same few cases each time. `make selfcheck` and nightly runs use other seeds and more cases:
-    ``LEAKAUDIT_FRESH_SEED=20261122 LEAKAUDIT_FRESH_CASES=200 pytest tests/adversarial``.
+    `make test` draws the same few cases each time. `make selfcheck` and nightly runs use other
+    seeds and more cases: ``LEAKAUDIT_FRESH_SEED=20261122 LEAKAUDIT_FRESH_CASES=200 pytest
+    tests/adversarial``.
     """
     return int(os.environ.get("LEAKAUDIT_FRESH_SEED", "0"))
 
 
 @pytest.fixture(scope="session")
 def fresh_cases() -> Callable[[int], int]:
-    """`fresh_cases(n)`: the number of random cases of a test, n unless LEAKAUDIT_FRESH_CASES sets another number."""
+    """`fresh_cases(n)`: the number of random cases of a test, n unless LEAKAUDIT_FRESH_CASES sets
+    another number.
+    """
 
     def number(usual: int) -> int:
         return int(os.environ.get("LEAKAUDIT_FRESH_CASES", usual))
@@ -117,7 +125,9 @@ def generator() -> torch.Generator:
 
 @pytest.fixture(scope="session")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the trace of `invoked.RECORD`, its truth and their sha256; tests must not change them."""
+    """Return the trace of `invoked.RECORD`, its truth and their sha256; tests must not change
+    them.
+    """
     trace = tmp_path_factory.mktemp("recorded") / "trace.pt"
     assert main([*RECORD, "-o", str(trace)]) == 0
     return trace

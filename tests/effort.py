@@ -1,4 +1,6 @@
-"""Measure the cost of work by counting instead of timing, so that a busy machine does not matter."""
+"""Measure the cost of work by counting instead of timing, so that a busy machine does not
+matter.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""An oracle for `leakaudit bound`: the effect of one record on a view, from the victims' run code only.
+"""An oracle for `leakaudit bound`: the effect of one record on a view, from the victims' run code
+only.
 
 Declarations are not used. Losses are quadratic: the gradient of node i is c_i w + a constant, and
 changing a record changes the constant by a unit vector. A run is then linear in these constants and
@@ -33,7 +34,9 @@ SMALL = 1e-9  # singular values and signals below this, relative, are rounding e
 
 @dataclass(frozen=True)
 class Response:
-    """keys: of the messages (m). moved: (node, record) -> their change (m,). noise: (m, q), owner: (q,) node of every draw."""
+    """keys: of the messages (m). moved: (node, record) -> their change (m,). noise: (m, q), owner:
+    (q,) node of every draw.
+    """
 
     keys: list[Key]
     moved: dict[tuple[int, int], Array]
@@ -41,7 +44,9 @@ class Response:
     owner: list[int]
 
     def mu(self, node: int, record: int, adversary: Adversary) -> float:
-        """Return the mu of one changed record in an adversary's view; the adversary knows its own nodes' noise."""
+        """Return the mu of one changed record in an adversary's view; the adversary knows its own
+        nodes' noise.
+        """
         rows = [k for k, key in enumerate(self.keys) if heard(key, adversary)]
         a = self.moved[node, record][rows]
         size = float(np.abs(a).max(initial=0.0))
@@ -68,7 +73,9 @@ def heard(key: Key, adversary: Adversary) -> bool:
 
 
 class Quadratic:
-    """Replaces a task: gradients are curvature_i w + impulse for each node i; the data contain its number and records."""
+    """Replaces a task: gradients are curvature_i w + impulse for each node i; the data contain its
+    number and records.
+    """
 
     def __init__(
         self, task: Task, curvature: Sequence[float], impulses: Mapping[tuple[int, int], int]
@@ -86,7 +93,9 @@ class Quadratic:
         chunk: int | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
-        """Return (N, d); record `b` of node `i` changes a gradient by one at its own coordinate if it is in the batch."""
+        """Return (N, d); record `b` of node `i` changes a gradient by one at its own coordinate if
+        it is in the batch.
+        """
         nodes, records = x[:, 0, 0].long().tolist(), x[:, :, 1].long().tolist()
         g = torch.stack([self.curvature[i] * theta for i, theta in zip(nodes, thetas, strict=True)])
         for row, node in enumerate(nodes):
@@ -97,7 +106,9 @@ class Quadratic:
 
 
 class Draws:
-    """Replaces torch.randn: zeros with one 1 per row, each row of each call at its own coordinate, from `first` on."""
+    """Replaces torch.randn: zeros with one 1 per row, each row of each call at its own coordinate,
+    from `first` on.
+    """
 
     def __init__(self, first: int, drawer: Callable[[int], int]) -> None:
         self.at, self.calls, self.owner, self.drawer = first, 0, list[int](), drawer

@@ -24,6 +24,47 @@ RECORD = [
     "-q",
 ]
 
+# A sweep of eight small cells, and a gate whose noise hides everything from its attack.
+SWEEP = """
+[scenario]
+victim = "dpsgd"
+nodes = 3
+graph = "ring"
+rounds = 3
+data = "faces"
+model = "mlp"
+
+[scenario.set]
+hidden = 8
+
+[sweep]
+attacks = ["analytic", "labels"]
+seeds = 2
+nodes = [0]
+
+[sweep.over]
+sigma = [0.0, 0.01]
+"""
+GATE = """
+[gate]
+seeds = 6
+alpha = 0.05
+compare = ["gain", "exact"]
+[check.ring]
+attacks = ["exact"]
+set.exact.visits = 2
+[check.ring.scenario]
+victim = "dpsgd"
+nodes = 3
+graph = "ring"
+rounds = 3
+model = "logistic"
+set = { order = "adapt", noise = "message", sigma = 0.5 }
+[[budget]]
+measure = "exact"
+most = 0.0
+"""
+
 
 def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
     """Run a call that must fail: code 2, one line on stderr, nothing on stdout."""

@@ -1,4 +1,5 @@
-"""Batches of similar or otherwise difficult images to test EXACT certificates, and the count of wrong ones.
+"""Batches of similar or otherwise difficult images to test EXACT certificates, and the count of
+wrong ones.
 
 A family turns ordinary images of one node, (b, c, h, w) in grey levels 0 to 255, into images that
 are hard to distinguish. Settings turn ordinary images into difficult messages: noise, half
@@ -75,14 +76,18 @@ def three_pixels(x: Tensor, g: Generator) -> Tensor:
 
 
 def burst(x: Tensor, g: Generator) -> Tensor:
-    """The next frame of an almost static camera: a shift by a fraction of a pixel, and sensor noise."""
+    """The next frame of an almost static camera: a shift by a fraction of a pixel, and sensor
+    noise.
+    """
     side = float(torch.rand(1, generator=g)) * 0.3
     moved = (1 - side) * x + side * x.roll(1, -1)
     return moved + 1.5 * torch.randn(x.shape, generator=g)
 
 
 def portrait(x: Tensor, g: Generator) -> Tensor:
-    """Another picture of the same person: different light, a shift by up to a pixel, a smile in one corner."""
+    """Another picture of the same person: different light, a shift by up to a pixel, a smile in one
+    corner.
+    """
     high, wide = x.shape[-2:]
     light = torch.linspace(-1, 1, wide) * 12 * float(torch.randn(1, generator=g))
     step = int(torch.randint(-1, 2, (1,), generator=g))
@@ -159,7 +164,9 @@ FAMILIES: dict[str, Family] = {
 
 @dataclass
 class Count:
-    """images: of the attacked nodes. claims: images claimed as exact. false: claims not in the batch. bits: bit-identical to a true image."""
+    """images: of the attacked nodes. claims: images claimed as exact. false: claims not in the
+    batch. bits: bit-identical to a true image.
+    """
 
     images: int = 0
     claims: int = 0
@@ -215,7 +222,9 @@ def attacked(
     attack: str = "auto",
     nodes: Container[int] = range(1_000),
 ) -> Count:
-    """Record a scenario on images of a family, attack those of the given nodes that hold data, and count."""
+    """Record a scenario on images of a family, attack those of the given nodes that hold data, and
+    count.
+    """
     recorder = recording.record(planned(scenario, family, seed), None)
     holding = hearing.targets(recorder.trace, la.Adversary())
     leaks = la.leaks(recorder.trace, nodes=[node for node in holding if node in nodes])
@@ -236,7 +245,9 @@ def half(
     rounds: int = 3,
     data: str = "faces",
 ) -> Count:
-    """Count the same for a server and three clients that exchange gradients in half precision, in a user's own recording."""
+    """Count the same for a server and three clients that exchange gradients in half precision, in a
+    user's own recording.
+    """
     source = recording.plan(Scenario(victim="fedsgd", nodes=4, data=data, samples=batch, seed=seed))
     g = Generator().manual_seed(seed)
     clients = source.rows[-3:]

@@ -1,6 +1,8 @@
-"""A second device without hardware: `other` stores its values on the CPU; torch refuses to mix both, as with CUDA.
+"""A second device without hardware: `other` stores its values on the CPU; torch refuses to mix
+both, as with CUDA.
 
-python tests/pretended.py victims|attacks [NAME …]        prints one JSON line per run on both devices, with their difference
+python tests/pretended.py victims|attacks [NAME …]
+    prints one JSON line per run on both devices, with their difference
 
 The backend is global to a process, therefore this is a script. A tensor's values are stored beside
 it, by its storage. The script cannot show that CUDA lacks an operator.
@@ -111,7 +113,9 @@ def every(op: Any, *args: Any, **kwargs: Any) -> Any:
 def strided(
     values: Tensor, known: Tensor, size: list[int], stride: list[int], offset: int | None = None
 ) -> Tensor:
-    """Return a view of the values if torch assumes other strides for the tensor; each is a multiple of that of one dimension."""
+    """Return a view of the values if torch assumes other strides for the tensor; each is a multiple
+    of that of one dimension.
+    """
     left, at = offset or 0, values.storage_offset()
     for k, step in enumerate(known.stride()):
         at += left // step * values.stride(k) if step else 0

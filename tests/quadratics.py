@@ -1,4 +1,6 @@
-"""Random quadratic problems over all victims with Gaussian noise: protocol, curvatures, adversary."""
+"""Random quadratic problems over all victims with Gaussian noise: protocol, curvatures,
+adversary.
+"""
 
 from __future__ import annotations
 

@@ -3,11 +3,11 @@
     python tests/quick.py measure FOLDER      run the quick suite, with coverage of every case
     python tests/quick.py choose FOLDER       write tests/left_out.txt from what was measured
 
-A test function with many cases runs the same code again and again. The quick suite leaves a case out
-if it takes at least `LEAST` seconds, every line of the product that it runs is also run by cases that
-stay, and another case of its function stays. The most expensive cases are looked at first. What is
-left out is marked `slow` by conftest.py and runs in `.ci/run`, so a plain `pytest` runs everything.
-Single tests are never left out: mark those by hand.
+A test function with many cases runs the same code again and again. The quick suite leaves a case
+out if it takes at least `LEAST` seconds, every line of the product that it runs is also run by
+cases that stay, and another case of its function stays. The most expensive cases are looked at
+first. What is left out is marked `slow` by conftest.py and runs in `.ci/run`, so a plain `pytest`
+runs everything. Single tests are never left out: mark those by hand.
 """
 
 from __future__ import annotations
@@ -148,7 +148,9 @@ def _times(folder: Path) -> Iterator[tuple[str, float]]:
 
 
 def _lines(folder: Path) -> dict[str, set[int]]:
-    """Return the lines of the product that each case runs, as numbers that are unique over files."""
+    """Return the lines of the product that each case runs, as numbers that are unique over
+    files.
+    """
     from coverage import CoverageData
 
     found: dict[str, set[int]] = {}

@@ -1,4 +1,6 @@
-"""Example records as described in `leakaudit.results.record_file`, one per kind, for tests of their rendering."""
+"""Example records as described in `leakaudit.results.record_file`, one per kind, for tests of their
+rendering.
+"""
 
 from __future__ import annotations
 

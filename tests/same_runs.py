@@ -158,7 +158,9 @@ def masked(path: Path) -> object:
 
 
 def plain(value: Any) -> Any:
-    """Return the contents of a trace or a truth; the ids and the time in its JSON text are masked."""
+    """Return the contents of a trace or a truth; the ids and the time in its JSON text are
+    masked.
+    """
     if isinstance(value, dict):
         return {key: plain(entry) for key, entry in value.items()}
     if isinstance(value, torch.Tensor):

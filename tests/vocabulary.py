@@ -1,10 +1,11 @@
 """Words and phrases that our readers stumble over, and suggested replacements.
 
     python tests/vocabulary.py                     the documentation
-    python tests/vocabulary.py leakaudit attacks   comments and texts of the Python files in these folders
+    python tests/vocabulary.py leakaudit attacks
+        comments and texts of the Python files in these folders
 
-The list describes habits of this project, not rules of English: most entries are words that are fine
-elsewhere. `tests/contract/test_vocabulary.py` keeps the documentation free of them.
+The list describes habits of this project, not rules of English: most entries are words that are
+fine elsewhere. `tests/contract/test_vocabulary.py` keeps the documentation free of them.
 """
 
 from __future__ import annotations

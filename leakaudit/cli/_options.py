@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
 import sys
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from leakaudit._util.settings import SETTINGS, resolve
@@ -48,6 +50,19 @@ class Parser(argparse.ArgumentParser):
             formatter.end_section()
         formatter.add_text(self.epilog)
         return formatter.format_help()
+
+    def parse_known_args(  # type: ignore[override]  # typeshed has overloads for other namespaces
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Report unknown options here, so that the message names the verb and a similar option."""
+        found, rest = super().parse_known_args(args, namespace)
+        unknown = [word for word in rest if word.startswith("--")]
+        if unknown and self._subparsers is None:
+            name = unknown[0].partition("=")[0]
+            near = difflib.get_close_matches(name, self._option_string_actions, n=1)
+            hint = f" (did you mean {near[0]!r}?)" if near else ""
+            self.error(f"there is no option {name!r}{hint}")
+        return found, rest
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
         """Print the message to stderr and end with `Told`."""

@@ -282,19 +282,6 @@ def changes(old: Baseline, new: Baseline) -> list[Change]:
     return found
 
 
-def difference(old: Baseline, new: Baseline) -> str:
-    """Return what changed between two baselines, one line per measure.
-
-    Args:
-        old: the previous baseline.
-        new: the new baseline.
-
-    Returns:
-        The lines, with the means before and after; "" if nothing changed.
-    """
-    return "".join(f"{one}\n" for one in changes(old, new))
-
-
 def _changed_measures(name: str, before: Block, cell: Block) -> Iterator[Change]:
     """Yield each measure of a cell that is new or has other samples."""
     for measure, samples in sorted(cell.samples.items()):

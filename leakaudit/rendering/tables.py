@@ -49,20 +49,7 @@ def table(
     """
     cells = [[_cell(cell) for cell in row] for row in rows]
     sizes = [_size(column, k, cells) for k, column in enumerate(columns)]
-    beside = list(range(len(columns)))
-    below: list[int] = []
-    if width is not None and _total(sizes, beside) > width:
-        texts = [k for k in beside if columns[k].text]
-        rest = [k for k in beside if k not in texts]
-        room = width - _total(sizes, rest) - len(GAP)
-        if len(texts) == 1 and room >= NARROWEST:
-            sizes[texts[0]] = room
-        else:
-            beside = rest
-            below = texts
-        for k in reversed(range(len(columns))):
-            if columns[k].spare and k in beside and _total(sizes, beside) > width:
-                beside.remove(k)
+    beside, below = _arranged(columns, sizes, width)
     lines = [_heading(columns, sizes, beside)]
     lines.append(Text("─" * _total(sizes, beside), style="dim"))
     for row in cells:
@@ -70,6 +57,28 @@ def table(
         for k in below:
             lines += _below(columns[k].heading, row[k], width or 0)
     return Text("\n").join(lines)
+
+
+def _arranged(
+    columns: Sequence[Column], sizes: list[int], width: int | None
+) -> tuple[list[int], list[int]]:
+    """Choose the columns that are beside each other, and those whose text is below the rows.
+
+    A column whose text is wrapped gets its new width in `sizes`.
+    """
+    beside = list(range(len(columns)))
+    if width is None or _total(sizes, beside) <= width:
+        return beside, []
+    texts = [k for k in beside if columns[k].text]
+    rest = [k for k in beside if k not in texts]
+    room = width - _total(sizes, rest) - len(GAP)
+    if len(texts) == 1 and room >= NARROWEST:
+        sizes[texts[0]] = room
+        return beside, []
+    for k in reversed(rest):
+        if columns[k].spare and _total(sizes, rest) > width:
+            rest.remove(k)
+    return rest, texts
 
 
 def indented(text: Text, width: int | None = None) -> RenderableType:
@@ -111,8 +120,10 @@ def _row(
     """Return the lines of a row; there are several if its text is wrapped."""
     parts = {}
     for k in beside:
-        wrapped = textwrap.wrap(row[k].plain, sizes[k]) or [""]
-        parts[k] = [Text(part, style=row[k].style) for part in wrapped]
+        parts[k] = [row[k]]
+        if row[k].cell_len > sizes[k]:
+            wrapped = textwrap.wrap(row[k].plain, sizes[k])
+            parts[k] = [Text(part, style=row[k].style) for part in wrapped]
     lines = []
     for n in range(max(len(part) for part in parts.values())):
         cells = {k: part[n] for k, part in parts.items() if n < len(part)}

@@ -1,4 +1,6 @@
-"""Does the scoreboard judge what the papers state? Words against the papers, and rows against code that shares nothing with them."""
+"""Does the scoreboard judge what the papers state? Words against the papers, and rows against code
+that shares nothing with them.
+"""
 
 # JSON is looked up by keys here: a wrong key fails when the test runs.
 # mypy: disable-error-code="operator"
@@ -42,7 +44,9 @@ IDS = [f"row{row.number}" for row in ROWS]
 
 
 def normal(text: str) -> str:
-    """A text without blanks, hyphens and the dollars of formulas, which extractions of a page set as they like."""
+    """A text without blanks, hyphens and the dollars of formulas, which extractions of a page set
+    as they like.
+    """
     return re.sub(r"[\s$-]+", "", text).lower()
 
 
@@ -75,7 +79,9 @@ def test_other_words_do_not_stand_in_the_paper(paper: Callable[[str], str]) -> N
 
 
 def test_what_is_lost_or_not_repeated_is_never_judged() -> None:
-    """Formulas of DP-RECAL are reconstructed, so that none of its rows may be refuted; rows 19, 25, 35 and 36 lack data or constants."""
+    """Formulas of DP-RECAL are reconstructed, so that none of its rows may be refuted; rows 19, 25,
+    35 and 36 lack data or constants.
+    """
     for found in judge(select(numbers=[10, 11, 22, 25, 26, 27])):
         assert all(finding.verdict is not Verdict.REFUTED for finding in found.findings), (
             found.row.number
@@ -116,7 +122,9 @@ def test_sampling_is_credited_as_privacy_loss_distributions_do(
 def test_a_threshold_on_one_release_is_the_best_test(
     fresh_seed: int, fresh_cases: Callable[[int], int]
 ) -> None:
-    """One release: the likelihood ratio rises, so the exact epsilon solves integral (p - e^epsilon q)+ = delta."""
+    """One release: the likelihood ratio rises, so the exact epsilon solves integral (p - e^epsilon
+    q)+ = delta.
+    """
     random = np.random.default_rng(fresh_seed)
     for _ in range(fresh_cases(6)):
         rate, noise, delta = (
@@ -155,7 +163,9 @@ def test_a_threshold_on_one_release_is_the_best_test(
 
 
 def test_the_memorising_algorithm_by_enumeration() -> None:
-    """All data sets of 3 records with 4 values: its gap, its range of losses, and the total variation of neighbours."""
+    """All data sets of 3 records with 4 values: its gap, its range of losses, and the total
+    variation of neighbours.
+    """
     items, records, delta, loss = 4, 3, 0.2, 7.0
     gaps = []
     for data in itertools.product(range(items), repeat=records):
@@ -188,7 +198,9 @@ def test_the_memorising_algorithm_by_enumeration() -> None:
 def test_no_algorithm_on_one_bit_has_a_larger_gap_than_the_repaired_bound(
     fresh_seed: int, fresh_cases: Callable[[int], int]
 ) -> None:
-    """Random (epsilon, delta)-private answers to one record of two values: the gap stays within Theorem 2 with R delta."""
+    """Random (epsilon, delta)-private answers to one record of two values: the gap stays within
+    Theorem 2 with R delta.
+    """
     random = np.random.default_rng(fresh_seed)
     for _ in range(fresh_cases(200)):
         epsilon, delta, loss = random.uniform(0, 2), random.uniform(0, 0.3), random.uniform(0.1, 20)
@@ -207,12 +219,16 @@ def test_no_algorithm_on_one_bit_has_a_larger_gap_than_the_repaired_bound(
 
 
 def gaussian_mu(shift: Array, noise: Array) -> float:
-    """mu of a view whose mean moves by `shift` (k,) under noise with the factor `noise` (k, sources)."""
+    """mu of a view whose mean moves by `shift` (k,) under noise with the factor `noise` (k,
+    sources).
+    """
     return float(math.sqrt(shift @ np.linalg.solve(noise @ noise.T, shift)))
 
 
 def test_two_agents_by_their_covariance() -> None:
-    """Sources: the noise of agents 0 and 1 in rounds 1 and 2. The record of agent `mine` moves its own step by 1 in each round."""
+    """Sources: the noise of agents 0 and 1 in rounds 1 and 2. The record of agent `mine` moves its
+    own step by 1 in each round.
+    """
     std = (2.5, 125.0)
 
     def mus(mine: int) -> tuple[list[float], float]:
@@ -314,7 +330,9 @@ def test_the_first_iteration_by_hand(fresh_seed: int) -> None:
 
 
 def test_inner_steps_hide_no_input(fresh_seed: int) -> None:
-    """Own PDMM on logistic regression, one sample a node, 4 inner steps; the inputs are read off its differential messages."""
+    """Own PDMM on logistic regression, one sample a node, 4 inner steps; the inputs are read off
+    its differential messages.
+    """
     random = np.random.default_rng(fresh_seed)
     nodes, inner, rho, alpha, rounds = 5, 4, 0.3, 0.2, 6
     near = {i: [(i + 1) % nodes, (i - 1) % nodes] for i in range(nodes)}
@@ -353,7 +371,9 @@ def test_inner_steps_hide_no_input(fresh_seed: int) -> None:
 def test_the_condition_on_mu_by_running_it(
     fresh_seed: int, fresh_cases: Callable[[int], int]
 ) -> None:
-    """Own QA-PDMM on scalar quadratics: above the limit it converges; where `contracts` has nothing left, so does the run."""
+    """Own QA-PDMM on scalar quadratics: above the limit it converges; where `contracts` has nothing
+    left, so does the run.
+    """
     random = np.random.default_rng(fresh_seed)
     graph = planned(nodes=6, graph="ring", rounds=1, data="gaussians", model="logistic").graph
     for _ in range(fresh_cases(4)):

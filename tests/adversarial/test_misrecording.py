@@ -1,7 +1,9 @@
-"""Ways to record wrongly, and to take the noise away, in the program of examples/ci-repo: none of them ends in a green gate.
+"""Ways to record wrongly, and to take the noise away, in the program of examples/ci-repo: none of
+them ends in a green gate.
 
-Each case edits a copy of the program at exact places and runs the gate on it as a CI job would. Code 1 is a leak or noise that is not as
-declared, 3 a gate that cannot tell, 2 a recording that was refused, 4 a program that did not end with a recording.
+Each case edits a copy of the program at exact places and runs the gate on it as a CI job would.
+Code 1 is a leak or noise that is not as declared, 3 a gate that cannot tell, 2 a recording that was
+refused, 4 a program that did not end with a recording.
 
 What no gate can tell from honest behaviour is at the end, with the reason.
 """
@@ -109,7 +111,9 @@ def sent(value: str) -> Edits:
 
 
 def held(count: int, used: str) -> Edits:
-    """Give every node several records; used: the gradient that node i takes, of the records all[:, i]."""
+    """Give every node several records; used: the gradient that node i takes, of the records all[:,
+    i].
+    """
     return (
         (
             MINE,
@@ -629,7 +633,9 @@ def test_honest_runs_pass_with_any_seed(
     fresh_cases: Callable[[int], int],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Unchanged code under seeds that the baseline does not know; bench/gate.py --runs 50 is the long form."""
+    """Unchanged code under seeds that the baseline does not know; bench/gate.py --runs 50 is the
+    long form.
+    """
     rng = np.random.default_rng(fresh_seed)
     for seed in rng.integers(16, 1 << 30, fresh_cases(2)):
         code = main(["check", "-q", "--seed", str(seed)])

@@ -85,7 +85,9 @@ def alive(pid: int) -> bool:
 
 
 class Started:
-    """A recording that stays in round 5 until the test has done what it wants, however long that takes on a busy machine."""
+    """A recording that stays in round 5 until the test has done what it wants, however long that
+    takes on a busy machine.
+    """
 
     def __init__(self, folder: Path, *more: str) -> None:
         command = [
@@ -358,7 +360,9 @@ def test_threads_take_the_same_faults(tmp_path: Path, capsys: pytest.CaptureFixt
 
 @pytest.mark.slow
 def test_the_trace_is_what_a_tap_hears_on_the_wires(tmp_path: Path) -> None:
-    """An independent witness: the tap that listens to ProcessGroup.send in each process, which knows nothing of rounds and nodes."""
+    """An independent witness: the tap that listens to ProcessGroup.send in each process, which
+    knows nothing of rounds and nodes.
+    """
     command = [
         sys.executable,
         "-m",

@@ -17,7 +17,9 @@ from leakaudit.cli import main
     ("argv", "said"),
     [
         (["attack", "absent.pt"], "absent.pt"),
-        (["record", "dpsgd", "--node", "3"], "unrecognized arguments: --node 3"),
+        (["record", "dpsgd", "--node", "3"], "record: there is no option '--node' (did you mean"),
+        (["attack", "trace.pt", "--atack=dlg"], "no option '--atack' (did you mean '--attack'?)"),
+        (["trace", "info", "trace.pt", "--whatever"], "trace info: there is no option"),
         (["attack", "trace.pt", "--attack", "analytc"], "did you mean 'analytic'"),
         (
             ["attack", "trace.pt", "--node", "9"],

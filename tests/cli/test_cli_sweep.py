@@ -14,30 +14,11 @@ import time
 from pathlib import Path
 
 import pytest
+from invoked import SWEEP
 
 from leakaudit.cli import main
 from leakaudit.results import record_file
 
-PLAN = """
-[scenario]
-victim = "dpsgd"
-nodes = 3
-graph = "ring"
-rounds = 3
-data = "faces"
-model = "mlp"
-
-[scenario.set]
-hidden = 8
-
-[sweep]
-attacks = ["analytic", "labels"]
-seeds = 2
-nodes = [0]
-
-[sweep.over]
-sigma = [0.0, 0.01]
-"""
 FRAGILE = """
 import os, signal
 from leakaudit import registry
@@ -56,7 +37,7 @@ class Fragile(Analytic):
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     path = tmp_path / "plan.toml"
-    path.write_text(PLAN)
+    path.write_text(SWEEP)
     return path
 
 
@@ -137,7 +118,7 @@ def test_one_command_runs_draws_and_prints_and_a_report_shows_it_again(
 def test_a_plan_with_a_mistake_is_one_line_and_code_2(
     file: Path, before: str, after: str, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file.write_text(PLAN.replace(before, after, 1))
+    file.write_text(SWEEP.replace(before, after, 1))
     assert main(["sweep", str(file), "-o", str(file.parent / "out"), "--workers", "0"]) == 2
     told = capsys.readouterr().err
     assert words in told
@@ -182,7 +163,7 @@ def test_merging_what_is_not_there_is_code_2_and_what_is_not_all_is_code_3(
 
 @pytest.mark.slow
 def test_a_sweep_killed_twice_and_resumed_gives_the_bytes_of_one_that_was_not(file: Path) -> None:
-    file.write_text(PLAN.replace("seeds = 2", "seeds = 12"))
+    file.write_text(SWEEP.replace("seeds = 2", "seeds = 12"))
     whole, broken = file.parent / "whole", file.parent / "broken"
     assert main(["sweep", str(file), "-o", str(whole), "--workers", "0", "-q"]) == 0
     counts = []
@@ -213,7 +194,7 @@ def test_a_sweep_killed_twice_and_resumed_gives_the_bytes_of_one_that_was_not(fi
 
 @pytest.mark.slow
 def test_ctrl_c_in_a_terminal_reaches_every_process_and_is_told_by_one(file: Path) -> None:
-    file.write_text(PLAN.replace("seeds = 2", "seeds = 200"))
+    file.write_text(SWEEP.replace("seeds = 2", "seeds = 200"))
     command = [
         sys.executable,
         "-m",
@@ -276,7 +257,7 @@ def test_a_process_that_dies_takes_one_cell_with_it_which_is_tried_again_later(
 
     monkeypatch.chdir(file.parent)
     (file.parent / "fragile_attack.py").write_text(FRAGILE)
-    file.write_text(PLAN.replace('"analytic"', '"fragile"'))
+    file.write_text(SWEEP.replace('"analytic"', '"fragile"'))
     words = [
         str(file),
         "-o",

@@ -1,4 +1,6 @@
-"""`check`, `baseline` and `init` as users meet them: exit codes, files that are whole or as they were, one clear line for what is wrong."""
+"""`check`, `baseline` and `init` as users meet them: exit codes, files that are whole or as they
+were, one clear line for what is wrong.
+"""
 
 # JSON is looked up by keys here: a wrong key fails when the test runs.
 # mypy: disable-error-code="assignment"
@@ -16,31 +18,13 @@ from datetime import date
 from pathlib import Path
 
 import pytest
+from invoked import GATE
 
 from leakaudit.cli import main
 from leakaudit.gate import baseline
 from leakaudit.results import record_file
 
 QUIET = "sigma = 0.5"  # noise that hides everything from this attack
-GATE = f"""
-[gate]
-seeds = 6
-alpha = 0.05
-compare = ["gain", "exact"]
-[check.ring]
-attacks = ["exact"]
-set.exact.visits = 2
-[check.ring.scenario]
-victim = "dpsgd"
-nodes = 3
-graph = "ring"
-rounds = 3
-model = "logistic"
-set = {{ order = "adapt", noise = "message", {QUIET} }}
-[[budget]]
-measure = "exact"
-most = 0.0
-"""
 
 
 @pytest.fixture
@@ -63,7 +47,9 @@ def made() -> dict[str, object]:
 
 @pytest.mark.slow
 def test_the_life_of_a_gate(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """No baseline: 3. With one: 0, and bit-identical again. Without noise: 1. Accepted: 0. Measured in another way: 3."""
+    """No baseline: 3. With one: 0, and bit-identical again. Without noise: 1. Accepted: 0. Measured
+    in another way: 3.
+    """
     assert main(["check", "-q"]) == 3
     assert "is not in the baseline" in capsys.readouterr().out
     assert main(["baseline", "update", "-q", "--reason", "first"]) == 0
@@ -302,7 +288,9 @@ for line in sys.stdin:
 def test_a_gate_that_is_killed_at_any_moment_leaves_whole_files(
     place: Path, verb: list[str]
 ) -> None:
-    """Killed with half of a file written, with all of it, and once it is in its place; and at five moments of the run."""
+    """Killed with half of a file written, with all of it, and once it is in its place; and at five
+    moments of the run.
+    """
     change("seeds = 6", "seeds = 2")
     change("[check.ring]", '[check.ring]\nlint = "off"')
     assert main(["baseline", "update", "-q", "--reason", "first"]) == 0

@@ -1,4 +1,6 @@
-"""Drawings of the page: the right edges are marked as observed, the right cells are shaded, and every value lies where the axis says."""
+"""Drawings of the page: the right edges are marked as observed, the right cells are shaded, and
+every value lies where the axis says.
+"""
 
 from __future__ import annotations
 

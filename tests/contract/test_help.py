@@ -1,4 +1,6 @@
-"""The help of every verb begins with what it does and ends with two examples that its parser accepts."""
+"""The help of every verb begins with what it does and ends with two examples that its parser
+accepts.
+"""
 
 from __future__ import annotations
 

@@ -42,7 +42,9 @@ def recorder(path: Any, **options: Any) -> Recorder:
 
 
 def run(rec: Recorder, rounds: int = 4) -> torch.Tensor:
-    """One broadcast by node 1 and two messages to it a round; returns all payloads in the order of sending."""
+    """One broadcast by node 1 and two messages to it a round; returns all payloads in the order of
+    sending.
+    """
     values = torch.randn(
         rounds, 3, D, generator=torch.Generator().manual_seed(1), dtype=torch.float64
     )

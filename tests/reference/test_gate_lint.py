@@ -1,4 +1,6 @@
-"""The lint inside a gate: a program that draws less noise than its recording declares fails, whatever the attacks get."""
+"""The lint inside a gate: a program that draws less noise than its recording declares fails,
+whatever the attacks get.
+"""
 
 # JSON is looked up by keys here: a wrong key fails when the test runs.
 # mypy: disable-error-code="call-overload, index, union-attr"

@@ -1,4 +1,6 @@
-"""The gloo engine against the engine that has all nodes in one process: the same messages, whoever hosts the nodes."""
+"""The gloo engine against the engine that has all nodes in one process: the same messages, whoever
+hosts the nodes.
+"""
 
 from __future__ import annotations
 
@@ -164,7 +166,9 @@ def test_nodes_apart_send_what_nodes_together_send(
 def test_arithmetic_that_is_the_same_gives_the_same_numbers(
     victim: str, constants: dict[str, Any]
 ) -> None:
-    """To a few roundings: on some processors torch rounds a row of a batch unlike the row by itself."""
+    """To a few roundings: on some processors torch rounds a row of a batch unlike the row by
+    itself.
+    """
     chosen = scenario(victim, **constants)
     whole, found = (
         messages(r.trace)
@@ -197,7 +201,9 @@ def test_what_the_processes_kept_to_themselves_fulfils_the_declared_relations(vi
 
 
 def test_a_value_that_never_came_over_a_wire_is_nan(monkeypatch: pytest.MonkeyPatch) -> None:
-    """D-PSGD that reads its neighbours' models off the common table, without an exchange, sends NaN."""
+    """D-PSGD that reads its neighbours' models off the common table, without an exchange, sends
+    NaN.
+    """
     from leakaudit.protocols.broadcast import Broadcast
 
     honest = Broadcast.send

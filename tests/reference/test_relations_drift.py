@@ -1,4 +1,6 @@
-"""Record level where the model is not released: drift bounds against recursions, simulated runs and published figures."""
+"""Record level where the model is not released: drift bounds against recursions, simulated runs and
+published figures.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,9 @@ def members(count: int, every: int) -> list[float]:
 def test_dp_norm_in_its_papers_setting(
     smoothness: float, published: tuple[float, float], every: int
 ) -> None:
-    """2000 rounds of 10 steps for a claimed epsilon of 1; mu <= 1 / (c K L) with c = 17 / 3 is the paper's own limit."""
+    """2000 rounds of 10 steps for a claimed epsilon of 1; mu <= 1 / (c K L) with c = 17 / 3 is the
+    paper's own limit.
+    """
     p = dpnorm(2000)
     g = p.gradients(0)
     found = drift(know(p, ALL), g, members(len(g), every), smoothness)
@@ -94,7 +98,9 @@ def test_what_the_noise_hides_is_the_mu_of_the_drifted_changes(
 
 
 def test_a_loss_of_curvature_minus_l_reaches_the_bound_and_one_of_plus_l_does_not() -> None:
-    """200,000 runs of x+ = a (x - step g(x)) with g(x) = -+ L x + b, whose b one record moves by Delta; x is sent with noise."""
+    """200,000 runs of x+ = a (x - step g(x)) with g(x) = -+ L x + b, whose b one record moves by
+    Delta; x is sent with noise.
+    """
     rounds, step, a, smooth, change, sigma, runs = 12, 0.05, 0.9, 3.0, 1.0, 0.1, 200_000
     p = Relations()
     x = p.public("x")
@@ -137,7 +143,9 @@ def test_a_model_that_is_released_does_not_drift() -> None:
 
 
 def test_d_psgd_that_mixes_what_is_seen_drifts_by_one_step() -> None:
-    """x+ = seen - a g: gradient t + 1 sits at a point that gradient t moved, so D_1 = 1 and D_{t+1} = 1 + a L D_t."""
+    """x+ = seen - a g: gradient t + 1 sits at a point that gradient t moved, so D_1 = 1 and D_{t+1}
+    = 1 + a L D_t.
+    """
     p = Relations()
     DECLARED["gossip"](p, DECLARED["THIRD"], 6, sigma=0.05)
     k, g = know(p, ALL), p.gradients(0)

@@ -1,4 +1,6 @@
-"""From a log to a trace, on logs that are written here: descriptions, tensors that make up a model, servers, guesses."""
+"""From a log to a trace, on logs that are written here: descriptions, tensors that make up a model,
+servers, guesses.
+"""
 
 # JSON is looked up by keys here: a wrong key fails when the test runs.
 # mypy: disable-error-code="arg-type, call-overload, index, misc, operator, union-attr"
@@ -310,7 +312,9 @@ def test_first_models_of_their_own_make_the_first_gradient_unknown(tmp_path: Pat
 
 
 def gathering(server: int | None, step: float, divided: bool = False) -> Write:
-    """FedSGD over three clients: gradients to a rank, which sends the model, or into a sum; step of the model."""
+    """FedSGD over three clients: gradients to a rank, which sends the model, or into a sum; step of
+    the model.
+    """
 
     def write(logs: Sequence[Log]) -> None:
         x, y = data(3)
@@ -414,7 +418,9 @@ def test_a_guess_finds_step_order_and_model_and_its_text_says_the_same(
 
 
 def consensus(sign: int, rounds: int = 4) -> Write:
-    """PDMM on a triangle with alpha = 0.03, rho = 0.7, gradient steps; sign = -1: A_ij = -1 for i < j."""
+    """PDMM on a triangle with alpha = 0.03, rho = 0.7, gradient steps; sign = -1: A_ij = -1 for i <
+    j.
+    """
 
     def write(logs: Sequence[Log]) -> None:
         x, y = data(3)
@@ -441,7 +447,9 @@ def consensus(sign: int, rounds: int = 4) -> Write:
 
 @pytest.mark.parametrize("sign", [1, -1])
 def test_a_guess_finds_the_constants_behind_duals_of_either_sign(tmp_path: Path, sign: int) -> None:
-    """The description that it writes gives back every gradient after the first round, against autograd."""
+    """The description that it writes gives back every gradient after the first round, against
+    autograd.
+    """
     logs = logged(tmp_path / "log", 3, consensus(sign))
     found = guess(logs)
     assert found.description is not None
@@ -493,7 +501,9 @@ def test_a_guess_does_not_invent_a_model(tmp_path: Path) -> None:
 def test_models_down_and_gradients_up_are_not_guessed_as_duals(
     tmp_path: Path, server: int, step: float
 ) -> None:
-    """What client and server add to each other's last message is w' - g and g' - w: nearly opposite."""
+    """What client and server add to each other's last message is w' - g and g' - w: nearly
+    opposite.
+    """
     logs = logged(tmp_path, 4, gathering(server, step))
     seen = observed.collect(logs, None)
     assert np.median(list(observed._swaps(seen))) < observed.OPPOSED
@@ -508,7 +518,9 @@ def test_models_down_and_gradients_up_are_not_guessed_as_duals(
 def test_equal_gradients_are_never_guessed_as_models_for_sure(
     tmp_path: Path, server: bool, clients: int
 ) -> None:
-    """Clients with the same data send the same, as models in consensus do; only a server's model lies elsewhere."""
+    """Clients with the same data send the same, as models in consensus do; only a server's model
+    lies elsewhere.
+    """
 
     def write(logs: Sequence[Log]) -> None:
         x, y = data(1)
@@ -591,7 +603,9 @@ def one_output(payload: str, hidden: int = 0, rounds: int = 4) -> Write:
 def test_a_model_with_one_output_is_guessed_from_the_lengths_of_its_tensors(
     tmp_path: Path, payload: str, hidden: int
 ) -> None:
-    """Its one row always has rank one, which proves nothing; the guess does not say that it does."""
+    """Its one row always has rank one, which proves nothing; the guess does not say that it
+    does.
+    """
     found = guess(logged(tmp_path, 2, one_output(payload, hidden)))
     assert found.said.startswith(f"{payload} (")
     assert not any("gradient recomputed" in line for line in found.evidence)

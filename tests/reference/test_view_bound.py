@@ -1,4 +1,6 @@
-"""A node's price from its own relations is the price from those of the whole network, mu, leaks and certificate."""
+"""A node's price from its own relations is the price from those of the whole network, mu, leaks and
+certificate.
+"""
 
 from __future__ import annotations
 

@@ -202,7 +202,7 @@ def _reconstruction(proof: _Proof, heard: Heard) -> Reconstruction:
     if leak.batch is not None and leak.batch != wanted:
         seen += f", {leak.batch} samples declared: some are equal or have a zero gradient"
     y = None
-    if certificate in (Certificate.EXACT, Certificate.INTERVAL):
+    if len(x) == wanted:
         if wanted == 1:
             y = consistency.label(leak, task, x)
         else:

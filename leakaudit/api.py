@@ -210,7 +210,7 @@ def check(
         folder: Folder with leakaudit.toml, or a pyproject.toml with its tables, and the baseline.
         checks: Names of the checks to run; all by default.
         seed: First seed of the recordings.
-        strict: Whether too few samples result in code 3.
+        strict: Whether an increase that is not significant results in code 3.
 
     Returns:
         The measurements and their comparison: ``code`` is 0 for no regression, 1 for a leak, 3 for

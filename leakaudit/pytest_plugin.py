@@ -57,7 +57,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--leakage-strict",
         action="store_true",
-        help="fail if there are too few samples for a verdict",
+        help="fail if a measure increased, but not significantly",
     )
 
 

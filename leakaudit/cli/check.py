@@ -43,7 +43,7 @@ def add(verbs: Any) -> None:
     sub.add_argument(
         "--strict",
         action="store_true",
-        help="exit with code 3 if there are too few samples for a verdict",
+        help="exit with code 3 if a measure increased, but not significantly",
     )
     sub.add_argument(
         "--dry-run",

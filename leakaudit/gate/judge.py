@@ -41,7 +41,7 @@ class Options:
 
     Attributes:
         seed: the first seed.
-        strict: whether too few samples lead to code 3.
+        strict: whether an increase that is not significant leads to code 3.
         today: the date with which the expiry of acceptances is compared; None for the current date
             in UTC.
     """

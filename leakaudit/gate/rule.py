@@ -11,7 +11,7 @@ CONTROLS = (RuleKind.POSITIVE, RuleKind.NEGATIVE, RuleKind.RECORDING, RuleKind.A
 # Outcomes of a control for which a measurement must not become a baseline.
 UNSOUND = (RuleStatus.VOID, RuleStatus.CONTRADICTED)
 FOUND = (RuleStatus.OVER, RuleStatus.REGRESSION, RuleStatus.CONTRADICTED)
-CANNOT_TELL = (RuleStatus.VOID, RuleStatus.NOT_COMPARABLE)
+CANNOT_TELL = (RuleStatus.VOID, RuleStatus.NOT_COMPARABLE, RuleStatus.TOO_FEW_SEEDS)
 
 
 @dataclass(frozen=True)

@@ -207,7 +207,10 @@ class _Comparison:
             nodes = _named(self.cell)
         elif grown:
             status = RuleStatus.INCONCLUSIVE
-            says = f"{says}; {self._needs(count, gate.alpha)}"
+            least = compare.least(len(self.new), len(self.old), self.paired)
+            if least * count > gate.alpha:
+                status = RuleStatus.TOO_FEW_SEEDS
+            says = f"{says}; {self._needs(status, count, gate.alpha)}"
         return Rule(
             kind=RuleKind.BASELINE,
             cell=self.cell.name,
@@ -229,13 +232,15 @@ class _Comparison:
             how = f"{len(self.new)} paired seeds"
         return f"{self.measure} {before} -> {after} (tolerance {tolerance}, p = {p:.2g}, {how})"
 
-    def _needs(self, count: int, alpha: float) -> str:
+    def _needs(self, status: RuleStatus, count: int, alpha: float) -> str:
         """Return how many seeds are needed to detect growth."""
-        least = compare.least(len(self.new), len(self.old), self.paired)
-        if least * count <= alpha:
+        if status is RuleStatus.INCONCLUSIVE:
             return "use more seeds to decide"
         seeds = compare.seeds_for(alpha, count)
-        return f"{count} comparisons at alpha {alpha:g} require seeds >= {seeds}"
+        many = "1 comparison requires" if count == 1 else f"{count} comparisons require"
+        return (
+            f"so few seeds can never show an increase: {many} seeds >= {seeds} at alpha {alpha:g}"
+        )
 
 
 def growth(cells: Sequence[Cell], base: Baseline, gate: Gate) -> list[Rule]:
@@ -380,7 +385,7 @@ def code(rules: Sequence[Rule], complete: bool, strict: bool) -> ExitCode:
     Args:
         rules: the rules after acceptances were applied.
         complete: whether every seed was tried.
-        strict: whether too few samples lead to code 3.
+        strict: whether an increase that is not significant leads to code 3.
 
     Returns:
         1 if something was found in a cell whose controls passed, 3 if the gate is inconclusive,

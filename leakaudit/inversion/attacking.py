@@ -2,6 +2,10 @@
 
 ``auto`` tries all attacks in order, exact ones first, and returns for each leak the first
 reconstruction that did not fail. If all attacks fail, it returns the best of their results.
+
+An exact attack may also return an estimate: inputs that it could not prove. If these do not
+reproduce the gradients, the next attack by optimisation is tried as well, and its result is
+returned if it does.
 """
 
 from __future__ import annotations
@@ -17,10 +21,15 @@ from torch import Generator
 from leakaudit import registry
 from leakaudit._util import declarations
 from leakaudit.errors import AttackError, LeakauditError
+from leakaudit.inversion.search import objectives
 from leakaudit.leak import GradientLeak, Leaks
 from leakaudit.progress import expired, sharing
 from leakaudit.reconstruction import Attack, Batched, Certificate, Reconstruction, Selective
 from leakaudit.tasks.task import LOOP_ABOVE, Task
+
+# Relative misfit of the gradients below which inputs reproduce them. A choice: searches that have
+# found the inputs reach 3e-5, and those that have not stay above 1e-2.
+CLOSE = 1e-3
 
 
 def attack(
@@ -158,8 +167,9 @@ def attack_together(
             else:
                 fits.append(k)
         for settled in _run(known, candidate, fits, leaks, task, generators, {}):
-            left[settled.place].add(settled)
-            if settled.found.certificate is not Certificate.FAILED or settled.late:
+            course = left[settled.place]
+            course.add(settled, candidate.exact)
+            if settled.late or course.ends(candidate.exact, leaks[settled.place], task):
                 yield left.pop(settled.place).end(settled.place, leaks, task)
         if not left:  # before the next attack is imported
             return
@@ -185,6 +195,7 @@ class _Course:
         seconds: Total time of all attacks.
         together: Whether any attack searched the leak in one batch with others.
         late: Whether the time limit had expired after the last attack.
+        loose: Whether the best inputs are an estimate that does not reproduce the gradients.
     """
 
     best: Reconstruction | None = None
@@ -192,11 +203,17 @@ class _Course:
     seconds: float = 0.0
     together: bool = False
     late: bool = False
+    loose: bool = False
 
-    def add(self, settled: Settled) -> None:
+    def add(self, settled: Settled, exact: bool) -> None:
         """Keep the better reconstruction.
 
-        A failed attack does not replace inputs that an earlier one found.
+        A failed attack does not replace inputs that an earlier one found. A search replaces the
+        estimate of an exact attack only if it fits closely.
+
+        Args:
+            settled: The result of an attack.
+            exact: Whether the attack is exact.
         """
         found = settled.found
         self.late = settled.late
@@ -206,8 +223,25 @@ class _Course:
             self.best = found
             return
         has_inputs = len(found.x) or not len(self.best.x)
-        if found.certificate is not Certificate.FAILED and has_inputs:
+        if found.certificate is Certificate.FAILED or not has_inputs:
+            return
+        if exact or not self.loose or found.residual < CLOSE:
             self.best = found
+            self.loose = False
+
+    def ends(self, exact: bool, leak: GradientLeak, task: Task) -> bool:
+        """Whether no further attack is necessary.
+
+        Args:
+            exact: Whether the last attack is exact.
+            leak: The leak.
+            task: The learning task.
+        """
+        if self.best is None or self.best.certificate is Certificate.FAILED:
+            return False
+        if exact:
+            self.loose = _is_loose(self.best, leak, task)
+        return not (exact and self.loose)
 
     def end(self, place: int, leaks: Sequence[GradientLeak], task: Task) -> Settled:
         """Return the result to report."""
@@ -222,7 +256,27 @@ class _Course:
                 1.0,
                 note="no attack can use this leak. " + "; ".join(self.reasons),
             )
-        return Settled(place, replace(found, seconds=self.seconds), self.together, self.late)
+        note = found.note
+        if self.loose:
+            note = f"not confirmed: the gradients were not reproduced from these inputs; {note}"
+        done = replace(found, seconds=self.seconds, note=note)
+        return Settled(place, done, self.together, self.late)
+
+
+def _is_loose(found: Reconstruction, leak: GradientLeak, task: Task) -> bool:
+    """Whether inputs are unproven and do not reproduce the gradients, so that a search may help.
+
+    It cannot help if the models are unknown, and must not replace inputs that are proven.
+    """
+    if found.certificate is not Certificate.APPROXIMATE or found.certified:
+        return False
+    if objectives.missing(leak, None):
+        return False
+    if found.y is None or len(found.x) != leak.batch:
+        return True
+    target = objectives.target(leak, task, 1, torch.float64)
+    left = objectives.misfit(target, task, found.x.to(target.value), found.y)
+    return left > max(CLOSE, 2 * target.noise)
 
 
 def _run(

@@ -16,6 +16,7 @@ MARKS = {
     RuleStatus.ACCEPTED: "accepted",
     RuleStatus.WARNING: "warning",
     RuleStatus.INCONCLUSIVE: "INCONCLUSIVE",
+    RuleStatus.TOO_FEW_SEEDS: "TOO FEW SEEDS",
     RuleStatus.NOT_COMPARABLE: "NOT COMPARABLE",
     RuleStatus.VOID: "CONTROL FAILED",
     RuleStatus.UNTESTED: "nothing to score",

@@ -51,6 +51,7 @@ RULES: dict[str, Level] = {
     "CONTRADICTED": "error",
     "VOID": "error",
     "NOT_COMPARABLE": "error",
+    "TOO_FEW_SEEDS": "error",
     "WARNING": "warning",
     "INCONCLUSIVE": "warning",
 }

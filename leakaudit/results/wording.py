@@ -93,14 +93,20 @@ STATUS_WORDS = {
     RuleStatus.CONTRADICTED: "the recording contradicts its own declarations",
     RuleStatus.ACCEPTED: "over the limit, but accepted until a stated date",
     RuleStatus.WARNING: "over a budget of level warn, or a warning of the lint",
-    RuleStatus.INCONCLUSIVE: "too few samples to decide",
+    RuleStatus.INCONCLUSIVE: "an increase that is not significant; more seeds would decide",
+    RuleStatus.TOO_FEW_SEEDS: "an increase, but so few seeds can never show one",
     RuleStatus.NOT_COMPARABLE: "the baseline is missing or was measured differently",
     RuleStatus.VOID: "a control failed, so the gate is inconclusive",
     RuleStatus.UNTESTED: "nothing to test; does not affect the result",
 }
 # Outcomes for which a report also states what leaked.
 _LEAKED = (RuleStatus.OVER, RuleStatus.REGRESSION, RuleStatus.WARNING, RuleStatus.ACCEPTED)
-_UNDECIDED = (RuleStatus.VOID, RuleStatus.NOT_COMPARABLE, RuleStatus.INCONCLUSIVE)
+_UNDECIDED = (
+    RuleStatus.VOID,
+    RuleStatus.NOT_COMPARABLE,
+    RuleStatus.TOO_FEW_SEEDS,
+    RuleStatus.INCONCLUSIVE,
+)
 PASS = (
     "A pass means that these attacks stayed within these limits on these seeds; "
     "it is not a proof of privacy."
@@ -281,9 +287,12 @@ def gate_headline(gate: GatePart, complete: bool, seeds: int) -> Headline:
     if gate.code == 3:
         return _two(f"The gate is inconclusive: {_undecided(gate.rules, complete)}", count)
     accepted = sum(rule.status is RuleStatus.ACCEPTED for rule in gate.rules)
+    increased = sum(rule.status is RuleStatus.INCONCLUSIVE for rule in gate.rules)
     covered = ""
     if accepted:
         covered = f", {accepted} accepted"
+    if increased:
+        covered += f", {increased} not significant increase{'s' * (increased != 1)}"
     worst = clean(f"No limit is exceeded{covered}: {count}")
     return Headline(text=f"{worst}. {PASS}", worst=f"{worst}.", rest=PASS)
 

@@ -232,8 +232,17 @@ def test_a_tolerance_of_zero_raises_no_alarm_for_the_rounding_of_the_baseline(ga
 def test_too_few_seeds_are_inconclusive_and_say_how_many_would_do() -> None:
     few = cell(seeds=4, gain=5.0)
     (found,) = rules.growth([few], base(few, gain=0.0), Gate(compare=("gain",)))
+    assert found.status is RuleStatus.TOO_FEW_SEEDS
+    assert "1 comparison requires seeds >= 7 at alpha 0.01" in found.says
+    assert (rules.code([found], True, False), rules.code([found], True, True)) == (3, 3)
+
+
+def test_an_increase_that_is_not_significant_is_inconclusive_only_if_strict() -> None:
+    """Ten seeds could show an increase, but half of these decreased as much."""
+    one = cell(seeds=10, gain=[1.5, -1.0] * 5)
+    gate = Gate(compare=("gain",), tolerance={"gain": 0})
+    (found,) = rules.growth([one], base(one, gain=0.0), gate)
     assert found.status is RuleStatus.INCONCLUSIVE
-    assert "1 comparisons at alpha 0.01 require seeds >= 7" in found.says
     assert (rules.code([found], True, False), rules.code([found], True, True)) == (0, 3)
 
 
@@ -245,8 +254,8 @@ def test_all_comparisons_share_alpha() -> None:
     both = rules.growth([one], against, Gate(compare=("gain", "psnr", "exact", "labels")))
     assert [r.status for r in alone] == [RuleStatus.REGRESSION]
     assert [r.status for r in both] == [
-        RuleStatus.INCONCLUSIVE,
-        RuleStatus.INCONCLUSIVE,
+        RuleStatus.TOO_FEW_SEEDS,
+        RuleStatus.TOO_FEW_SEEDS,
         RuleStatus.OK,
         RuleStatus.OK,
     ]

@@ -161,14 +161,20 @@ def write(
         folder: Folder of the log.
         described: Description of its messages.
         code: Exit code of the program.
+
+    Raises:
+        LeakauditError: The description contradicts the messages, or the trace cannot be written.
     """
-    from leakaudit.capture.tap import merge, wires
+    from leakaudit.capture.tap import confirm, merge, wires
     from leakaudit.capture.tap.reading import read_logs
     from leakaudit.rendering import console
     from leakaudit.results import provenance
 
     logs = wires.latest(read_logs(folder))
     plan = wires.plan(described, logs)
+    wrong = confirm.contradictions(described, logs) if args.describe else []
+    if wrong:
+        raise LeakauditError(f"the description is wrong: {'; '.join(wrong)}")
     truth = None
     if args.truth:
         truth = merge.read_truth(args.truth, described.task.spec.shape, plan.graph.nodes)

@@ -322,7 +322,10 @@ def test_messages_that_are_not_understood_are_kept_and_code_3(
     )
     assert main(["tap", "--", sys.executable, "own.py"]) == 3
     said = capfd.readouterr().err
-    assert "to be filled in: model.name; next: leakaudit tap describe trace.tap -o tap.toml" in said
+    assert (
+        "model.name, model.shape, model.classes; next: leakaudit tap describe trace.tap -o tap.toml"
+        in said
+    )
     assert len(read_logs("trace.tap")) == 2
     assert not (folder / "trace.pt").exists()
     assert main(["tap", "--describe", "tap.toml", "--", sys.executable, "own.py"]) == 2
@@ -402,22 +405,14 @@ def test_describe_writes_what_merge_reads_once_it_is_filled_in(
         == 0
     )
     assert "to be filled in: params.alpha" in capfd.readouterr().err
-    assert (
-        main(
-            [
-                "tap",
-                "merge",
-                "trace.tap",
-                "--describe",
-                "mine.toml",
-                "-o",
-                "trace.pt",
-                "--progress",
-                "none",
-            ]
-        )
-        == 0
-    )
+    merging = ["tap", "merge", "trace.tap", "--describe", "mine.toml", "-o", "trace.pt"]
+    assert main(merging) == 2
+    assert "params.alpha: still NOT KNOWN" in capfd.readouterr().err
+    assert not Path("trace.pt").exists()
+    text = Path("mine.toml").read_text()
+    text = text.replace('alpha = "NOT KNOWN"', "alpha = 0.1")
+    Path("mine.toml").write_text(text.replace('order = "NOT KNOWN"', 'order = "combine"'))
+    assert main([*merging, "--progress", "none"]) == 0
     assert "trace.pt: dpsgd, 2 nodes, 1 edges, 3 rounds, 6 messages" in capfd.readouterr().err
     assert held("trace.pt")[3, 1, 0].tolist() == [3.0] * 51
 

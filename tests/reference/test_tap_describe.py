@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch import Generator, Tensor
 
 import leakaudit as la
 from leakaudit.capture.tap import description, merge, observed, wires
+from leakaudit.capture.tap.confirm import contradictions
 from leakaudit.capture.tap.fit import image, widths
 from leakaudit.capture.tap.guess import guess
 from leakaudit.capture.tap.log import Log
@@ -445,6 +447,30 @@ def consensus(sign: int, rounds: int = 4) -> Write:
     return write
 
 
+@pytest.mark.parametrize("order", ["combine", "adapt"])
+def test_a_description_that_contradicts_the_messages_is_found_out(
+    tmp_path: Path, order: str
+) -> None:
+    logs = logged(tmp_path, 3, averaging(order))
+    right = guess(logs).description
+    assert right is not None
+    assert contradictions(right, logs) == []
+    other = {"combine": "adapt", "adapt": "combine"}[order]
+    (line,) = contradictions(replace(right, params={**right.params, "order": other}), logs)
+    assert line.startswith(f"params.order: '{other}' contradicts the messages")
+    (line,) = contradictions(replace(right, params={**right.params, "alpha": 0.06}), logs)
+    assert line == "params.alpha: 0.06 contradicts the messages, which show 0.05"
+
+
+def test_duals_contradict_a_wrong_penalty(tmp_path: Path) -> None:
+    logs = logged(tmp_path, 3, consensus(1))
+    right = guess(logs).description
+    assert right is not None
+    assert contradictions(right, logs) == []
+    (line,) = contradictions(replace(right, params={**right.params, "rho": 0.4}), logs)
+    assert line == "params.rho: 0.4 contradicts the messages, which show 0.7"
+
+
 @pytest.mark.parametrize("sign", [1, -1])
 def test_a_guess_finds_the_constants_behind_duals_of_either_sign(tmp_path: Path, sign: int) -> None:
     """The description that it writes gives back every gradient after the first round, against
@@ -492,8 +518,15 @@ def test_a_guess_does_not_invent_a_model(tmp_path: Path) -> None:
 
     found = guess(logged(tmp_path, 2, write))
     assert found.description is None
-    assert found.said == "weights (sure), dpsgd; to be filled in: params.alpha, model.name"
-    assert "NOT KNOWN: the step size" in found.toml
+    gaps = "params.alpha, params.order, model.name, model.shape, model.classes"
+    assert found.said == f"weights (sure), dpsgd; to be filled in: {gaps}"
+    assert 'alpha = "NOT KNOWN"' in found.toml
+    with pytest.raises(LeakauditError, match=r"params\.alpha: still NOT KNOWN; enter the value"):
+        description.of(tomllib.loads(found.toml))
+    filled = found.toml.replace('alpha = "NOT KNOWN"', "alpha = 0.1")
+    filled = filled.replace('order = "NOT KNOWN"', 'order = "adapt"')
+    with pytest.raises(LeakauditError, match=r"model\.name: still NOT KNOWN"):
+        description.of(tomllib.loads(filled))
 
 
 @pytest.mark.parametrize("server", [0, 1, 3])

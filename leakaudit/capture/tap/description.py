@@ -13,6 +13,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from leakaudit import registry
 from leakaudit._util import config
 from leakaudit._util.forms import Number, Numbers, Words, present
+from leakaudit.capture.tap.starter import ASK
 from leakaudit.errors import LeakauditError, suggest
 from leakaudit.tasks.task import Task
 from leakaudit.trace import TaskSpec
@@ -159,6 +160,7 @@ def of(values: Mapping[str, Any], trusted: bool = True, text: str = "") -> Descr
     """
     file = config.Table(values, text=text)
     _require_known(file, TOP, "")
+    _require_filled_in(file)
     # A missing payload is reported like an invalid one.
     needed = replace(file, values={"payload": None, **values})
     head = needed.only("payload", "protocol", "first", "params").decode(_Head, _Head)
@@ -235,6 +237,19 @@ def _tags_and_kinds(messages: _Messages) -> tuple[frozenset[int] | None, dict[in
     if messages.tags is not None:
         return frozenset(messages.tags), kinds
     return frozenset(kinds) or None, kinds
+
+
+def _require_filled_in(file: config.Table) -> None:
+    """Reject a description in which a value is still the placeholder of `tap describe`."""
+    for name in TOP:
+        value = file.values.get(name)
+        inner = value if isinstance(value, Mapping) else {}
+        if value == ASK:
+            raise file.error(f"{name}: still {ASK}; enter the value of the program", name)
+        for key, held in inner.items():
+            if held == ASK:
+                says = f"{name}.{key}: still {ASK}; enter the value of the program"
+                raise file.error(says, name, key)
 
 
 def _require_known(table: config.Table, known: Collection[str], where: str) -> None:

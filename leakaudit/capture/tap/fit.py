@@ -187,14 +187,23 @@ def fit(tasks: Iterable[Task], samples: Sequence[GradientSample]) -> ModelFit | 
     best: ModelFit | None = None
     for task in tasks:
         for point in sorted(points):
-            found = _fit(task, point, samples)
+            found = at(task, point, samples)
             if found is not None and (best is None or found.miss < best.miss):
                 best = found
     return best
 
 
-def _fit(task: Task, point: str, samples: Sequence[GradientSample]) -> ModelFit | None:
-    """Return how well one model, at one point, explains the samples; None if not applicable."""
+def at(task: Task, point: str, samples: Sequence[GradientSample]) -> ModelFit | None:
+    """Return how well one model, at one point, explains the samples.
+
+    Args:
+        task: the model.
+        point: name of the theta at which the gradients may have been computed.
+        samples: vectors that should be gradients.
+
+    Returns:
+        The explanation; None if the model's layers or loss do not allow it.
+    """
     tried: list[tuple[float, float]] = []
     for sample in samples:
         found = explained(task, sample.value, sample.thetas[point])

@@ -259,19 +259,20 @@ def _add_weights(draft: _Draft, found: fit.ModelFit | None) -> None:
         params["order"] = found.point
         alpha = Comment(f"accurate to {found.spread:.0e}")
     else:
-        params["alpha"] = 0.1
-        params["order"] = "combine"
-        alpha = Comment("the step size", known=False)
+        params["alpha"] = 0.0
+        params["order"] = ""
+        alpha = Comment("the step size, e.g. 0.1", known=False)
     draft.comments["params.alpha"] = alpha
     draft.comments["params.order"] = Comment(
-        "combine: gradient at the model before averaging; adapt: after averaging"
+        '"combine": gradient at the model before averaging; "adapt": after averaging',
+        known=found is not None,
     )
 
 
 def _add_duals(draft: _Draft, solved: duals.Solved | None) -> None:
     """Add the constants of PDMM and ECL."""
-    alpha = 0.05
-    rho = 0.4
+    alpha = 0.0
+    rho = 0.0
     if solved is not None:
         alpha = _rounded(solved.alpha, solved.fit.spread)
         rho = _rounded(solved.rho, solved.fit.spread)
@@ -285,8 +286,8 @@ def _add_duals(draft: _Draft, solved: duals.Solved | None) -> None:
         "z0": 0.0,
     }
     known = solved is not None
-    draft.comments["params.alpha"] = Comment("the step size", known)
-    draft.comments["params.rho"] = Comment("the penalty", known)
+    draft.comments["params.alpha"] = Comment("the step size, e.g. 0.05", known)
+    draft.comments["params.rho"] = Comment("the penalty, e.g. 0.4", known)
     draft.comments["params.z0"] = Comment("duals start at zero")
 
 
@@ -294,13 +295,19 @@ def _add_model(draft: _Draft, model: _Model) -> None:
     """Add the model, or a placeholder if none is known."""
     if model.task is None:
         draft.values["model"] = {
-            "name": "mlp",
-            "args": {"hidden": "100"},
-            "shape": [1, 28, 28],
-            "classes": 10,
+            "name": "",
+            "args": {},
+            "shape": [],
+            "classes": 0,
             "loss": "cross_entropy",
         }
-        draft.comments["model.name"] = Comment("the model that was trained", known=False)
+        asked = {
+            "name": "the model that was trained: 'leakaudit list models' or package.module:factory",
+            "shape": "shape of one input, e.g. [1, 28, 28]",
+            "classes": "number of classes",
+        }
+        for name, text in asked.items():
+            draft.comments[f"model.{name}"] = Comment(text, known=False)
         return
     spec = model.task.spec
     values = {

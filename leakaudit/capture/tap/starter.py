@@ -8,7 +8,7 @@ from typing import Any
 
 from leakaudit._util import config
 
-ASK = "NOT KNOWN"
+ASK = "NOT KNOWN"  # in place of a value that the user must fill in; no description is read with it
 MODEL = {  # default comment for a key of [model]
     "name": "see 'leakaudit list models'; or package.module:factory",
     "args": "arguments of the model",
@@ -43,16 +43,11 @@ class Comment:
 
     Attributes:
         text: empty for no comment.
-        known: whether the value was found; otherwise the user must fill it in.
+        known: whether the value was found; otherwise `ASK` takes its place.
     """
 
     text: str
     known: bool = True
-
-    def __str__(self) -> str:
-        if self.known:
-            return self.text
-        return f"{ASK}: {self.text}"
 
 
 NONE = Comment("")
@@ -94,8 +89,7 @@ def toml(
 
 
 def _line(name: str, value: Any, comment: Comment) -> str:
-    text = f"{name} = {config.inline(value)}"
-    said = str(comment)
-    if not said:
+    text = f"{name} = {config.inline(value if comment.known else ASK)}"
+    if not comment.text:
         return text
-    return f"{text:26} # {said}"
+    return f"{text:26} # {comment.text}"

@@ -119,7 +119,13 @@ class Adversary:
             LeakauditError: The trace does not have one of the nodes or edges.
         """
         self.check(trace.graph)
-        return View(self, trace)
+        view = View(self, trace)
+        if self.window is not None and not view.rounds:
+            raise LeakauditError(
+                f"expected rounds 0 to {trace.rounds}, as in the trace, "
+                f"got {self.window.start} to {self.window.stop - 1}"
+            )
+        return view
 
     def check(self, graph: Graph) -> None:
         """Check that a graph has the nodes and edges of this adversary.

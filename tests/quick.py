@@ -4,10 +4,10 @@
     python tests/quick.py choose FOLDER       write tests/left_out.txt from what was measured
 
 A test function with many cases runs the same code again and again. The quick suite leaves a case
-out if it takes at least `LEAST` seconds, every line of the product that it runs is also run by
-cases that stay, and another case of its function stays. The most expensive cases are looked at
-first. What is left out is marked `slow` by conftest.py and runs in `.ci/run`, so a plain `pytest`
-runs everything. Single tests are never left out: mark those by hand.
+out if it takes at least `LEAST` seconds and every line of the product that it runs is also run by
+cases that stay. The last case of a function must take at least `SINGLE` seconds to be left out. The
+most expensive cases are looked at first. What is left out is marked `slow` by conftest.py and runs
+in `.ci/run`, so a plain `pytest` runs everything.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ PROJECT = Path(__file__).resolve().parent.parent
 LEFT_OUT = PROJECT / "tests" / "left_out.txt"
 SOURCES = ("leakaudit", "attacks", "victims", "reports")
 LEAST = 0.2  # seconds of the processor, below which leaving a case out gains nothing
+SINGLE = 3.0  # the same for the last case of a function
 PROCESSES = 2
 HEADER = "# Cases that only the full run takes, written by tests/quick.py; do not edit.\n"
 
@@ -119,7 +120,8 @@ def choose(folder: Path) -> int:
     out = []
     for case in sorted(spent, key=lambda name: -spent[name]):
         mine = lines.get(case, set())
-        if spent[case] < LEAST or family[_function(case)] == 1:
+        least = LEAST if family[_function(case)] > 1 else SINGLE
+        if spent[case] < least:
             continue
         if any(runs[line] == 1 for line in mine):
             continue

@@ -27,11 +27,14 @@ class Ground(Enum):
     IDLE = Unit.RECORD, "the node computes no gradient in these rounds"
     LEAK = Unit.RECORD, "a combination of gradients is sent without noise"
     MODELS_SEEN = Unit.RECORD, SEEN
-    SMOOTH = Unit.RECORD, "gradients are {smoothness:g}-Lipschitz"
+    SMOOTH = (
+        Unit.RECORD,
+        "gradients are {smoothness:g}-Lipschitz (assumed with --smoothness, not checked)",
+    )
     REACTING = (
         Unit.NODE,
         "no epsilon per record, because a changed record changes the models, and thereby later "
-        "gradients by more than the sensitivity; specify a smoothness. The node's epsilon holds if "
+        "gradients by more than the sensitivity; specify --smoothness. The node's epsilon holds if "
         "any two gradients of the node, at any two models, differ by at most the sensitivity",
     )
     STEERED = (

@@ -32,13 +32,11 @@ def check(
     """
     if smoothness is not None and not 0 <= smoothness < math.inf:
         raise LeakauditError(f"expected --smoothness >= 0 and finite, got {smoothness}")
-    given = [value for value in (sensitivity, epsilon) if value is not None]
-    positive = all(0 < value < math.inf for value in given)
-    if not positive or not (delta is None or 0 < delta < 1):
-        raise LeakauditError(
-            "expected --sensitivity and --epsilon > 0 and 0 < --delta < 1, "
-            f"got {sensitivity}, {epsilon} and {delta}"
-        )
+    for name, value in (("--sensitivity", sensitivity), ("--epsilon", epsilon)):
+        if value is not None and not 0 < value < math.inf:
+            raise LeakauditError(f"expected {name} > 0 and finite, got {value}")
+    if delta is not None and not 0 < delta < 1:
+        raise LeakauditError(f"expected --delta between 0 and 1, got {delta}")
 
 
 def protocol_of(

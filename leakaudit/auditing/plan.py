@@ -124,7 +124,7 @@ class AuditPlan:
             LeakauditError: A key is unknown (the message suggests the nearest one), or a value is
                 out of range.
         """
-        file = config.read(path, f"audit {path}")
+        file = config.read(path, f"plan {path}")
         asked = file.table("audit")
         scenario = Scenario.of(replace(file, file=f"scenario {path}", name=f"scenario {path}"))
         return asked.decode(FORM, partial(cls, scenario, table=""))

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from leakaudit.cli._options import Parser, Told, described, mute, plugins, show
-from leakaudit.errors import LeakauditError
+from leakaudit.errors import LeakauditError, suggest
 
 BROKEN = 4  # exit code of a run that failed before it reached a verdict
 INTERRUPTED = 130  # exit code after Ctrl-C
@@ -109,6 +109,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     first = given[0] if given else ""
     verb = ""
     try:
+        if first not in VERBS and not first.startswith("-") and first:
+            unknown = f"there is no command {first!r}{suggest(first, VERBS)}"
+            raise LeakauditError(f"{unknown}; see 'leakaudit --help'")
         args = parser(first if first in VERBS else None).parse_args(given)
         verb = f" {args.verb}"
         code, message = _run(args)

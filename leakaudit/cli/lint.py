@@ -62,22 +62,23 @@ def run(args: argparse.Namespace) -> int:
     Returns:
         The exit code.
     """
-    from leakaudit.lint import lint
+    from leakaudit.lint import lint, unexamined
     from leakaudit.rendering import console
     from leakaudit.traces import trace_file
 
     chosen = settings(args)
     with console.shown(chosen.progress):
         truth = None if args.truth in (None, Path("none")) else trace_file.load_truth(args.truth)
-        found = lint(trace_file.load(args.trace), truth)
+        trace = trace_file.load(args.trace)
+        found = lint(trace, truth)
     if args.format == "json":
         sys.stdout.write(json.dumps([p.to_json() for p in found], indent=2) + "\n")
     else:
-        _write(found)
+        _write(found, unexamined(trace, truth))
     return 1 if args.strict and any(p.bad for p in found) else 0
 
 
-def _write(found: Sequence[Pitfall]) -> None:
+def _write(found: Sequence[Pitfall], unexamined: Sequence[str]) -> None:
     from rich.text import Text
 
     from leakaudit.cli.claims import STYLES
@@ -89,4 +90,7 @@ def _write(found: Sequence[Pitfall]) -> None:
         style = STYLES.get(p.verdict.name, "bold red" if p.bad else "yellow")
         out.print(Text.assemble((p.verdict.words, style), f"  {p.code} {p.name}: {p.says}"))
         out.print(indented(Text(p.fix, style="dim"), console.width()))
-    out.print(Text(f"{len(found)} findings. {NOTE}", style="dim"))
+    for one in unexamined:
+        out.print(Text(f"Not examined: {one}."))
+    count = f"{len(found)} finding{'s' * (len(found) != 1)}"
+    out.print(Text(f"{count}. {NOTE}", style="dim"))

@@ -8,6 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from leakaudit.cli._options import described, say
+from leakaudit.errors import LeakauditError
+
+FORMATS = {  # suffix of the output file -> format
+    ".html": "html",
+    ".htm": "html",
+    ".md": "markdown",
+    ".txt": "text",
+    ".json": "json",
+    ".xml": "junit",
+    ".sarif": "sarif",
+}
 
 
 def add(verbs: Any) -> None:
@@ -35,9 +46,8 @@ def add(verbs: Any) -> None:
     sub.add_argument(
         "-f",
         "--format",
-        default="html",
-        help="html, markdown, text, json, junit, sarif, github, or a format of a plug-in (default "
-        "html)",
+        help="html, markdown, text, json, junit, sarif, github, or a format of a plug-in (default: "
+        "according to the name of the output file, otherwise html)",
     )
     sub.add_argument(
         "-o",
@@ -96,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
 
     shown = api.report(
         args.results,
-        args.format,
+        args.format or _format(args.output),
         against=args.against,
         redact=args.redact,
         redact_key=args.redact_key,
@@ -111,3 +121,15 @@ def run(args: argparse.Namespace) -> int:
         file.write(page)
     say(f"{args.output}: written", args)
     return 0
+
+
+def _format(output: Path | None) -> str:
+    """Return the format that the name of the output file indicates."""
+    if output is None or not output.suffix:
+        return "html"
+    if output.suffix.lower() not in FORMATS:
+        raise LeakauditError(
+            f"{output}: no format has this suffix (known: {', '.join(FORMATS)}); "
+            "choose the format with -f"
+        )
+    return FORMATS[output.suffix.lower()]

@@ -14,7 +14,7 @@ from leakaudit.traces import gaps
 from leakaudit.traces.trace_file import same_run
 from leakaudit.verdict import Verdict
 
-__all__ = ["NAMES", "Case", "Pitfall", "lint"]
+__all__ = ["NAMES", "Case", "Pitfall", "lint", "unexamined"]
 
 CHECKS = (
     claimed.check,
@@ -50,3 +50,20 @@ def lint(trace: Trace, truth: Truth | None = None) -> list[Pitfall]:
             found.setdefault((pitfall.number, pitfall.verdict), pitfall)
     step("checks", len(CHECKS), len(CHECKS))
     return order(list(found.values()))
+
+
+def unexamined(trace: Trace, truth: Truth | None) -> list[str]:
+    """Return what a lint of these files cannot examine, and what it would need.
+
+    Args:
+        trace: the recording.
+        truth: of the same run, or None.
+    """
+    records = "gradients of single records against the declared sensitivity (P05)"
+    if truth is None:
+        return [f"the noise, its seed, and {records}: requires --truth"]
+    if not truth.states:
+        return [f"{records}: requires a truth recorded with --states"]
+    if ":" in trace.task.model:
+        return [f"{records}: the model is code of your own, which a lint does not run"]
+    return []

@@ -186,8 +186,9 @@ def _not_tried(found: Found, options: AttackOptions, trace: Trace) -> list[str]:
         late = ", ".join(map(str, found.late))
         left_out.append(f"nodes {late} (the time limit --max-seconds was reached)")
     tried = {reconstruction.attack for _, reconstruction in found.pairs}
-    for name in sorted(set(registry.names("attacks")) - tried):
-        left_out.append(f"attack {name}")
+    others = sorted(set(registry.names("attacks")) - tried)
+    if others:
+        left_out.append(f"attack{'s' * (len(others) > 1)} {', '.join(others)}")
     if not options.adversary.corrupt:
         left_out.append("curious nodes and coalitions (--as node:3)")
     last = max((int(leak.rounds.max()) for leak, _ in found.pairs), default=trace.rounds)

@@ -58,6 +58,7 @@ CURVE = (
     "mean",
 )
 VACUOUS = "it allows almost any success rate: ten million trials would not suffice to refute it"
+SHOWN = 12  # verdicts that a terminal shows; a choice: they and the curves fit on two screens
 SPARE = ("refused", "median", "mean")  # columns of `CURVE` that a narrow terminal omits
 SENTENCES = ("test", "what was measured")  # columns of `HEADINGS` with text
 
@@ -94,13 +95,19 @@ def text(record: AuditRecord, width: int | None = None) -> list[RenderableType]:
     columns = []
     for heading in HEADINGS:
         columns.append(Column(heading, right=heading == "epsilon", text=heading in SENTENCES))
+    judgements = _rows(record.audit)
+    shown = judgements if width is None else judgements[:SHOWN]
     rows = []
-    for one in _rows(record.audit):
+    for one in shown:
         verdict = Text(one.verdict.words, style=STYLES[one.verdict])
         rows.append((*one.where, one.test, verdict, one.measured))
     judged = table(columns, rows, width)
     summary = Text(clean(record.summary), style="bold")
-    return [summary, attacked, Text(REFUSED, style="dim"), judged]
+    parts: list[RenderableType] = [summary, attacked, Text(REFUSED, style="dim"), judged]
+    rest = len(judgements) - len(shown)
+    if rest:
+        parts.append(Text(f"{rest} further verdicts, which are no more severe, are in the report"))
+    return parts
 
 
 def markdown(record: AuditRecord) -> str:
@@ -190,7 +197,8 @@ def _rows(audit: AuditPart) -> list[_VerdictRow]:
             test = f"{one.attack}: {test}"
         rows.append(_VerdictRow(where, clean(test), verdict, clean(_measured(one))))
     for where, count in vacuous.items():
-        rows.append(_VerdictRow(where, f"{count} tests", Verdict.INCONCLUSIVE, VACUOUS))
+        tests = f"{count} test{'s' * (count != 1)}"
+        rows.append(_VerdictRow(where, tests, Verdict.INCONCLUSIVE, VACUOUS))
     return rows
 
 

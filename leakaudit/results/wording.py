@@ -210,6 +210,8 @@ def attack_headline(
         top = max(findings, key=harm)
         worst = f"worst case: node {top.node}, {outcome(top)}, {_how(top)}"
         rest += _counts(findings, nodes)
+    elif not nodes and not complete:
+        worst = "nothing was examined"
     else:
         worst = (
             f"no gradient of the {_count(nodes)} examined is determined by what was tried, "

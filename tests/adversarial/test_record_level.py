@@ -321,7 +321,7 @@ def test_a_claim_about_records_is_not_settled_by_the_figure_of_the_node() -> Non
         compare(made, named([Adversary()], [0], 4), smoothness=s) for s in (None, 0.5)
     )
     assert plain.verdict is Verdict.INCONCLUSIVE
-    assert "specify a smoothness" in plain.why
+    assert "specify --smoothness" in plain.why
     assert plain.exact is None
     assert plain.ratio is None
     assert smooth.verdict is Verdict.NOT_REFUTED

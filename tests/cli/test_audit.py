@@ -237,7 +237,7 @@ def test_a_plain_scenario_is_audited_as_it_is(
         v for v in found["audit"]["verdicts"] if v["test"] == "exact view against the claim"
     )
     assert claim["verdict"] == "INCONCLUSIVE"
-    assert "specify a smoothness" in claim["says"]
+    assert "specify --smoothness" in claim["says"]
     assert not any(
         v["promise"] and v["promise"]["name"].startswith("the view bound")
         for v in found["audit"]["verdicts"]

@@ -73,7 +73,7 @@ def test_without_a_smoothness_the_table_gives_no_epsilon_for_records(
         assert one["node_epsilon"] > 0
         assert one["rounds_priced"] == 12
         assert one["verdict"] == "INCONCLUSIVE"
-        assert "specify a smoothness" in one["why"]
+        assert "specify --smoothness" in one["why"]
     assert main(["bound", scenario, "--as", "eavesdropper", "-q"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "no epsilon for records" in said

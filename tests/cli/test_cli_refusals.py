@@ -29,6 +29,9 @@ from leakaudit.cli import main
         (["attack", "trace.pt", "--as", "edges:0-2"], "edge 0-2 does not exist"),
         (["attack", "trace.pt", "--as", "everyone"], "expected eavesdropper"),
         (["attack", "trace.pt", "--rounds", "five"], "expected A:B"),
+        (["attack", "trace.pt", "--rounds", "90:99"], "expected rounds 0 to"),
+        (["bound", "trace.pt", "--epsilon", "nan"], "expected --epsilon > 0 and finite, got nan"),
+        (["bound", "trace.pt", "--delta", "2"], "expected --delta between 0 and 1, got 2"),
         (["attack", "trace.pt", "--truth", "nowhere.pt"], "nowhere.pt does not exist"),
         (
             ["attack", "trace.pt", "--set", "depth=3", "--attack", "analytic"],
@@ -40,7 +43,7 @@ from leakaudit.cli import main
         (["attack", "trace.pt", "--threads", "many"], "threads"),
         (["attack", "trace.pt", "--device", "abacus"], "device 'abacus'"),
         (["attack"], "required: trace"),
-        (["attakc"], "invalid choice"),
+        (["attakc"], "there is no command 'attakc'; did you mean 'attack'?"),
         (["record"], "name a victim"),
         (["record", "pdm", "-o", "x.pt"], "did you mean 'pdmm'"),
         (["record", "pdmm", "-o", "x.pt", "--set", "alfa=1"], "did you mean 'alpha'"),

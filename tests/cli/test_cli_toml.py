@@ -46,7 +46,7 @@ def test_a_file_that_is_no_toml(
             "plan.toml",
             "audit = 3",
             ("audit", "plan.toml"),
-            "audit plan.toml: expected a table [audit], got 3",
+            "leakaudit audit: plan plan.toml: expected a table [audit], got 3",
         ),
         (
             "plan.toml",

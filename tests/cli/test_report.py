@@ -107,6 +107,31 @@ def test_every_format_goes_to_a_file_or_to_stdout(
         )
 
 
+@pytest.mark.parametrize(
+    ("name", "begins"),
+    [
+        ("r.html", "<!DOCTYPE html>"),
+        ("r.HTM", "<!DOCTYPE html>"),
+        ("r.md", "# "),
+        ("r.json", "{"),
+        ("r.sarif", "{"),
+        ("r.xml", "<?xml"),
+        ("page", "<!DOCTYPE html>"),
+    ],
+)
+def test_the_name_of_the_file_chooses_the_format(place: Path, name: str, begins: str) -> None:
+    assert main(["report", "out", "-o", name, "-q"]) == 0
+    assert (place / name).read_text().lower().startswith(begins.lower())
+
+
+def test_a_suffix_without_a_format_needs_one(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "no format has this suffix" in refused(capsys, "report", "out", "-o", "r.docx")
+    assert not (place / "r.docx").exists()
+    assert main(["report", "out", "-o", "r.docx", "-f", "text", "-q"]) == 0
+
+
 def test_the_pictures_of_a_page_are_the_originals_over_what_was_reconstructed(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -55,7 +55,11 @@ def _inside(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_clean_trace(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trace", "lint", "clean.pt", "--strict"]) == 0
-    assert "0 findings. A trace cannot show every pitfall" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "0 findings. A trace cannot show every pitfall" in said
+    assert "Not examined: the noise, its seed, and gradients of single records" in said
+    assert main(["trace", "lint", "clean.pt", "--truth", "clean.truth.pt"]) == 0
+    assert "Not examined" not in capsys.readouterr().out
     assert main(["trace", "lint", "clean.pt", "--truth", "clean.truth.pt", "-f", "json"]) == 0
     assert json.loads(capsys.readouterr().out) == []
 

@@ -58,6 +58,7 @@ READS = {
     "leakaudit/capture/tap/log.py:_form": TORCH,
     "leakaudit/capture/tap/reading.py": NAMED,
     "leakaudit/cli/_main.py:main": SHOWN,
+    "leakaudit/cli/_options.py:Parser.parse_known_args": TYPED,
     "leakaudit/cli/_options.py:_Help._fill_text": SHOWN,
     "leakaudit/cli/_options.py:_add_setting": "the name of an option, for its placeholder",
     "leakaudit/cli/_options.py:settings": ERROR,

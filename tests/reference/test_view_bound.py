@@ -82,7 +82,7 @@ def test_the_text_of_a_basis_is_made_from_its_values() -> None:
     assert str(plain).startswith("record: the models are functions of what is observed")
     smooth = Basis(Ground.SMOOTH, Stronger.ALL_MESSAGES, smoothness=0.25, own_view="not its own")
     assert str(smooth) == (
-        "record: gradients are 0.25-Lipschitz; upper bound, computed for one who observes every message "
+        "record: gradients are 0.25-Lipschitz (assumed with --smoothness, not checked); upper bound, computed for one who observes every message "
         "that the node sends or receives (not its own)"
     )
     reacting = Basis(Ground.REACTING, not_smooth="no bound")

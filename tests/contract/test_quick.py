@@ -1,0 +1,30 @@
+"""The list of cases that the quick suite leaves out names tests that exist."""
+
+from __future__ import annotations
+
+import ast
+from functools import cache
+from pathlib import Path
+
+import quick
+
+
+@cache
+def functions(file: Path) -> frozenset[str]:
+    """Names of the tests in a file, methods with their class."""
+    names = set()
+    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef):
+            names.add(node.name)
+        elif isinstance(node, ast.ClassDef):
+            names |= {f"{node.name}::{one.name}" for one in node.body if hasattr(one, "name")}
+    return frozenset(names)
+
+
+def test_every_case_that_is_left_out_belongs_to_a_test(project: Path) -> None:
+    gone = []
+    for case in quick.left_out():
+        file, _, name = case.partition("[")[0].partition("::")
+        if not (project / file).is_file() or name not in functions(project / file):
+            gone.append(case)
+    assert sorted(gone) == [], "remove these lines from tests/left_out.txt, or measure again"

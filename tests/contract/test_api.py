@@ -85,7 +85,7 @@ def test_a_bound_is_that_of_the_command_line(
         assert [one.to_json()["mu"] for one in found] == [one["mu"] for one in printed]
     (named,) = la.bound(SCENARIO, [la.Adversary.parse("node:1")], [0])
     assert named.bound.node == 0
-    with pytest.raises(la.LeakauditError, match="--delta < 1"):
+    with pytest.raises(la.LeakauditError, match="--delta between 0 and 1"):
         la.bound(SCENARIO, delta=2.0)
 
 

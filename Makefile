@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test selfcheck lint bench dist lock lowest docs site
+.PHONY: help demo test coverage selfcheck lint bench dist lock lowest docs site
 help:  ## show this list
 	@grep -hE '^[a-z]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 8
 
@@ -14,6 +14,9 @@ demo: $(VENV)/.ready  ## record a run on real faces, attack it, show what came o
 
 test: $(VENV)/.ready  ## every test that is not slow, on all cores
 	$(BIN)/pytest -n auto --dist worksteal -m "not slow and not browser"
+
+coverage: $(VENV)/.ready  ## make test, with the share of lines and branches that it runs; fails below the limit
+	$(BIN)/pytest -n auto --dist worksteal -m "not slow and not browser" --cov --cov-report=term:skip-covered
 
 selfcheck: $(VENV)/.ready  ## the estimators on null data, and the red team's tests on cases nobody has seen
 	$(BIN)/leakaudit selfcheck

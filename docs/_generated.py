@@ -6,13 +6,18 @@ import argparse
 import io
 import os
 import re
+import sys
 import textwrap
 from collections.abc import Iterator
 from contextlib import redirect_stdout, suppress
+from pathlib import Path
 from unittest.mock import patch
 
 from leakaudit import registry
 from leakaudit.cli import main, parser
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "bench"))
+import _history
 
 APART = (
     ("tap", "describe"),
@@ -31,6 +36,18 @@ def leaves(group: str) -> str:
     return "\n".join(
         line for name, kind in registry.everything(group) for line in _leaf(name, kind)
     )
+
+
+def history() -> str:
+    """The runs of bench/history.json, and their plots."""
+    sections = ["| run | measured | machine | load at the start |", "|---|---|---|---|"]
+    for run in _history.read():
+        cells = (run["commit"][:7], run["started"][:10], run["machine"], run["load"])
+        sections.append("| " + " | ".join(map(str, cells)) + " |")
+    sections.append("")
+    for name, image in _history.pictures(_history.read()):
+        sections += [f"## {name}", "", "```{raw} html", image, "```", ""]
+    return "\n".join(sections)
 
 
 def _verbs(of: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:

@@ -26,6 +26,7 @@ autodoc_typehints_format = "short"
 # Types of torch and numpy, whose inventories are on the network.
 nitpick_ignore_regex = [("py:.*", ".*")]
 PAGES = {
+    "benchmark-history": _generated.history,
     "cli": _generated.command_line,
     "victims": lambda: _generated.leaves("victims"),
     "attacks": lambda: _generated.leaves("attacks"),

@@ -27,7 +27,6 @@ from leakaudit.results.wording import (
 from leakaudit.trace import Json
 
 _STYLES = {"exact": "bold red", "approximate": "yellow", "failed": "dim"}
-_RIGHT = ("node", "PSNR dB", "SSIM", "LPIPS", "rel. error", "seconds")  # columns of numbers
 _SPARE = ("SSIM", "LPIPS", "identical", "identified", "seconds")  # omitted if there is no room
 SHOWN = 200  # largest number of findings in a terminal; a choice
 
@@ -92,6 +91,6 @@ def _findings(findings: Sequence[Finding], width: int | None) -> Text:
     headings, rows = wording.table(some)
     columns = []
     for heading in headings:
-        columns.append(Column(heading, right=heading in _RIGHT, spare=heading in _SPARE))
+        columns.append(Column(heading, right=heading in wording.NUMBERS, spare=heading in _SPARE))
     cells = [[Text(cell, style=_STYLES.get(cell, "")) for cell in row] for row in rows]
     return table(columns, cells, width)

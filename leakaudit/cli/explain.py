@@ -111,7 +111,7 @@ def _table(one: Explanation) -> None:
     out = console.stdout()
     heading = one.summary
     if one.rows:
-        heading += f", as observed by {one.adversary}"
+        heading += f", as observed by the adversary {one.adversary}"
     out.print(Text(heading, style="bold"))
     if one.scope:
         out.print(Text(one.scope))

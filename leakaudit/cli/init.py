@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from leakaudit._util.config import inline
+from leakaudit._util.plural import counted
 from leakaudit.cli._options import described, say, settings, shared
 from leakaudit.errors import LeakauditError
 
@@ -47,15 +48,19 @@ attacks = ["exact"]         # see 'leakaudit list attacks'; choose those that su
 # visits = 2
 {scenario}
 [[budget]]    # the last matching budget of a cell (check/adversary/attack) and measure applies
-measure = "exact"           # gain, psnr, ssim, recovered, exact, identified, labels or epsilon
-most = 0.0                         # no record is recovered bit for bit
+measure = "recovered"       # 1 - |found - true| / |true| of the best record
+most = 0.9                         # no record comes back to a tenth of its norm
 # cells = "main/*"
 # level = "error"                  # or warn, off
 # aggregate = "worst"              # over seeds: worst, p95 or mean
 
 [[budget]]
-measure = "psnr"
-most = 25.0
+measure = "gain"            # how much closer than a blind guess, in dB
+most = 20.0
+
+# [[budget]]
+# measure = "exact"                # images also have exact, psnr and ssim
+# most = 0.0                       # others: identified, labels, epsilon
 
 # [[accept]]                       # a finding that is accepted until a date
 # id = "labels-2030"
@@ -138,7 +143,7 @@ def run(args: argparse.Namespace) -> int:
         )
     with console.shown(chosen.progress, chosen.max_seconds):
         judged, _, _ = files.update(gate, judge.Options(chosen.seed), "first baseline")
-    cells = f"{gate.baseline_path}: written, {len(judged.cells)} cells"
+    cells = f"{gate.baseline_path}: written, {counted(len(judged.cells), 'cell')}"
     say(f"{cells}; commit all three files, then run 'leakaudit check'", args)
     return 0
 

@@ -81,6 +81,7 @@ def run(args: argparse.Namespace) -> int:
 def _write(found: Sequence[Pitfall], unexamined: Sequence[str]) -> None:
     from rich.text import Text
 
+    from leakaudit._util.plural import counted
     from leakaudit.cli.claims import STYLES
     from leakaudit.rendering import console
     from leakaudit.rendering.tables import indented
@@ -92,5 +93,4 @@ def _write(found: Sequence[Pitfall], unexamined: Sequence[str]) -> None:
         out.print(indented(Text(p.fix, style="dim"), console.width()))
     for one in unexamined:
         out.print(Text(f"Not examined: {one}."))
-    count = f"{len(found)} finding{'s' * (len(found) != 1)}"
-    out.print(Text(f"{count}. {NOTE}", style="dim"))
+    out.print(Text(f"{counted(len(found), 'finding')}. {NOTE}", style="dim"))

@@ -77,7 +77,9 @@ def budgets(cell: Cell, budgets: Sequence[Budget], priced: Priced | None = None)
 def _measure_budget(cell: Cell, budget: Budget) -> Rule:
     samples = cell.samples.get(budget.measure)
     if not samples:
-        return _unjudged(cell, budget, "this data does not have the measure")
+        others = ", ".join(name for name in measures.MEASURES if name in cell.samples)
+        why = "this kind of data does not have the measure"
+        return _unjudged(cell, budget, f"{why}; use {others or 'epsilon'}")
     value = measures.aggregate(budget.aggregate, samples)
     says = f"{budget.aggregate} {budget.measure} {_limits(budget, value)}"
     nodes: tuple[int, ...] = ()

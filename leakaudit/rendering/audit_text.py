@@ -9,6 +9,7 @@ from msgspec import UnsetType
 from rich.console import RenderableType
 from rich.text import Text
 
+from leakaudit._util import plural
 from leakaudit.rendering import markdown as md
 from leakaudit.rendering.tables import Column, table
 from leakaudit.results.audit_names import Guesser, TestName
@@ -197,8 +198,9 @@ def _rows(audit: AuditPart) -> list[_VerdictRow]:
             test = f"{one.attack}: {test}"
         rows.append(_VerdictRow(where, clean(test), verdict, clean(_measured(one))))
     for where, count in vacuous.items():
-        tests = f"{count} test{'s' * (count != 1)}"
-        rows.append(_VerdictRow(where, tests, Verdict.INCONCLUSIVE, VACUOUS))
+        rows.append(
+            _VerdictRow(where, plural.counted(count, "test"), Verdict.INCONCLUSIVE, VACUOUS)
+        )
     return rows
 
 

@@ -41,10 +41,10 @@ def text(record: CheckRecord) -> str:
         The text; its lines are not wrapped.
     """
     rules = record.gate.rules
-    width = max((len(MARKS[rule.status]) for rule in rules), default=0)
+    width = max((len(_mark(rule)) for rule in rules), default=0)
     lines = [record.summary, ""]
     for rule in rules:
-        lines.append(f"{MARKS[rule.status]:{width}}  {clean(rule.cell)}: {clean(_said(rule))}")
+        lines.append(f"{_mark(rule):{width}}  {clean(rule.cell)}: {clean(_said(rule))}")
     lines += _notes(record)
     return "\n".join(lines) + "\n"
 
@@ -58,7 +58,7 @@ def markdown(record: CheckRecord) -> str:
     Returns:
         A page; names from the trace are escaped.
     """
-    rows = [(MARKS[rule.status], rule.cell, _said(rule)) for rule in record.gate.rules]
+    rows = [(_mark(rule), rule.cell, _said(rule)) for rule in record.gate.rules]
     parts = [
         f"# Leakage gate: {record.gate.verdict}",
         f"**{md.escape(record.summary)}**",
@@ -82,8 +82,15 @@ def failure(gate: GatePart, complete: bool, seeds: int) -> str:
     lines = [gate_headline(gate, complete, seeds).text]
     for rule in gate.rules:
         if rule.status not in _FINE:
-            lines.append(f"  {MARKS[rule.status]} {clean(rule.cell)}: {clean(rule.says)}")
+            lines.append(f"  {_mark(rule)} {clean(rule.cell)}: {clean(rule.says)}")
     return "\n".join(lines)
+
+
+def _mark(rule: RuleEntry) -> str:
+    """The outcome in capitals; a budget that cannot be judged is not a control that failed."""
+    if rule.kind is RuleKind.BUDGET and rule.status is RuleStatus.VOID:
+        return "CANNOT BE JUDGED"
+    return MARKS[rule.status]
 
 
 def _said(rule: RuleEntry) -> str:

@@ -14,6 +14,7 @@ from typing import TypeAlias
 
 from msgspec import UnsetType
 
+from leakaudit._util.plural import counted
 from leakaudit.results.audit_names import TestName
 from leakaudit.results.model import (
     NO_SCORES,
@@ -66,6 +67,7 @@ HEADINGS = (
     "identified",
     "seconds",
 )
+NUMBERS = ("node", "PSNR dB", "SSIM", "LPIPS", "rel. error", "seconds")  # aligned on the right
 _ALWAYS = ("node", "attack", "leak (rounds)", "certificate", "label", "seconds")
 _RANK = {"EXACT": 3, "INTERVAL": 2, "APPROXIMATE": 1, "FAILED": 0}
 LABELS_SHOWN = 8  # a choice: as many as fit into a table cell
@@ -214,8 +216,8 @@ def attack_headline(
         worst = "nothing was examined"
     else:
         worst = (
-            f"no gradient of the {_count(nodes)} examined is determined by what was tried, "
-            "which is not evidence of privacy"
+            f"no gradient of the {counted(nodes, 'node')} examined is determined "
+            "by what was tried, which is not evidence of privacy"
         )
     if not complete:
         rest.append("the run was interrupted and is incomplete")
@@ -294,7 +296,7 @@ def gate_headline(gate: GatePart, complete: bool, seeds: int) -> Headline:
     if accepted:
         covered = f", {accepted} accepted"
     if increased:
-        covered += f", {increased} not significant increase{'s' * (increased != 1)}"
+        covered += f", {counted(increased, 'increase')} not significant"
     worst = clean(f"No limit is exceeded{covered}: {count}")
     return Headline(text=f"{worst}. {PASS}", worst=f"{worst}.", rest=PASS)
 
@@ -302,10 +304,11 @@ def gate_headline(gate: GatePart, complete: bool, seeds: int) -> Headline:
 def _counted(gate: GatePart, seeds: int) -> str:
     """The number of rules that were judged, and the numbers of cells and seeds."""
     idle = sum(rule.status is RuleStatus.UNTESTED for rule in gate.rules)
-    count = f"{len(gate.rules) - idle} rules on {len(gate.cells)} cells, {seeds} seeds"
+    rules = counted(len(gate.rules) - idle, "rule")
+    count = f"{rules} on {counted(len(gate.cells), 'cell')}, {counted(seeds, 'seed')}"
     if not idle:
         return count
-    return f"{count}, {idle} control{'s' * (idle != 1)} with nothing to score"
+    return f"{count}, {counted(idle, 'control')} with nothing to score"
 
 
 def _undecided(rules: Sequence[RuleEntry], complete: bool) -> str:
@@ -368,7 +371,7 @@ def _sentence(text: str) -> str:
 
 
 def _how(finding: Finding) -> str:
-    leak = f"a {finding.leak.kind} observed by {finding.adversary}"
+    leak = f"a {finding.leak.kind} (adversary: {finding.adversary})"
     if finding.attack == "none":
         return f"{leak} is determined, but no available attack can use it"
     return f"by {finding.attack} from {leak}"
@@ -380,20 +383,20 @@ def _counts(findings: Sequence[Finding], nodes: int) -> list[str]:
     identical = {one.node for one in findings if is_identical(one.scores)}
     said = []
     if identical:
-        said.append(f"a record recovered bit for bit from {len(identical)} of {_count(nodes)}")
+        said.append(
+            f"a record recovered bit for bit from {len(identical)} of {counted(nodes, 'node')}"
+        )
     certificates = []
     for word in _RANK:
         count = len({one.node for one in findings if one.certificate.name == word})
         if count:
             certificates.append(f"{count} {word.lower()}")
-    said.append(f"certificates of the {_count(len(attacked))} attacked: {', '.join(certificates)}")
+    said.append(
+        f"certificates of the {counted(len(attacked), 'node')} attacked: {', '.join(certificates)}"
+    )
     if nodes > len(attacked):
-        said.append(f"no leak determined for {_count(nodes - len(attacked))}")
+        said.append(f"no leak determined for {counted(nodes - len(attacked), 'node')}")
     return said
-
-
-def _count(nodes: int) -> str:
-    return f"{nodes} node" + "s" * (nodes != 1)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -614,10 +617,10 @@ def by_reason(entries: Iterable[tuple[int, str]]) -> list[str]:
     Returns:
         ``nodes 0, 3: reason`` once for every reason; cleaned, but not escaped.
     """
-    nodes: dict[str, list[int]] = {}
+    nodes: dict[str, dict[int, None]] = {}
     for node, reason in entries:
         if reason:
-            nodes.setdefault(clean(reason), []).append(node)
+            nodes.setdefault(clean(reason), {})[node] = None
     said = []
     for reason, who in nodes.items():
         plural = "s" * (len(who) > 1)
@@ -685,10 +688,7 @@ def provenance(record: RunRecord) -> list[tuple[str, str]]:
         "versions": ", ".join(versions),
         "torchvision": "shimmed (operators declared, not compiled)" if source.shimmed else "",
         "seeds": ", ".join(f"{name} {seed}" for name, seed in source.seeds.items()),
-        "device": (
-            f"{source.device}, {source.threads} thread{'s' * (source.threads != 1)}, "
-            f"{source.platform}"
-        ),
+        "device": (f"{source.device}, {counted(source.threads, 'thread')}, {source.platform}"),
         "trace": (
             f"id {source.trace.id or 'none'}, sha256 {source.trace.sha256 or 'not computed'}"
         ),

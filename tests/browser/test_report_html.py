@@ -316,7 +316,7 @@ def test_the_network_of_a_gate_is_drawn_with_the_adversary_marked(
     page.goto(f"file://{folder}/gate.html")
     figures = page.locator("figure.network")
     assert [figures.nth(k).inner_text().strip().splitlines()[-1] for k in range(2)] == [
-        "As observed by eavesdropper.",
+        "As observed by the adversary eavesdropper.",
         "As observed by node:1.",
     ]
     marked = page.locator("figure.network rect.node.own")

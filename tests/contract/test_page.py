@@ -159,7 +159,7 @@ def test_a_gate_draws_its_network_with_the_adversary_marked() -> None:
         [("rect", "node own"), ("circle", "node s4"), ("circle", "node s0")]
         + [("circle", "node unknown")] * 5
     )
-    assert "As observed by node:3." in page.text
+    assert "As observed by the adversary node:3." in page.text
     assert any(
         a.get("aria-label") == "Network of 8 nodes and 7 edges. node:3 observes 2 of the edges."
         for _, a in page.tags
@@ -173,5 +173,5 @@ def test_a_gate_draws_its_network_with_the_adversary_marked() -> None:
 
 def test_a_gate_of_several_checks_draws_each_ones_network() -> None:
     text = Reader(rendered("html", gate_of_two_checks())).text
-    assert "As observed by node:3 in check main." in text
-    assert "As observed by node:0 in check wide." in text
+    assert "As observed by the adversary node:3 in check main." in text
+    assert "As observed by the adversary node:0 in check wide." in text

@@ -165,7 +165,7 @@ def test_every_report_renders_every_record(format: str, name: str) -> None:
 
 def test_the_sentence_names_the_worst_case_first_and_what_was_not_tried() -> None:
     assert RECORDS["scored"]["summary"] == (
-        "Worst case: node 1, 1 of 1 records recovered bit for bit (145.2 dB PSNR), by analytic from a difference observed by eavesdropper; "
+        "Worst case: node 1, 1 of 1 records recovered bit for bit (145.2 dB PSNR), by analytic from a difference (adversary: eavesdropper); "
         "a record recovered bit for bit from 1 of 3 nodes; certificates of the 2 nodes attacked: 2 exact; no leak determined for 1 node; "
         "not tried: dlg, coalitions of nodes."
     )

@@ -145,7 +145,7 @@ def test_a_negative_control_without_a_reconstruction_is_no_pass() -> None:
     made = model.plain(record_of.build(judged))
     assert judged.code == 0
     assert made["summary"].startswith(
-        "No limit is exceeded: 4 rules on 1 cells, 2 seeds, 1 control with nothing to score. "
+        "No limit is exceeded: 4 rules on 1 cell, 2 seeds, 1 control with nothing to score. "
     )
     (case,) = Tree.fromstring(get("reports", "junit")(made)).findall(".//testcase[skipped]")
     assert case.attrib["name"] == "fed/eavesdropper/labels: negative control"

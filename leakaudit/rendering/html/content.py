@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from markupsafe import Markup
 from msgspec.structs import asdict
 
+from leakaudit._util.plural import counted
 from leakaudit.rendering.html import audited, curves, gated, heat, topology
 from leakaudit.rendering.html.shades import STEPS, Scene, step, worst_steps
 from leakaudit.rendering.html.threat import threat
@@ -24,6 +25,7 @@ from leakaudit.results.model import (
 from leakaudit.results.record_file import warned
 from leakaudit.results.wording import (
     LIMITS,
+    NUMBERS,
     harm,
     headline,
     not_determined,
@@ -83,6 +85,7 @@ def content(shown: Shown) -> dict[str, object]:
         "threat": threat(record),
         "networks": list(_networks(record))[:DRAWN],
         "headings": headings,
+        "numbers": [heading in NUMBERS for heading in headings],
         "blocks": list(_blocks(record.findings, rows)),
         "gate": gated.tables(record),
         "verdicts": audited.verdicts(record),
@@ -120,12 +123,12 @@ def _summary(record: RunRecord) -> tuple[str, str]:
     return warned(made.worst, remarks), made.rest
 
 
-def _counts(counted: Mapping[grading.Level, int], checks: int) -> str:
+def _counts(levels: Mapping[grading.Level, int], checks: int) -> str:
     said = []
     for level, words in _WORDS.items():
-        if counted[level]:
-            said.append(f"{counted[level]} {words}")
-    return f"{checks} check{'s' * (checks != 1)}: {', '.join(said)}"
+        if levels[level]:
+            said.append(f"{levels[level]} {words}")
+    return f"{counted(checks, 'check')}: {', '.join(said)}"
 
 
 def _state(counted: Mapping[grading.Level, int], record: RunRecord) -> tuple[str, str]:
@@ -160,7 +163,7 @@ def _observed(scene: Scene, where: str) -> Iterator[tuple[str, Markup]]:
         steps = worst_steps(one for one in scene.shades if one.adversary == who)
         drawn = topology.network(scene.trace, who, steps)
         if drawn:
-            yield f"As observed by {who}{where}.", drawn
+            yield f"As observed by the adversary {who}{where}.", drawn
 
 
 def _blocks(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from leakaudit._util.plural import counted
 from leakaudit.rendering.html.topology import parsed
 from leakaudit.results.model import CellEntry, CheckRecord, RunRecord
 
@@ -24,8 +25,8 @@ def threat(record: RunRecord) -> list[tuple[str, str]]:
     if isinstance(record, CheckRecord):
         cells = record.gate.cells
     sizes = (
-        f"{_count(trace.nodes, 'node')}, {_count(trace.edges, 'edge')}, "
-        f"{_count(trace.rounds, 'round')}"
+        f"{counted(trace.nodes, 'node')}, {counted(trace.edges, 'edge')}, "
+        f"{counted(trace.rounds, 'round')}"
     )
     data = trace.data or "unnamed data"
     rows = [
@@ -80,14 +81,14 @@ def _knowledge(knows: object) -> str:
 
 def _scope(record: RunRecord, cells: tuple[CellEntry, ...]) -> str:
     if cells:
-        return f"{_count(len(cells), 'cell')}: {', '.join(cell.name for cell in cells[:SHOWN])}"
+        return f"{counted(len(cells), 'cell')}: {', '.join(cell.name for cell in cells[:SHOWN])}"
     attacked: set[int] = set()
     for finding in record.findings:
         attacked.add(finding.node)
     for one in record.undetermined:
         attacked.add(one.node)
-    nodes = _count(len(attacked), "node")
-    found = _count(len(record.findings), "finding")
+    nodes = counted(len(attacked), "node")
+    found = counted(len(record.findings), "finding")
     return f"{nodes} of {record.trace.nodes}, {found}"
 
 
@@ -100,13 +101,9 @@ def _observes(who: str) -> str:
     if one.hears == "all":
         parts.append("observes every channel, but cannot read encrypted messages")
     elif isinstance(one.hears, frozenset):
-        channels = _count(len(one.hears), "channel")
+        channels = counted(len(one.hears), "channel")
         parts.append(f"observes {channels}, but cannot read encrypted messages")
     if one.corrupt:
-        nodes = _count(len(one.corrupt), "node")
+        nodes = counted(len(one.corrupt), "node")
         parts.append(f"{nodes} of the network, analysing the messages that they exchange")
     return "; ".join(parts) or "observes nothing"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" + "s" * (number != 1)

@@ -1,0 +1,121 @@
+"""Keep the results of `make bench` over time in bench/history.json, and plot them.
+
+python bench/_history.py FILE
+    append FILE, as bench/_all.py -o writes it, under the commit of the checkout, and list the
+    figures that became worse by more than a quarter since the last run on a machine of this kind
+
+The page docs/benchmark-history.md shows the plots.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from leakaudit.rendering.plots import Line, Panel, curves, svg
+
+PROJECT = Path(__file__).resolve().parent.parent
+HISTORY = PROJECT / "bench" / "history.json"
+WORSE = 1.25  # factor between two runs that is named; a choice above the usual spread
+ACROSS = 3  # panels side by side
+WIDE = 300.0  # units of the drawing per panel
+LEGEND = {"measured": "measured", "target": "target"}
+
+
+def read() -> list[dict[str, Any]]:
+    """Return the runs, the oldest first; none if there is no file."""
+    if not HISTORY.exists():
+        return []
+    runs: list[dict[str, Any]] = json.loads(HISTORY.read_text(encoding="utf-8"))
+    return runs
+
+
+def entry(result: dict[str, Any], commit: str) -> dict[str, Any]:
+    """Return the run to store: commit, time, machine, and the figures with unit and target."""
+    figures = {}
+    for row in result["rows"]:
+        if row["ratio"] is not None:
+            kept = ("ratio", "unit", "target", "side")
+            figures[row["name"]] = {key: row[key] for key in kept}
+    about = result["machine"]
+    return {
+        "commit": commit,
+        "started": about["started"],
+        "machine": f"{about['cores']} processors, {about['model']}",
+        "load": about["load"],
+        "figures": figures,
+    }
+
+
+def worse(new: dict[str, Any], runs: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield the figures that are worse than in the last run on a machine of the same kind."""
+    before = [run for run in runs if run["machine"] == new["machine"]]
+    if not before:
+        return
+    for name, now in new["figures"].items():
+        was = before[-1]["figures"].get(name)
+        if was is None or not was["ratio"] or not now["ratio"]:
+            continue
+        if now["target"] is None and not now["unit"].startswith("times faster"):
+            continue  # neither direction is better
+        factor = was["ratio"] / now["ratio"]
+        if now["side"] == "at most":
+            factor = 1 / factor
+        if factor > WORSE:
+            yield f"{name}: {was['ratio']:.3g} -> {now['ratio']:.3g} {now['unit']}"
+
+
+def pictures(runs: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
+    """Yield each benchmark with an SVG image: a panel per figure, over the runs."""
+    names = list(dict.fromkeys(name for run in runs for name in run["figures"]))
+    points = tuple(run["commit"][:7] for run in runs)
+    groups: dict[str, list[Panel]] = {}
+    for name in names:
+        panel = _panel(name, runs, points)
+        groups.setdefault(name.partition("/")[0], []).append(panel)
+    for group, panels in groups.items():
+        rows = [("", panels[k : k + ACROSS]) for k in range(0, len(panels), ACROSS)]
+        image = svg(curves(rows, LEGEND, wide=WIDE), f"bench-{group}")
+        yield group, image[image.index("<svg") :]
+
+
+def _panel(name: str, runs: list[dict[str, Any]], points: tuple[str, ...]) -> Panel:
+    """Return the plot of one figure, with its target where it has one."""
+    found = [run["figures"].get(name) for run in runs]
+    known = [one for one in found if one is not None]
+    unit = known[-1]["unit"]
+    lines = [Line("measured", "run", [one and one["ratio"] for one in found])]
+    if known[-1]["target"] is not None:
+        lines.append(Line("target", "ceiling", [one and one["target"] for one in found]))
+    title = name.partition("/")[2] or name
+    return Panel(f"{title} ({unit})" if unit else title, tuple(lines), points=points, low=0.0)
+
+
+def main() -> int:
+    """Append a result and name what became worse."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("file", type=Path, help="result of bench/_all.py -o")
+    parser.add_argument("--commit", help="commit that was measured (default: that of the checkout)")
+    asked = parser.parse_args()
+    commit = asked.commit or subprocess.check_output(
+        ["git", "rev-parse", "HEAD"], cwd=PROJECT, text=True
+    )
+    runs = read()
+    new = entry(json.loads(asked.file.read_text(encoding="utf-8")), commit.strip()[:12])
+    slower = list(worse(new, runs))
+    HISTORY.write_text(json.dumps([*runs, new], indent=1) + "\n", encoding="utf-8")
+    print(f"{HISTORY.name}: {len(runs) + 1} runs, {len(new['figures'])} figures")
+    for line in slower:
+        print(f"worse: {line}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -12,13 +12,15 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from leakaudit.cli._options import Parser, Told, described, mute, plugins, show
+from leakaudit.cli._options import Parser, Told, described, load_torch, mute, plugins, show
 from leakaudit.errors import LeakauditError, suggest
 
 BROKEN = 4  # exit code of a run that failed before it reached a verdict
 INTERRUPTED = 130  # exit code after Ctrl-C
 # Verbs with an exit code that is a verdict.
 JUDGES = ("check", "audit", "claims", "selfcheck", "trace")
+# list and config do without torch; sweep imports it once its workers have begun to do so.
+WITHOUT_TORCH = ("list", "config", "sweep")
 DEBUG = "LEAKAUDIT_DEBUG"  # environment variable: print the traceback of a defect
 VERBS = (
     "record",
@@ -138,6 +140,8 @@ def _run(args: argparse.Namespace) -> tuple[int, str]:
     If the code of a plug-in or a model ends the process, there is no verdict.
     """
     try:
+        if args.verb not in WITHOUT_TORCH:
+            load_torch()
         plugins(args)
         code: int = args.run(args)
         show("")

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leakaudit.cli._options import described, say, settings, shared, trust
+from leakaudit.cli._options import described, load_torch, say, settings, shared, trust
 from leakaudit.errors import LeakauditError
 
 if TYPE_CHECKING:
@@ -110,6 +110,7 @@ def run(args: argparse.Namespace) -> int:
         from leakaudit._util import forks
 
         forks.context()  # it imports torch while this process does
+    load_torch()
     from leakaudit.rendering import console, plots
     from leakaudit.results import model
     from leakaudit.sweeping import tables

@@ -13,7 +13,6 @@ import torch
 from leakaudit import registry
 from leakaudit._util import seeds
 from leakaudit.adversary import Adversary
-from leakaudit.auditing.levels import levels
 from leakaudit.errors import LeakauditError
 from leakaudit.extraction import hearing
 from leakaudit.extraction.deduction import Deduction
@@ -145,6 +144,8 @@ class Job:
                 trusted=self.trusted,
             )
             return made, {}
+        from leakaudit.auditing.levels import levels  # loads scipy, which few sweeps need
+
         noises = plan.noises(cell.scenario, cell.epsilon)
         (level,) = levels(noises, self.data_root, self.download, plan.device)
         return level.ready, level.constants

@@ -204,6 +204,7 @@ class DPNorm(Victim):
             sent: dict[tuple[int, int], Form] = {}
             for i, near in enumerate(graph.neighbours):
                 eta, gamma = self._constants(graph, i)
+                step = 2 / gamma
                 pull: Form = sum(sign(i, j) * z[i, j] for j in near)
                 n: Form = 0
                 for k in range(self.inner):
@@ -217,7 +218,7 @@ class DPNorm(Victim):
                     w[i] = p.state("w", i, None if last else k, eq=new)
                     for name in ["early"] * self._early(k) + ["y"] * last:
                         for j in near:
-                            y = 2 / gamma * (z[i, j] - sign(i, j) * (w[i] + n)) - z[i, j]
+                            y = step * (z[i, j] - sign(i, j) * (w[i] + n)) - z[i, j]
                             sent[i, j] = p.send(i, j, y, name)
             z = {(i, j): sent[j, i] for i, j in sent}
         return p

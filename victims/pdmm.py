@@ -159,6 +159,7 @@ class PDMM(Victim):
         p = Relations(graph)
         near = graph.neighbours
         rho, theta, alpha, mu = map(decimal, (self.rho, self.theta, self.alpha, self.mu))
+        twice = 2 * rho
         # The rounding error is uniform on up to half a cell: variance cell^2 / 12.
         cell = self.quantize / 12**0.5
         sign = {(i, j): 1 if i < j else -1 for i, j in graph.arcs}
@@ -185,7 +186,7 @@ class PDMM(Victim):
                         w[i] = p.state("w", i, None if k == self.k_max else k, eq=moved_w)
             moved = {}
             for i, j in sign:
-                change = theta * (z[i, j] - z[j, i] + 2 * rho * sign[i, j] * w[i])
+                change = theta * (z[i, j] - z[j, i] + sign[i, j] * (twice * w[i]))
                 if self.differential:
                     sent = p.send(i, j, change, "dz", std=cell)
                     moved[j, i] = p.state("z", j, i, eq=z[j, i] + sent)

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from fractions import Fraction
 
 from leakaudit.errors import LeakauditError, suggest
-from leakaudit.relations.expression import LAWS, Expression, Form, Kind, Law, Vector
+from leakaudit.relations.expression import LAWS, Expression, Form, Kind, Law, Outlined, Vector
 from leakaudit.trace import Graph
+
+_OUTLINE: ContextVar[bool] = ContextVar("outline", default=False)
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,19 @@ class Point:
     before: int
 
 
+@contextmanager
+def outline() -> Iterator[None]:
+    """Inside, a declaration keeps only its messages, without their content.
+
+    This suffices to count them, and is about ten times faster.
+    """
+    token = _OUTLINE.set(True)
+    try:
+        yield
+    finally:
+        _OUTLINE.reset(token)
+
+
 class Relations:
     """The declaration of one protocol; its methods return vectors to calculate with.
 
@@ -71,6 +88,8 @@ class Relations:
         self.sent: dict[int, int] = {}  # message -> the relation that defines its content
         self._places: dict[tuple[object, ...], int] = {}
         self._ended = False
+        self._outline = _OUTLINE.get()
+        self._any = Outlined(self.vectors, {})
 
     def rounds(self, count: int) -> Iterator[int]:
         """Iterate over rounds 1 to count; everything declared inside belongs to the round.
@@ -175,6 +194,8 @@ class Relations:
             lhs: A form over vectors of this declaration.
             rhs: Another form, or 0.
         """
+        if self._outline:
+            return
         difference = lhs - rhs
         if not isinstance(difference, Expression) or not difference.terms:
             raise LeakauditError(
@@ -213,6 +234,9 @@ class Relations:
                 nobody, or along an edge that is not in the graph.
         """
         to = _receivers(dst)
+        if self._outline:
+            self.vectors.append(Vector("message", name, src, self.round, index, std, to, secure))
+            return self._any
         what = f"round {self.round}: message {name!r} of node {src}"
         if to is not None and (not to or src in to):
             whom = "nobody"
@@ -248,6 +272,8 @@ class Relations:
             out: A state without a definition.
             of: The vectors from which it is computed.
         """
+        if self._outline:
+            return
         if not of or self.vectors[out.vector].kind != "state":
             raise LeakauditError(
                 f"opaque({out}): expected a state without eq=, and the vectors of=[…] from which "
@@ -357,6 +383,8 @@ class Relations:
     ) -> Expression:
         if owner is not None:
             owner = self._node(owner)
+        if self._outline:
+            return self._any
         vector = Vector(kind, name, owner, self.round, index, std, dst, secure, law)
         if self.place(vector) is not None:
             raise LeakauditError(

@@ -235,6 +235,27 @@ class Expression:
         return {self.home[k].round for k in self.terms}
 
 
+class Outlined(Expression):
+    """Any form over a declaration of which only the messages are kept."""
+
+    __slots__ = ()
+
+    def __neg__(self) -> Outlined:
+        """Return the form."""
+        return self
+
+    def _with(self, other: object) -> Outlined:
+        """Return the form, whatever is added or multiplied."""
+        return self
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = _with
+
+    @property
+    def vector(self) -> int:
+        """No place in particular."""
+        return 0
+
+
 def labels(vectors: Sequence[Vector], some: Iterable[int]) -> str:
     """Return the names of some vectors of a declaration, in its order.
 

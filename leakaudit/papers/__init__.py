@@ -53,7 +53,7 @@ ROWS: tuple[PublishedClaim, ...] = tuple(
     sorted((row for file in FILES for row in file.ROWS), key=lambda row: row.number)
 )
 PAPERS = tuple(dict.fromkeys(row.paper for file in FILES for row in file.ROWS))
-# Numbers by which earlier versions named the papers; still accepted.
+# Earlier versions used these numbers for the papers; they are still accepted.
 NUMBERS = {
     "000": "dp-norm",
     "001": "dp-recal",
@@ -66,17 +66,17 @@ NUMBERS = {
 def select(
     papers: Collection[str] = (), numbers: Collection[int] = ()
 ) -> tuple[PublishedClaim, ...]:
-    """Return the rows of some papers and numbers.
+    """Return the rows that have the given papers and numbers.
 
     Args:
-        papers: names of papers in any case, all if empty.
-        numbers: of rows, all if empty.
+        papers: Names of papers, in upper or lower case; all papers if empty.
+        numbers: Numbers of rows; all rows if empty.
 
     Returns:
-        The rows of these papers with these numbers, by number.
+        The rows, sorted by number.
 
     Raises:
-        LeakauditError: there is no such paper or row.
+        LeakauditError: One of the papers or rows does not exist.
     """
     wanted = []
     for paper in papers:
@@ -105,10 +105,10 @@ def _refuse_unknown(
 
 
 def judge(rows: Sequence[PublishedClaim]) -> Iterator[JudgedClaim]:
-    """Yield each row with its findings, computed now.
+    """Evaluate the rows one by one, and yield each with its findings.
 
     Args:
-        rows: As from `select`.
+        rows: Rows such as those that `select` returns.
     """
     for k, row in enumerate(rows):
         step("claims", k, len(rows))

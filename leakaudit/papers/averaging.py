@@ -1,6 +1,6 @@
-"""SecureD-FL: how well its averaging by ADMM averages.
+"""SecureD-FL: how accurately its averaging by ADMM computes the average.
 
-Groups do not matter for that: eqs. (4) to (6) hold with any.
+The groups do not matter for this: eqs. (4) to (6) hold for any groups.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ PEERS = 9
 SIZE = 2_000
 PENALTIES = (1e-3, 2e-3, 5e-3, 0.01, 0.1, 1.0)
 ROUNDING = 1e-9
-FIGURE_4 = 1e-13  # mean squared error after four iterations that the paper reports
+FIGURE_4 = 1e-13  # mean squared error that the paper reports after four iterations
 
 
 @dataclass(frozen=True)
 class Averaging:
-    """What eqs. (4) to (6) make of the peers' models.
+    """The vectors that eqs. (4) to (6) compute from the models of the peers.
 
     Attributes:
-        z: (I + 1, d), the estimates of the average from z^0 = 0 on.
-        lam: (I + 1, n, d), the duals.
-        mean: (d,), the average.
+        z: Estimates of the average (I + 1, d), beginning with z^0 = 0.
+        lam: Dual variables (I + 1, n, d).
+        mean: The exact average (d,).
     """
 
     z: Tensor
@@ -43,16 +43,16 @@ class Averaging:
         return list(map(float, (self.z - self.mean).norm(dim=1)))
 
     def squared(self, iterations: int) -> float:
-        """Return the mean squared error of z after some iterations."""
+        """Return the mean squared error of z after a number of iterations."""
         return float((self.z[iterations] - self.mean).double().square().mean())
 
 
 def average(w: Tensor, lam: Tensor, rho: float, iterations: int) -> Averaging:
-    """Average models by eqs. (4) to (6), in their number format.
+    """Average models by eqs. (4) to (6), in the number format of the models.
 
     Args:
         w: Models of the peers (n, d).
-        lam: Duals to begin with (n, d).
+        lam: Initial dual variables (n, d).
         rho: Penalty.
         iterations: Number of iterations I.
     """
@@ -69,7 +69,7 @@ def average(w: Tensor, lam: Tensor, rho: float, iterations: int) -> Averaging:
 
 
 def _models(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
-    """Return models of the size of a default initialisation, and duals uniform on [0, 1)."""
+    """Return models as large as default initialisations, and duals uniform on [0, 1)."""
     random = fresh()
     w = torch.randn(PEERS, SIZE, generator=random, dtype=torch.float64) / 20
     lam = torch.rand(PEERS, SIZE, generator=random, dtype=torch.float64)
@@ -82,8 +82,8 @@ def _sums() -> tuple[Judgement, ...]:
     start = float(sums[0])
     later = float(sums[1:].max())
     says = (
-        f"{PEERS} peers, duals drawn from [0, 1): at most {later:.1e} from iteration 1 on, "
-        f"{start:.1f} at the start"
+        f"with {PEERS} peers and duals drawn from [0, 1), the largest entry of the sum is at most "
+        f"{later:.1e} from iteration 1 on, and {start:.1f} at the start"
     )
     return (
         Judgement(
@@ -106,15 +106,15 @@ def _linear_rate() -> tuple[Judgement, ...]:
         Judgement(
             "from the second iteration on",
             against(worst > rate * (1 + ROUNDING)),
-            f"rho = {rho:g}: the error falls by at most {worst:.9f} an iteration, rho / (rho + 2) "
-            f"= {rate:g}",
+            f"rho = {rho:g}: each iteration multiplies the error by at most {worst:.9f}; "
+            f"rho / (rho + 2) = {rate:g}",
             figures,
         ),
         Judgement(
-            "the first iteration, as the proof has it",
+            "the first iteration, which the proof includes",
             against(ratios[0] > rate * (1 + ROUNDING)),
-            f"the error of z^1 is {ratios[0]:.1f} times that of z^0: the proof uses Lemma II.1 "
-            "for lam^0, which is drawn from [0, 1) and does not add up to zero",
+            f"the error of z^1 is {ratios[0]:.1f} times that of z^0: the proof applies Lemma II.1 "
+            "to lam^0, but lam^0 is drawn from [0, 1) and does not add up to zero",
             figures,
         ),
     )
@@ -129,11 +129,12 @@ def _figure_4() -> tuple[Judgement, ...]:
     small = [rho for rho in PENALTIES if found["float64"][rho] < FIGURE_4]
     best = min(found["float32"].values())
     says = (
-        "rho and the number format are not printed. With duals from [0, 1) an error below "
-        f"{FIGURE_4:g} needs rho of at most about {max(small):g} in float64; in float32, where 1 "
-        f"/ rho enlarges rounding, the best of {len(PENALTIES)} rho has {best:.1e}"
+        "the paper prints neither rho nor the number format. With duals from [0, 1), an error "
+        f"below {FIGURE_4:g} requires a rho of at most about {max(small):g} in float64; in "
+        "float32, in which 1 / rho amplifies rounding errors, the smallest error of "
+        f"{len(PENALTIES)} values of rho is {best:.1e}"
         if small
-        else "no rho that was tried has an error so small"
+        else "none of the values of rho that were tried gives such a small error"
     )
     figures: Figures = {}
     for name, errors in found.items():
@@ -154,15 +155,16 @@ def _two_iterations() -> tuple[Judgement, ...]:
         Judgement(
             "test accuracy after training with 2 iterations",
             Verdict.INCONCLUSIVE,
-            "FEMNIST is not trained here and rho is not printed. Since duals from [0, 1) have "
-            "mean 1/2, z^2 is off the average by about 1 / (2 + rho)^2 in every coordinate: "
-            f"{listed}",
+            "no model is trained on FEMNIST here, and the paper does not print rho. Since duals "
+            "from [0, 1) have mean 1/2, every coordinate of z^2 exceeds the average by about "
+            f"1 / (2 + rho)^2: {listed}",
             {"shift": shifts},
         ),
         Judgement(
-            "2 iterations come closer than 1",
+            "2 iterations come closer to the average than 1",
             against(not better),
-            f"so they do for each of {len(PENALTIES)} rho, by the factor rho / (rho + 2)",
+            f"compared for each of {len(PENALTIES)} values of rho; Lemma II.2 predicts an error "
+            "that is smaller by the factor rho / (rho + 2)",
         ),
     )
 
@@ -204,7 +206,7 @@ ROWS = (
         source="SecureD-FL, section VI-C, Figure 4",
         claim="after 4 iterations the mean squared error is below 1e-13",
         quotes=(Quote("section VI-C", "After 4 iterations, the error drops below $10^{-13}$"),),
-        assumes=(DUALS, "models with entries of about .05, not the paper's FEMNIST checkpoints"),
+        assumes=(DUALS, "models with entries of about .05 instead of the paper's FEMNIST models"),
         judge=_figure_4,
     ),
     secured_row(

@@ -1,6 +1,6 @@
 """The PDMM thesis: what its defences hide and cost, and how it compares with a server.
 
-Also when its quadratic approximation converges.
+Another row examines when its quadratic approximation, QA-PDMM, converges.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ CONSTANTS = {"rho": 0.1, "alpha": 0.2, "z0": 1.0}
 CELLS = (1e-3, 1e-2, 1e-1)
 HEARD = 10  # number of rounds that an eavesdropper observes
 STEPS = (2, 5)
-ATTACKED = range(4)  # nodes of the 60 whose inputs are computed
+ATTACKED = range(4)  # those of the 60 nodes whose inputs are computed
 STOPS = (5, 20, 100)
-LOST = 0.05  # share of the samples, 3 of 60: an accuracy that is lower by more counts as affected
+LOST = 0.05  # 3 of 60 samples: the accuracy counts as affected if it is lower by more
 CONDITIONS = (1.0, 2.0, 10.0, 100.0)  # beta / m
 PENALTY = 0.4
 TRIALS = 5
-# 2^21 rounds; the slowest case contracts by about 1 - 2e-5 a round.
+# 2^21 rounds; in the slowest case, each multiplies the error by about 1 - 2e-5.
 SQUARINGS = 21
 VANISHED = 1e-6
 
 
 def _trained(rounds: int, **settings: float) -> FinishedRun:
-    """Run the thesis' example: logistic regression of 60 nodes with one sample each.
+    """Run the thesis' example: logistic regression on 60 nodes with one sample each.
 
-    The graph is random and geometric.
+    The graph is a random geometric graph.
     """
     return run(nodes=60, rounds=rounds, set={**CONSTANTS, **settings}, **PLANE)
 
 
 def _inputs(done: FinishedRun) -> float:
-    """Return the median relative error of the inputs that one-step differences give."""
+    """Return the median relative error of the inputs computed from one-step differences."""
     return input_error(done, list(hearing.leaks(done.trace, nodes=ATTACKED, rounds=6)))
 
 
@@ -51,9 +51,9 @@ def _quantisation() -> tuple[Judgement, ...]:
     found = {f"{cell:g}": _inputs(_trained(HEARD, quantize=cell)) for cell in CELLS}
     listed = ", ".join(f"{error:.2g} with cells of {cell}" for cell, error in found.items())
     says = (
-        "the width of the cells, which decides, is not in our copy: one-step differences of the "
-        f"first {HEARD} rounds give the inputs with a median error of {listed}. With small "
-        "cells, further rounds have nothing to improve"
+        "the outcome depends on the width of the cells, which is not in our copy: one-step "
+        f"differences of the first {HEARD} rounds give the inputs with a median error of "
+        f"{listed}. Small cells leave little for further rounds to improve"
     )
     return (Judgement("error of the inputs", Verdict.UNSUPPORTED, says, {"error": found}),)
 
@@ -63,7 +63,8 @@ def _inexact() -> tuple[Judgement, ...]:
     listed = ", ".join(f"{error:.1e} at k_max = {steps}" for steps, error in found.items())
     says = (
         f"median error of the inputs: {listed}. The messages give a weighted sum of the "
-        "inner gradients, and with one sample each of them is a multiple of the same input"
+        "gradients of the inner steps, and with one sample, each of these gradients is a multiple "
+        "of the same input"
     )
     return (
         Judgement(
@@ -97,14 +98,14 @@ def _unaffected() -> tuple[Judgement, ...]:
         Judgement(
             "quantisation and inexact updates",
             against(min([*cells.values(), *steps.values()]) < whole - LOST),
-            f"training accuracy {whole:.3f} without them; with cells {listed(cells)}; with k_max "
-            f"{listed(steps)}",
+            f"the training accuracy is {whole:.3f} without them; depending on the width of the "
+            f"cells, {listed(cells)}; depending on k_max, {listed(steps)}",
             figures,
         ),
         Judgement(
             "early stopping",
             Verdict.UNSUPPORTED,
-            f"no t_max is named; the accuracy is {listed(stops)} rounds",
+            f"the thesis does not state t_max; the accuracy is {listed(stops)} rounds",
             {"t_max": stops},
         ),
     )
@@ -128,42 +129,41 @@ def _against_a_server() -> tuple[Judgement, ...]:
         Judgement(
             "no more information than with a server (Corollary 1)",
             against(own > central or not differences),
-            f"of {rounds} gradients of a node an eavesdropper determines {central} combinations "
-            f"with a server, {own} with PDMM, all of them differences; what can be computed from "
-            "less tells no more",
+            f"of {rounds} gradients of a node, an eavesdropper determines {central} combinations "
+            f"with a server and {own} with PDMM, all of which are differences; differences can be "
+            "computed from gradients, so they reveal no more",
             {"server": central, "pdmm": own},
         ),
         Judgement(
             "strictly less in any practical case",
             against(error < EXACT),
-            "logistic regression with one sample a node: differences already give the inputs to "
-            f"{error:.1e}, so that gradients have nothing to add about them",
+            "logistic regression with one sample per node: differences already give the inputs "
+            f"with a median error of {error:.1e}, so gradients reveal nothing more about them",
             {"error": error},
         ),
     )
 
 
 def contracts(graph: Graph, curvatures: Tensor, mu: float, rho: float) -> float:
-    """Return what is left of an error of the models after 2^SQUARINGS rounds of QA-PDMM.
+    """Return how much of an error of the models remains after 2^SQUARINGS rounds of QA-PDMM.
 
-    The losses are scalar quadratics.
-
-    f_i(w) = a_i w^2 / 2, so that errors follow the linear map of eqs. (4.9) and (4.12), theta = 1:
+    The losses are the scalar quadratics f_i(w) = a_i w^2 / 2, so errors follow the linear map of
+    eqs. (4.9) and (4.12) with theta = 1:
 
         w_i     <- (mu w_i - a_i w_i - sum_j B_{i|j} z_{i|j}) / (mu + rho d_i)
         z_{j|i} <- z_{i|j} + 2 rho B_{i|j} w_i
 
-    Its powers are made by squaring. Errors of z in the subspace that does not converge keep their
-    size; they do not reach the models.
+    Its powers are computed by squaring. Errors of z in the subspace that does not converge keep
+    their size; they do not reach the models.
 
     Args:
-        graph: of the nodes.
-        curvatures: (N,), the a_i.
-        mu: of the quadratic approximation.
-        rho: penalty.
+        graph: The graph of the nodes.
+        curvatures: The curvatures a_i (N,).
+        mu: Constant of the quadratic approximation.
+        rho: Penalty.
 
     Returns:
-        The largest entry of the rows of that power that belong to the models.
+        The largest absolute entry in the rows of that power that belong to the models.
     """
     arcs = {arc: graph.nodes + k for k, arc in enumerate(sorted(graph.arcs))}
     size = graph.nodes + len(arcs)
@@ -207,23 +207,24 @@ def _quadratic_condition() -> tuple[Judgement, ...]:
     worst = max(below, key=float)
     return (
         Judgement(
-            "enough: mu above beta^2 / (2 m) converges (Theorem 2)",
+            "sufficient: it converges if mu is above beta^2 / (2 m) (Theorem 2)",
             against(not max(above.values()) < VANISHED),
-            f"a ring of 8, {TRIALS} sets of quadratics each, mu 1 % above the limit: after "
-            f"2^{SQUARINGS} rounds at most {shown} is left",
+            f"on a ring of 8 nodes, with {TRIALS} sets of quadratics for each beta / m and mu "
+            f"1 % above the limit, the share of an error that remains after 2^{SQUARINGS} rounds "
+            f"is at most {shown}",
             {"left": above},
         ),
         Judgement(
-            "needed: mu must be above it (section 4.3)",
+            "necessary: mu must be above that limit (section 4.3)",
             against(below[worst] < VANISHED),
-            f"at beta / m = {worst} the limit is {float(worst) ** 2 / 2:g} m, and mu = beta = "
-            f"{worst} m converges, too: {below[worst]:.0e} is left",
+            f"at beta / m = {worst} the limit is {float(worst) ** 2 / 2:g} m, but mu = beta = "
+            f"{worst} m converges, too: the share of an error that remains is {below[worst]:.0e}",
             {"left": below},
         ),
     )
 
 
-EXAMPLE = "logistic regression of 60 nodes with one sample; rho = .1 and alpha = .2 are ours"
+EXAMPLE = "logistic regression on 60 nodes with one sample each; rho = .1, alpha = .2 are ours"
 
 ROWS = (
     pdmm_row(
@@ -236,13 +237,13 @@ ROWS = (
                 "the quantizer can effectively prevent the improvement of reconstruction accuracy",
             ),
         ),
-        assumes=(LISTENS, EXAMPLE, "fixed cells, whose width only the figure shows"),
+        assumes=(LISTENS, EXAMPLE, "cells of a fixed width, which only the figure shows"),
         judge=_quantisation,
     ),
     pdmm_row(
         number=38,
         source="Yu 2023, section 6.2",
-        claim="with 1 < k_max < infinity an adversary cannot avoid errors",
+        claim="with 1 < k_max < infinity, an adversary cannot avoid errors",
         quotes=(
             Quote(
                 "section 6.2", "its intermediate state in training is unknowable to the adversary"
@@ -257,7 +258,10 @@ ROWS = (
         source="Yu 2023, abstract and section 7.1",
         claim="early stopping, inexact updates and quantisation do not affect the accuracy",
         quotes=(Quote("abstract", "without affecting the training accuracy"),),
-        assumes=(EXAMPLE, "an accuracy within 3 of the 60 samples counts as unaffected"),
+        assumes=(
+            EXAMPLE,
+            "the accuracy counts as unaffected if it is lower by at most 3 of the 60 samples",
+        ),
         judge=_unaffected,
     ),
     pdmm_row(
@@ -275,13 +279,13 @@ ROWS = (
                 "we will have strict inequality in any practical case",
             ),
         ),
-        assumes=(LISTENS, "z^0 is random and unheard", EXAMPLE),
+        assumes=(LISTENS, "z^0 is random and not observed", EXAMPLE),
         judge=_against_a_server,
     ),
     pdmm_row(
         number=41,
         source="Yu 2023, section 4.2, Theorem 2, and section 4.3",
-        claim="QA-PDMM converges if, and only if, mu > beta^2 / (2 m)",
+        claim="QA-PDMM converges if and only if mu > beta^2 / (2 m)",
         quotes=(
             Quote("Theorem 2", "Assume f(w) is m-strongly convex and β-smooth"),
             Quote("section 4.3", "could accelerate convergence but must satisfy"),

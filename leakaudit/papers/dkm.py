@@ -1,4 +1,4 @@
-"""DP-dKM: its truncated noises, and the sensitivity of its Theorem 1."""
+"""DP-dKM: its truncated noise distributions, and the sensitivity of its Theorem 1."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ SIZES = (10, 100, 1000)
 
 
 def _theorem_6(epsilon: float, delta: float, times: float = 1.0) -> Additive:
-    """Return its noise for a shift by 1.
+    """Return the noise of Theorem 6 for a sensitivity of 1.
 
-    That is sigma^2 = times / epsilon, and the A for which [A - 1, A] has the mass delta.
+    It has sigma^2 = times / epsilon, and the A for which [A - 1, A] has probability delta.
     """
     scale = math.sqrt(times / epsilon)
 
@@ -39,7 +39,10 @@ def _theorem_6(epsilon: float, delta: float, times: float = 1.0) -> Additive:
 
 
 def _enough(epsilon: float, delta: float) -> float:
-    """Return how many times the printed variance, with the A of that, keeps (epsilon, delta)."""
+    """Return the factor on the printed variance that achieves (epsilon, delta).
+
+    A is that of Theorem 6 for the increased variance.
+    """
 
     def kept(times: float) -> bool:
         return _theorem_6(epsilon, delta, times).delta(epsilon, 1.0) <= delta * (1 + 1e-6)
@@ -50,7 +53,7 @@ def _enough(epsilon: float, delta: float) -> float:
 def _measured(epsilon: float, delta: float) -> float:
     """Return a lower limit on delta, at confidence 1 - ALPHA, from the noise that a run draws.
 
-    The event is z <= 0 against z + 1 <= 0.
+    The event is z <= 0 for one data set, and z + 1 <= 0 for the other.
     """
     settings = {
         "mechanism": "truncated_gaussian",
@@ -96,10 +99,10 @@ def _truncated_gaussian() -> tuple[Judgement, ...]:
     first = table[0]
     measured = _measured(*SETTINGS[0])
     says = (
-        f"true delta {first['true_delta']:.3f} at a claimed (.5, .001), by integration; the noise "
-        f"of a run gives at least {measured:.3f} at confidence {1 - ALPHA:g}; the ratio of the "
-        "densities stays below e^epsilon only where A <= Delta, and its own A is "
-        f"{first['A']:.2f} Delta; {first['needed_variance']:.1f} times the variance would do"
+        f"at a claimed (.5, .001), the true delta is {first['true_delta']:.3f}, by integration; "
+        f"the noise of a run shows at least {measured:.3f} at confidence {1 - ALPHA:g}. The ratio "
+        "of the densities stays below e^epsilon only if A <= Delta, but the theorem's A is "
+        f"{first['A']:.2f} Delta; {first['needed_variance']:.1f} times the variance would suffice"
     )
     beyond = all(t["true_delta"] > t["delta"] for t in table)
     figures: Figures = {"table": table, "measured_delta": measured}
@@ -109,9 +112,9 @@ def _truncated_gaussian() -> tuple[Judgement, ...]:
 
 
 def _vector_delta(noise: Additive, epsilon: float, size: int) -> tuple[float, float]:
-    """Return delta = E[(1 - e^(epsilon - loss))+], and Hoeffding's lower limit on it.
+    """Return an estimate of delta = E[(1 - e^(epsilon - loss))+], and Hoeffding's lower limit.
 
-    The shift has length 1 and is equal in all coordinates.
+    The shift has Euclidean length 1 and is equal in all coordinates.
     """
     random = fresh(size)
     shift = 1 / math.sqrt(size)
@@ -137,9 +140,9 @@ def _truncated_laplace() -> tuple[Judgement, ...]:
     listed = ", ".join(f"{found[size][0]:.3f} for {size}" for size in SIZES)
     limits = ", ".join(f"{found[size][1]:.3f}" for size in SIZES)
     vectors = (
-        f"claimed delta {delta:g} at epsilon {epsilon:g}; a shift of Euclidean length 1 has delta "
-        f"{listed} coordinates (at least {limits} at confidence {1 - ALPHA:g}); a shift of 1 in "
-        f"each of 1000 has {support:.3f}"
+        f"the claimed delta is {delta:g} at epsilon {epsilon:g}; for a shift of Euclidean length "
+        f"1 it is {listed} coordinates (at least {limits} at confidence {1 - ALPHA:g}), and for a "
+        f"shift of 1 in each of 1000 coordinates {support:.3f}"
     )
     figures: Figures = {
         "delta": {str(k): v[0] for k, v in found.items()},
@@ -147,8 +150,8 @@ def _truncated_laplace() -> tuple[Judgement, ...]:
         "support": support,
     }
     one = (
-        f"true delta {single:.6f} at a claimed {delta:g}; a vector keeps it where Delta is its L1 "
-        "sensitivity"
+        f"the true delta is {single:.6f} at a claimed {delta:g}; the claim also holds for vectors "
+        "if Delta is their L1 sensitivity"
     )
     return (
         Judgement(
@@ -219,21 +222,21 @@ def _sensitivity() -> tuple[Judgement, ...]:
         "B": bound,
     }
     says = (
-        f"one record moved it by {moved:.2e}; the theorem allows {theorem:.3f}, the trivial bound "
-        f"2 B sum alpha {trivial:.3f}"
+        f"replacing one record moved it by {moved:.2e}; the theorem allows {theorem:.3f}, and the "
+        f"trivial bound 2 B sum alpha is {trivial:.3f}"
     )
     about = (
         f"the same record moved one broadcast by {shown:.2e}, {shown / moved:.1f} times as far; "
-        "the theorem has no word on it"
+        "the theorem does not concern broadcasts"
     )
     return (
         Judgement(
             "the final average",
             against(moved > theorem),
-            f"{says}: {theorem / trivial:.1f} times the trivial one",
+            f"{says}: the theorem's bound is {theorem / trivial:.1f} times as large",
             figures,
         ),
-        Judgement("what is broadcast", Verdict.UNCLAIMED, about, {"broadcast": shown}),
+        Judgement("the broadcasts", Verdict.UNCLAIMED, about, {"broadcast": shown}),
     )
 
 
@@ -252,8 +255,8 @@ ROWS = (
             ),
         ),
         assumes=(
-            "one coordinate that moves by Delta",
-            "the smallest sigma that the theorem allows, A and C by its two equations",
+            "one coordinate changes by Delta",
+            "sigma is the smallest that the theorem allows; A and C solve its two equations",
         ),
         judge=_truncated_gaussian,
     ),
@@ -261,7 +264,7 @@ ROWS = (
         number=3,
         source="DP-dKM, Definition 6 and section 3",
         claim=(
-            "truncated Laplace noise keeps (epsilon, delta) for vectors of bounded Euclidean "
+            "truncated Laplace noise is (epsilon, delta)-private for vectors of bounded Euclidean "
             "sensitivity"
         ),
         quotes=(
@@ -276,7 +279,7 @@ ROWS = (
             ),
         ),
         assumes=(
-            "the coordinates of a vector get independent noise, all with Delta, the Euclidean "
+            "the noise is independent in all coordinates of a vector, and Delta is the Euclidean "
             "sensitivity",
         ),
         judge=_truncated_laplace,
@@ -284,10 +287,10 @@ ROWS = (
     dkm_row(
         number=12,
         source="DP-dKM, Theorem 1",
-        claim="one record moves the final average by at most its bound",
+        claim="replacing one record moves the final average by at most its bound",
         quotes=(Quote("Theorem 1", "sensitivity of the dKM algorithm has the upper bound"),),
         assumes=(
-            "X^0 is common (the paper: zero)",
+            "all agents start at the same X^0 (the paper: at zero)",
             "B is the largest step that the run takes",
             "full gradients, one replaced record",
         ),

@@ -1,6 +1,6 @@
 """DP-dKM: generalisation, composition and the noise of the mixing step.
 
-These are Theorems 2 and 3, Theorem 4 and Theorem 5.
+Theorems 2 and 3 concern generalisation, Theorem 4 composition, and Theorem 5 the mixing step.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from leakaudit.papers.sources import dkm_row
 from leakaudit.protocols.mixing import matrix, metropolis
 from leakaudit.verdict import against
 
-# Of the paper's experiments.
+# Constants of the paper's experiments.
 EPSILON = 0.5
 DELTA = 1e-3
 AGENTS = 5
 RECORDS = 100
-LOSS = 10.0  # R: bound on the loss, of our own choice
-ITEMS = 10**6  # values that a record can take
-SURE = 1 + 1e-9  # a claim is exceeded by more than rounding
+LOSS = 10.0  # R, the bound on the loss: our choice
+ITEMS = 10**6  # number of values that a record can take
+SURE = 1 + 1e-9  # factor above a claim that rounding cannot explain
 
 
 def bound(epsilon: float, delta: float, agents: int, loss: float) -> float:
     """Return the right side of Theorem 2 as printed: (1 - e^-epsilon) R + e^-epsilon M delta.
 
     Args:
-        epsilon: Of the algorithm's privacy.
-        delta: Of the algorithm's privacy.
-        agents: M.
+        epsilon: Epsilon of the algorithm.
+        delta: Delta of the algorithm.
+        agents: M, the number of agents.
         loss: R, the bound on the loss.
     """
     return -math.expm1(-epsilon) * loss + math.exp(-epsilon) * agents * delta
@@ -46,18 +46,19 @@ def bound(epsilon: float, delta: float, agents: int, loss: float) -> float:
 def memorised(delta: float, loss: float, items: int, records: int) -> float:
     """Return the exact generalisation gap of an algorithm that is (0, delta)-private.
 
-    Records are uniform on `items` values. With chance delta the algorithm returns x = 1 on the
-    values in its data and 0 elsewhere, else x = 0. The loss R (1 - x_value) is linear in x and lies
-    in [0, R] on [0, 1]^items. What it returns depends on the data with chance delta only, so the
-    total variation between any two data sets is at most delta. If it memorises, the empirical loss
-    is 0 and the true loss is R times the share of values that are not in the data, on average
+    Records are uniform on `items` values. With probability delta the algorithm memorises: it
+    returns an x that is 1 for the values in its data and 0 for all others. Otherwise it returns
+    x = 0. The loss R (1 - x_value) is linear in x and lies in [0, R] on [0, 1]^items. The output
+    depends on the data only with probability delta, so the total variation between the outputs for
+    any two data sets is at most delta. If the algorithm memorises, the empirical loss is 0, and the
+    true loss is R times the share of values that are not in the data, on average
     (1 - 1/items)^records.
 
     Args:
-        delta: chance of memorising.
-        loss: R.
-        items: values that a record can take.
-        records: in the data of all agents, M N.
+        delta: Probability of memorising.
+        loss: R, the bound on the loss.
+        items: Number of values that a record can take.
+        records: Number of records of all agents, M N.
 
     Returns:
         E[L - empirical L].
@@ -69,32 +70,33 @@ def _generalisation() -> tuple[Judgement, ...]:
     gap = memorised(DELTA, LOSS, ITEMS, AGENTS * RECORDS)
     allowed = bound(0.0, DELTA, AGENTS, LOSS)
     repaired = LOSS * DELTA  # R delta in place of M delta, at epsilon = 0
-    # any (epsilon, delta) algorithm: exchanging a record with a fresh one moves an expectation in
-    # [0, R] by at most R times this
+    # For any (epsilon, delta)-private algorithm: exchanging a record for a fresh one moves an
+    # expectation in [0, R] by at most R times this.
     farthest = LOSS * (math.expm1(EPSILON) + 2 * DELTA) / (math.exp(EPSILON) + 1)
     usual = bound(EPSILON, DELTA, AGENTS, LOSS)
-    until = -math.log1p(-(gap - allowed) / (LOSS - allowed))  # where the bound reaches the gap
+    until = -math.log1p(-(gap - allowed) / (LOSS - allowed))  # the epsilon of equal bound and gap
     return (
         Judgement(
-            "as printed, for losses up to R above the number of agents M",
+            "as printed, for losses up to R, which exceeds the number of agents M",
             against(gap > allowed * SURE),
             f"M = {AGENTS}, N = {RECORDS}, delta = {DELTA:g}, R = {LOSS:g}: memorising with "
-            f"chance delta is (0, delta)-private and has a gap of {gap:.5f}, where the bound "
+            f"probability delta is (0, delta)-private and has a gap of {gap:.5f}, but the bound "
             f"tends to {allowed:.5f} as epsilon falls to 0. The term M delta does not scale with "
-            f"R; this example exceeds the bound only for epsilon below about {until:.1e}",
+            f"R; this example exceeds the bound only if epsilon is below about {until:.1e}",
             {"gap": gap, "allowed": allowed, "below_epsilon": until},
         ),
         Judgement(
             "with R delta in place of M delta",
             against(gap > repaired * SURE),
-            f"the same gap of {gap:.5f} against {repaired:.5f}",
+            f"the gap is again {gap:.5f}, and the bound is {repaired:.5f}",
             {"gap": gap, "allowed": repaired},
         ),
         Judgement(
             "at the paper's epsilon and delta",
             against(farthest > usual * SURE),
-            f"({EPSILON:g}, {DELTA:g}): no algorithm has a gap above R (e^epsilon - 1 + 2 delta) "
-            f"/ (e^epsilon + 1) = {farthest:.2f}, the bound is {usual:.2f}",
+            f"at ({EPSILON:g}, {DELTA:g}), no algorithm has a gap above "
+            f"R (e^epsilon - 1 + 2 delta) / (e^epsilon + 1) = {farthest:.2f}, and the bound is "
+            f"{usual:.2f}",
             {"farthest": farthest, "allowed": usual},
         ),
     )
@@ -102,7 +104,7 @@ def _generalisation() -> tuple[Judgement, ...]:
 
 def _finite_sample() -> tuple[Judgement, ...]:
     def margin(delta: float, loss: float) -> tuple[float, float]:
-        """Return the chance that L <= empirical L + a, and that of Theorem 3, at the worst a."""
+        """Return P[L <= empirical L + a] and what Theorem 3 claims it to be, at the worst a."""
         largest = loss * math.exp(
             AGENTS * RECORDS * math.log1p(-1 / ITEMS)
         )  # the gap if the data are memorised
@@ -113,36 +115,38 @@ def _finite_sample() -> tuple[Judgement, ...]:
         return min(pairs, key=lambda pair: pair[0] - pair[1])
 
     usual = [margin(delta, LOSS) for delta in (DELTA, 0.1, 0.5)]
-    shown = ", ".join(f"{true:.3f} against {said:.3f}" for true, said in usual)
+    shown = ", ".join(f"{true:.3f} ({said:.3f} claimed)" for true, said in usual)
     true, said = margin(0.9, 20 * LOSS)
     return (
         Judgement(
             "delta up to 1/2",
             against(any(true < said for true, said in usual)),
-            f"memorising with probability {DELTA:g}, .1 and .5: a probability of {shown} claimed",
+            f"if an algorithm memorises with probability {DELTA:g}, .1 or .5, its true loss "
+            f"exceeds the empirical one by at most the worst a with probability {shown}",
             {"true": [true for true, _ in usual], "promised": [said for _, said in usual]},
         ),
         Judgement(
             "delta above 1/2, as printed for any delta",
             against(true * SURE < said),
-            f"delta = .9, R = {20 * LOSS:g}: a probability of {true:.2f}, claimed is {said:.2f}, "
-            "by the same M delta as in Theorem 2",
+            f"delta = .9, R = {20 * LOSS:g}: the probability is {true:.2f}, but {said:.2f} is "
+            "claimed, because of the same term M delta as in Theorem 2",
             {"true": true, "promised": said},
         ),
     )
 
 
 def composed(epsilons: Sequence[float], deltas: Sequence[float]) -> tuple[float, float]:
-    """Return the largest guarantee that Theorem 4 can give for several agents.
+    """Return the weakest guarantee that Theorem 4 can give for several agents.
 
-    That is its epsilon_1, the sum, and the largest delta' over all allowed a_m:
+    It consists of epsilon_1, which is the sum of the epsilons, and of the largest delta' over all
+    allowed a_m:
     delta' = 1 - prod(1 - e^(-a_m) q_m) + 1 - prod(1 - q_m) with q_m = delta_m / (1 + e^epsilon_m).
-    It falls in every a_m, so a_m = 0 is an upper value. Nothing in it depends on the lost tilde of
-    delta.
+    This decreases in every a_m, so a_m = 0 gives an upper bound. It does not depend on the tilde
+    over delta, which our copy of the text has lost.
 
     Args:
-        epsilons: Of each agent's privacy.
-        deltas: Of each agent's privacy.
+        epsilons: Epsilon of each agent.
+        deltas: Delta of each agent.
     """
     logarithms = []
     for epsilon, delta in zip(epsilons, deltas, strict=True):
@@ -156,22 +160,23 @@ def _two_agents() -> Judgement:
 
     A record moves T(x) - x of its agent by a vector of length 1 / alpha.
 
-    What agent 1 broadcasts is hidden by its own noise (standard deviation 2.5) in both rounds, in
-    the second also by half of agent 2's (standard deviation 125), which agent 1's broadcasts do not
-    show and agent 2's do. Linear losses have T(x) - x constant.
+    The broadcasts of agent 1 are hidden by its own noise (standard deviation 2.5) in both rounds,
+    and in the second round also by half of the noise of agent 2 (standard deviation 125). The
+    broadcasts of agent 1 do not reveal the latter, but those of agent 2 do. With linear losses,
+    T(x) - x is constant.
     """
     low = 2.5
     high = 125.0
     share = 0.5
 
     def own(std: float, other: float) -> float:
-        """Return mu of an agent's own record in only its own two broadcasts."""
+        """Return mu of an agent's record, given only the two broadcasts of that agent."""
         return math.hypot(1 / std, 1 / math.hypot(std, share * other))
 
     def passed(std: float, other: float) -> float:
-        """Return mu of its record in only the other agent's broadcasts.
+        """Return mu of an agent's record, given only the broadcasts of the other agent.
 
-        Half of its first one arrives in the other's second.
+        The second broadcast of the other agent contains half of this agent's first.
         """
         return share / math.hypot(share * std, other)
 
@@ -185,10 +190,10 @@ def _two_agents() -> Judgement:
     total, promised = composed(epsilons, deltas)
     true = gaussian.delta(total, joint)
     says = (
-        f"two agents, two rounds, Gaussian noise of {low:g} and {high:g}: agent by agent "
-        f"({epsilons[0]:g}, {deltas[0]:.1e}) and ({epsilons[1]:g}, {deltas[1]:.1e}), together "
-        f"delta {true:.1e} at {total:g} where the theorem says at most {promised:.1e}: one "
-        "agent's broadcasts remove the other's noise"
+        f"two agents, two rounds, Gaussian noise of {low:g} and {high:g}: the agents are "
+        f"({epsilons[0]:g}, {deltas[0]:.1e})- and ({epsilons[1]:g}, {deltas[1]:.1e})-private by "
+        f"themselves; together they reach delta {true:.1e} at epsilon {total:g}, but the theorem "
+        f"allows at most {promised:.1e}: one agent's broadcasts remove the other's noise"
     )
     figures: Figures = {
         "marginal": marginal,
@@ -197,21 +202,21 @@ def _two_agents() -> Judgement:
         "true_delta": true,
         "claimed_delta": promised,
     }
-    return Judgement("two agents of the iteration", against(true > promised * SURE), says, figures)
+    return Judgement("two iterating agents", against(true > promised * SURE), says, figures)
 
 
 def _composition() -> tuple[Judgement, ...]:
     total, promised = composed([EPSILON] * AGENTS, [DELTA] * AGENTS)
     released = [approximate(EPSILON, DELTA, Adjacency.REPLACE)] * AGENTS
-    # Kairouz, Oh, Viswanath 2015: randomised response that leaks with chance delta reaches the
-    # optimal composition
+    # Kairouz, Oh, Viswanath 2015: randomised response that leaks with probability delta attains
+    # the optimal composition.
     true = compose(released).delta(total)
     alone, single = composed([EPSILON], [DELTA])
     says = (
-        f"{AGENTS} independent ({EPSILON:g}, {DELTA:g}) releases of one record reach delta "
-        f"{true:.6f} at epsilon {total:g}, the theorem says at most {promised:.6f}; of one agent "
-        f"it says ({alone:g}, {single:.6f}), less than the ({EPSILON:g}, {DELTA:g}) that it "
-        "starts from"
+        f"{AGENTS} independent ({EPSILON:g}, {DELTA:g})-private releases of one record reach "
+        f"delta {true:.6f} at epsilon {total:g}, but the theorem allows at most {promised:.6f}; "
+        f"for one agent it claims ({alone:g}, {single:.6f}), which is less than the "
+        f"({EPSILON:g}, {DELTA:g}) that it assumes"
     )
     figures: Figures = {"true_delta": true, "claimed_delta": promised, "claimed_of_one": single}
     return (
@@ -237,7 +242,7 @@ def _mixed_noise() -> tuple[Judgement, ...]:
     def norms(std: float, mean: float) -> tuple[float, float]:
         """Return E|W N|_F^2 of independent noise, and Theorem 5's bound.
 
-        W keeps the mean, which is alike for all agents.
+        W preserves the mean, which is the same for all agents.
         """
         exact = size * (std**2 * float(eigenvalues.square().sum()) + mean**2 * AGENTS)
         return exact, size * (std**2 + mean**2) * ((AGENTS - 1) * second**2 + 1)
@@ -248,14 +253,15 @@ def _mixed_noise() -> tuple[Judgement, ...]:
         Judgement(
             "noise with a mean, as printed",
             against(moved > allowed * SURE),
-            f"a ring of {AGENTS} in {size} dimensions, mean 1 and variance 1: {moved:.2f}, the "
-            f"bound says {allowed:.2f}. A mean that all agents share passes through W undamped",
+            f"on a ring of {AGENTS} in {size} dimensions, with mean 1 and variance 1, the noise "
+            f"contributes {moved:.2f}, and the bound is {allowed:.2f}. W does not damp a mean that "
+            "all agents share",
             {"exact": moved, "bound": allowed, "lambda": second},
         ),
         Judgement(
-            "noise without a mean, as it is used",
+            "noise of mean zero, as it is used",
             against(centred > enough * SURE),
-            f"{centred:.2f} against {enough:.2f}",
+            f"the noise contributes {centred:.2f}, and the bound is {enough:.2f}",
             {"exact": centred, "bound": enough},
         ),
     )
@@ -280,14 +286,14 @@ ROWS = (
         number=29,
         source="DP-dKM, Theorem 3",
         claim=(
-            "the true loss exceeds the empirical one by more than a with at most the chance that "
-            "it prints"
+            "the true loss exceeds the empirical one by more than a with at most the printed "
+            "probability"
         ),
         quotes=(Quote("Theorem 3", "\\text{ for any } \\epsilon > 0"),),
         assumes=(
-            "as Theorem 2",
-            "its epsilon is two numbers: the privacy and the accuracy a, which the print does not "
-            "tell apart",
+            "the assumptions of Theorem 2",
+            "its epsilon denotes two numbers, which the print does not distinguish: the privacy "
+            "parameter and the accuracy a",
         ),
         judge=_finite_sample,
     ),
@@ -299,8 +305,8 @@ ROWS = (
         ),
         quotes=(Quote("Theorem 4", "generated by the specific stochastic algorithm with K steps"),),
         assumes=(
-            "an agent's guarantee is that of its own iterates",
-            "the largest delta' that any a_m allows, epsilon_1 for epsilon'",
+            "the guarantee of an agent concerns its own iterates",
+            "delta' is the largest that any a_m allows, and epsilon' is epsilon_1",
         ),
         judge=_composition,
     ),
@@ -308,8 +314,8 @@ ROWS = (
         number=31,
         source="DP-dKM, Theorem 5",
         claim=(
-            "Gaussian noise of mean mu enters the next iterate with at most p (sigma^2 + mu^2) "
-            "((M - 1) lambda^2 + 1)"
+            "Gaussian noise of mean mu contributes at most p (sigma^2 + mu^2) ((M - 1) lambda^2 + "
+            "1) to the next iterate"
         ),
         quotes=(Quote("Theorem 5", "follows a Gaussian distribution with mean"),),
         assumes=("every agent and coordinate draws its noise independently",),

@@ -1,4 +1,4 @@
-"""DP-Norm: its Theorem 1, and its setting of epsilon = 1."""
+"""DP-Norm: its Theorem 1, and its experiments with epsilon = 1."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from leakaudit.protocols.declared import Protocol
 from leakaudit.relations import Knowledge, drift, know
 from leakaudit.verdict import against
 
-# the paper's setting: R rounds of K steps, d records, batches of B, G = 1
+# The paper's setting: R rounds of K steps, d records per node, batches of B records, G = 1.
 ROUNDS = 2000
 LOCAL = 10
 RECORDS = 4000
@@ -31,7 +31,7 @@ def setting(epsilon: float) -> Protocol:
     """Return DP-Norm with the constants of the paper's experiments.
 
     Args:
-        epsilon: Sets the noise, by Theorem 1.
+        epsilon: The nominal epsilon, which determines the noise by Theorem 1.
     """
     settings = {
         "mu": STEP,
@@ -52,9 +52,9 @@ def setting(epsilon: float) -> Protocol:
 
 
 def view_of_a_node(made: Protocol) -> Knowledge:
-    """Return what an eavesdropper knows of node 0 over all rounds.
+    """Return what an eavesdropper knows about node 0 from all rounds.
 
-    The relations of the first few rounds repeat, so only these are solved.
+    The relations of later rounds repeat those of the first few, so only these are solved.
 
     Args:
         made: The protocol.
@@ -64,7 +64,7 @@ def view_of_a_node(made: Protocol) -> Knowledge:
 
 
 def _sensitivity() -> float:
-    """Return Delta_2 of Lemma 1: 2 c mu (K / d_i + 1 / B) G, c = 1 + 2 (gamma + 1)."""
+    """Return Delta_2 of Lemma 1: 2 c mu (K / d_i + 1 / B) G with c = 1 + 2 (gamma + 1)."""
     gamma = 1 + ALPHA / (STEP * 2 * LOCAL)
     return 2 * (1 + 2 * (gamma + 1)) * STEP * (LOCAL / RECORDS + 1 / BATCH)
 
@@ -91,13 +91,13 @@ def _theorem_1() -> tuple[Judgement, ...]:
             "in the form of its proof, eq. (8), with Lemma 1's sensitivity",
             against(used > 1),
             f"the true epsilon is at most {used:.2f} times the nominal one; at epsilon = 1 the "
-            f"noise is {share:.2f} times what exact composition of {ROUNDS} rounds needs",
+            f"noise is {share:.2f} times what exact composition of {ROUNDS} rounds requires",
             {"noise": levels[1.0]["eq8"], "needed": least, "times": share},
         ),
         Judgement(
             "as printed in our copy, with Lemma 1's sensitivity",
             against(any(true["printed"][n] > n for n in NOMINAL)),
-            f"true epsilon {low}; our copy, a text extraction, has epsilon below the root",
+            f"the true epsilon is {low}; in our copy, a text extraction, epsilon is under the root",
             {"epsilon": _named(true["printed"])},
         ),
         _in_a_run({n: levels[n]["printed"] for n in NOMINAL}, levels[1.0]["eq8"]),
@@ -105,14 +105,16 @@ def _theorem_1() -> tuple[Judgement, ...]:
 
 
 def _in_a_run(printed: Mapping[float, float], declared: float) -> Judgement:
-    """Judge the printed noise levels by what a record moves.
+    """Judge the printed noise levels by how much a record changes the messages of a run.
 
-    declared: the level of the view that is computed.
+    Args:
+        printed: Nominal epsilon -> printed noise level.
+        declared: Noise level of the view that is computed.
     """
     view = view_of_a_node(setting(1.0))
     mu = drift(
         view, view.declared.gradients(0), 2 / BATCH, 0.0
-    ).mu  # exact if gradients do not react: one noise a message
+    ).mu  # exact if gradients do not react to the models: one draw of noise per message
     reached = {
         nominal: gaussian.epsilon(DELTA, mu * declared / level)
         for nominal, level in printed.items()
@@ -121,8 +123,8 @@ def _in_a_run(printed: Mapping[float, float], declared: float) -> Judgement:
     return Judgement(
         "as printed in our copy, in a run",
         against(any(true > nominal for nominal, true in reached.items())),
-        "Lemma 1 overestimates what a record moves; linear losses with a record in every batch "
-        f"reach epsilon {shown}",
+        "Lemma 1 overestimates how much a record changes; linear losses with a record in every "
+        f"batch reach an epsilon of {shown}",
         {"epsilon": _named(reached)},
     )
 
@@ -132,16 +134,16 @@ def _named(values: Mapping[float, float]) -> dict[str, float]:
 
 
 def smoothest() -> float:
-    """Return the largest Lipschitz constant of gradients by Theorem 1: mu <= 1 / (c K L)."""
+    """Return the largest Lipschitz constant L that Theorem 1 allows: mu <= 1 / (c K L)."""
     return 1 / ((1 + 2 * (2 + ALPHA / (STEP * 2 * LOCAL))) * LOCAL * STEP)
 
 
 def record(view: Knowledge, every: int) -> float:
-    """Return an upper bound on mu of one replaced record.
+    """Return an upper bound on mu for the replacement of one record.
 
     Args:
         view: What the adversary knows.
-        every: The record is in every so many-th batch.
+        every: The record is in the batches with numbers that are multiples of this.
     """
     steps = view.declared.gradients(0)
     moves = [2 / BATCH if k % every == 0 else 0.0 for k in range(len(steps))]
@@ -156,15 +158,15 @@ def _claimed_one() -> tuple[Judgement, ...]:
     found = {name: gaussian.epsilon(DELTA, record(view, every)) for every, name in names.items()}
     listed = " or ".join(f"{epsilon:.3f} for a record in {name}" for name, epsilon in found.items())
     says = (
-        f"claimed epsilon 1; over {len(steps)} gradients the view is bounded by {listed}, for "
-        f"gradients of a Lipschitz constant of at most {limit:.3f}, the theorem's own condition "
-        "on the step; without it only changes of the whole node are bounded"
+        f"the claimed epsilon is 1; over {len(steps)} gradients, the view bound is {listed}, for "
+        f"gradients with a Lipschitz constant of at most {limit:.3f}, which is the theorem's own "
+        "condition on the step; without this condition, only changes of the entire node are bounded"
     )
     figures: Figures = {"epsilon": found, "smoothness": limit, "gradients": len(steps)}
     return (Judgement("records", against(max(found.values()) > 1), says, figures),)
 
 
-A1 = "(A1) gradients of a record have norm at most G = 1"
+A1 = "(A1) the gradient of a record has a norm of at most G = 1"
 PERMUTED = "each record is in K B / d_i batches of a round (random permutation)"
 
 ROWS = (
@@ -182,7 +184,7 @@ ROWS = (
         assumes=(
             A1,
             "(A2) L-smooth losses with mu <= 1 / (c K L)",
-            "what a message moves is bounded by Lemma 1",
+            "Lemma 1 bounds how much a record changes a message",
             "R = 2000, delta = 0.001",
         ),
         judge=_theorem_1,
@@ -190,11 +192,11 @@ ROWS = (
     dpnorm_row(
         number=15,
         source="DP-Norm, section VI-A",
-        claim="2000 rounds of 10 steps with the noise of epsilon = 1 are (1, .001)-private",
+        claim="2000 rounds of 10 steps with the noise for epsilon = 1 are (1, .001)-private",
         quotes=(Quote("section VI-A", "Following Table II, the smallest noise level is selected"),),
         assumes=(
             A1,
-            "gradients with a Lipschitz constant within the theorem's condition on the step",
+            "the Lipschitz constant of gradients satisfies the theorem's condition on the step",
             PERMUTED,
         ),
         judge=_claimed_one,

@@ -1,4 +1,4 @@
-"""DP-Norm as an optimiser: its limit, its speed, and what noise does to its norms."""
+"""DP-Norm as an optimiser: its limit, its rate, and the effect of noise on its norms."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ STOPS = (100, 400, 1600)
 
 
 def _reached(graph: str, eta: str = "node") -> tuple[float, float]:
-    """Return how far the models of ECL end from the optimum, and from that of weighted losses.
+    """Return how far the final models are from the optimum, and from that of weighted losses.
 
-    The weights are the degrees.
+    The weights are the degrees. Without noise, DP-Norm is ECL (edge-consensus learning).
     """
     settings = {"sigma": 0.0, "mu": 0.2, "eta": eta, "l2": 0.1}
     done = run(
@@ -45,15 +45,16 @@ def _fixed_point() -> tuple[Judgement, ...]:
     star, weighted = _reached("star")
     common, _ = _reached("star", "common")
     says = (
-        f"the models end {star:.3f} off the optimum, and {weighted:.1e} off argmin sum_i E_i f_i; "
-        f"the paper assumes equal degrees. One eta for all repairs it ({common:.1e})"
+        f"the final models differ by {star:.3f} from the optimum, and by {weighted:.1e} from "
+        "argmin sum_i E_i f_i; the paper assumes equal degrees. With one eta for all nodes, they "
+        f"differ by only {common:.1e} from the optimum"
     )
     figures: Figures = {"off": star, "off_weighted": weighted, "off_common": common}
     return (
         Judgement(
             "equal degrees (a ring)",
             against(ring > ROUNDING),
-            f"the models end {ring:.1e} off the optimum",
+            f"the final models differ by {ring:.1e} from the optimum",
             {"off": ring},
         ),
         Judgement("unequal degrees (a star)", Verdict.UNCLAIMED, says, figures),
@@ -63,7 +64,7 @@ def _fixed_point() -> tuple[Judgement, ...]:
 def _divergence(done: FinishedRun, rounds: int) -> float:
     """Return (1/N) sum_i D_{f_i}(w_i^out, w*), the left side of eq. (9) at alpha = 0.
 
-    w_i^out is the mean of the first rounds' models.
+    w_i^out is the mean of the models of the first `rounds` rounds.
     """
     problem = done.problem
     best = optimum(problem).expand(problem.nodes, -1)
@@ -88,8 +89,8 @@ def _rate() -> tuple[Judgement, ...]:
         **RING,
     )
     found = {stop: _divergence(done, stop) for stop in STOPS}
-    # (9) allows 1/R + E/(N R) + 1/sqrt(B R) for K = 1: the slowest term falls by sqrt(4) from one
-    # stop to the next
+    # Eq. (9) allows 1/R + E/(N R) + 1/sqrt(B R) for K = 1: the slowest term falls by a factor of
+    # sqrt(4) from one stop to the next.
     slower = any(
         found[late] > found[early] / (late / early) ** 0.5 for early, late in pairwise(STOPS)
     )
@@ -98,15 +99,15 @@ def _rate() -> tuple[Judgement, ...]:
         Judgement(
             "without noise (epsilon infinite)",
             against(slower),
-            "a ring of 6, logistic regression, one class a node, K = 1: the divergence is "
-            f"{listed}; (9) allows it to fall as 1 / sqrt(R)",
+            "logistic regression on a ring of 6, with one class per node and K = 1: the divergence "
+            f"is {listed}; eq. (9) allows it to fall only as 1 / sqrt(R)",
             {"divergence": {str(stop): value for stop, value in found.items()}},
         ),
         Judgement(
             "the terms in epsilon",
             Verdict.UNSUPPORTED,
-            "the constants, the logarithms and the appropriate mu are hidden in the order, and "
-            "the proof is in a supplement that we lack",
+            "eq. (9) gives only the order, without the constants, the logarithms and the "
+            "appropriate mu, and the proof is in a supplement that was not available",
         ),
     )
 
@@ -115,7 +116,7 @@ def _norms() -> tuple[Judgement, ...]:
     def dual(sigma: float, alpha: float) -> list[float]:
         """Return the norm of the dual messages after 200 and 800 rounds.
 
-        Each is averaged over the last quarter.
+        Each is the root mean square over the last quarter of these rounds.
         """
         settings = {"sigma": sigma, "alpha": alpha, "mu": 0.05, "inner": 2, "l2": 0.1}
         done = run(
@@ -153,8 +154,8 @@ def _norms() -> tuple[Judgement, ...]:
         Judgement(
             "growth with the rounds",
             Verdict.UNCLAIMED,
-            f"from round 200 to 800 the norm at alpha = 0 grows by a factor of {growth:.2f}: with "
-            "a strongly convex loss it levels off",
+            f"from round 200 to 800, the norm at alpha = 0 grows by a factor of {growth:.2f}: with "
+            "a strongly convex loss, it levels off",
             {"growth": growth},
         ),
     )
@@ -173,7 +174,7 @@ ROWS = (
             ),
             REGULAR,
         ),
-        assumes=("convex losses", "every node has as many neighbours"),
+        assumes=("convex losses", "all nodes have the same number of neighbours"),
         judge=_fixed_point,
     ),
     dpnorm_row(
@@ -198,7 +199,7 @@ ROWS = (
             ),
         ),
         assumes=(
-            "judged on logistic regression of a ring of 6 with l2 = .1, not on the paper's data",
+            "judged on logistic regression on a ring of 6 with l2 = .1, not on the paper's data",
         ),
         judge=_norms,
     ),

@@ -47,7 +47,8 @@ def _pairwise() -> tuple[Judgement, ...]:
     exact = [account(view, made.whole.gradients(u), 2 * clip).mu ** 2 for u in range(1, 8)]
     far = len(determined(view, made.whole.gradients(4), up_to_noise=True))
     listed = ", ".join(
-        f"{float(said[u]):.3g} said, {exact[u - 1]:.3g} exact at distance {u}" for u in range(1, 5)
+        f"{float(said[u]):.3g} claimed, {exact[u - 1]:.3g} exact at distance {u}"
+        for u in range(1, 5)
     )
     mean = sum(exact) / 8
     total = float(said.sum()) / 8
@@ -57,22 +58,22 @@ def _pairwise() -> tuple[Judgement, ...]:
         Judgement(
             "one pair",
             against(exact[3] > float(said[4]) * (1 + 1e-9)),
-            f"mu^2 on a ring of eight, {gossips} exchanges: {listed}. All messages share one "
-            "noise; the proof's restriction may differ from the formula of the public code",
+            f"mu^2 on a ring of eight, {gossips} exchanges: {listed}. All messages share one draw "
+            "of noise; the restriction in the proof may differ from the formula of the public code",
             figures,
         ),
         Judgement(
             "the mean over senders",
             against(mean > total * (1 + 1e-9)),
-            f"mu^2 of {mean:.3f} exact, where the theorem's T d_v / n is {total:.3f}; without the "
-            f"term of the node itself, which is not a sender, the formula has {others:.3f}",
+            f"the exact mu^2 is {mean:.3f}, and the theorem's T d_v / n is {total:.3f}; without "
+            f"the term of the node itself, which is not a sender, the formula gives {others:.3f}",
             {"exact": mean, "said": total, "said_of_others": others},
         ),
     )
 
 
 def _rate() -> float:
-    """Return xi of the noise density exp(-xi |q|) that the registered protocol draws on a ring."""
+    """Return xi of exp(-xi |q|), the density of the registered protocol's noise on a ring."""
     settings = {
         "eta": ETA,
         "perturb": "primal",
@@ -98,9 +99,9 @@ def _rate() -> float:
 
 
 def _farthest() -> float:
-    """Return the largest move of an exact update when one of its records is replaced.
+    """Return the largest change of an exact update if one of its records is replaced.
 
-    Replacements are random ones and the worst one known.
+    The replacements are random ones and the worst known one.
     """
     task = Task.build(
         TaskSpec("logistic", {"bias": False, "l2": RHO}, "binary", (2,), 2), dtype=torch.float64
@@ -116,7 +117,7 @@ def _farthest() -> float:
     far, near = (
         200 * (RHO + 4 * ETA),
         math.sqrt(1 - 0.1**2),
-    )  # in trial 0 the model is so far out that both records err by all they can
+    )  # in trial 0 the model is so far out that the loss of both records is as steep as it can be
     x[0, 1:] = torch.tensor([1.0, 0.0])
     other[0, 1:] = torch.tensor([1.0, 0.0])
     y[0] = 1.0
@@ -137,9 +138,10 @@ def _primal() -> tuple[Judgement, ...]:
     most = 2 / (RECORDS * (RHO + 2 * ETA * degree))
     times = (RHO + 2 * ETA * degree) / RHO
     says = (
-        f"claimed loss {LOSS:g} an iteration; a replaced record moves an exact update by at most "
-        f"{most:.4f} (measured {moved:.4f}), so the loss is at most {rate * most:.3f} (measured "
-        f"{rate * moved:.3f}): {times:.3g} = (rho + 2 eta N) / rho times too much noise"
+        f"the claimed privacy loss is {LOSS:g} per iteration; replacing a record moves an exact "
+        f"update by at most {most:.4f} (measured: {moved:.4f}), so the loss is at most "
+        f"{rate * most:.3f} (measured: {rate * moved:.3f}): the noise is {times:.3g} = "
+        "(rho + 2 eta N) / rho times what is needed"
     )
     figures: Figures = {
         "claimed": LOSS,
@@ -148,8 +150,8 @@ def _primal() -> tuple[Judgement, ...]:
         "times": times,
     }
     total = (
-        f"not composed by the paper: {rounds} iterations are {rounds * LOSS:g} by its figure, "
-        f"{rounds * rate * most:.3g} by the bound above"
+        f"the paper does not compose iterations: the losses of {rounds} iterations add up to "
+        f"{rounds * LOSS:g} by its figure, and to {rounds * rate * most:.3g} by the bound above"
     )
     return (
         Judgement("one iteration", against(rate * moved > LOSS), says, figures),
@@ -168,16 +170,16 @@ ROWS = (
         source="Cyffers et al. 2022 (Muffliato), formula of the public code",
         claim="distance in the graph protects a pair of nodes",
         assumes=(
-            "the authors' public code was read, their paper was not: its proof may restrict the "
+            "the authors' public code was read, but not their paper, whose proof may restrict the "
             "formula",
-            "one draw of noise a node",
+            "one draw of noise per node",
         ),
         judge=_pairwise,
     ),
     other_row(
         number=16,
         source="Zhang and Zhu 2017, PVP",
-        claim="its noise gives each iteration the loss alpha",
+        claim="its noise limits the privacy loss of each iteration to alpha",
         assumes=(
             "the density exp(-xi |q|) with xi = rho B alpha / (2 C) is from memory",
             "|x| <= 1, |loss'| <= 1, exact updates",

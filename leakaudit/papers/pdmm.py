@@ -1,6 +1,6 @@
 """The PDMM thesis: what differential messages reveal.
 
-Also if training stops early, for batches, and for subsets of the channels.
+The rows also cover training that stops early, batches, and subsets of the channels.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from leakaudit.verdict import Verdict, against
 
 EXACT = 1e-6
 STOPS = (5, 20, 100, 400)
-ATTACKED = range(8)  # nodes of the 60 whose inputs are computed
+ATTACKED = range(8)  # those of the 60 nodes whose inputs are computed
 BATCHES = (4, 8)
 PLANE = {"data": "gaussians", "model": "logistic"}
 
 
 def two_steps(done: FinishedRun, leak: GradientLeak) -> GradientLeak:
-    """Return g^1 - g^3 by eq. (4.3) with all last models taken as equal.
+    """Return g^1 - g^3 by eq. (4.3), taking the last models of all nodes as equal.
 
     Args:
         done: A run with theta = 1 and one gradient step.
-        leak: Of the node, whose value is replaced.
+        leak: A leak of the node; its value is replaced.
     """
     w = done.truth.states["w"]
     rho = done.trace.number("rho")
     a = 1 / done.trace.number("alpha")
-    w = w - w[-1]  # the messages give the changes of w; the end, w* for everybody, falls out
+    w = w - w[-1]  # the messages give the changes of w; the final w*, common to all nodes, cancels
     around = list(done.trace.graph.neighbours[leak.node])
     own = w[:, leak.node]
     d = len(around)
@@ -65,11 +65,11 @@ def two_steps(done: FinishedRun, leak: GradientLeak) -> GradientLeak:
 
 
 def input_error(done: FinishedRun, leaks: list[GradientLeak]) -> float:
-    """Return the median relative error of the inputs that the analytic attack makes of leaks.
+    """Return the median relative error of the inputs that the analytic attack computes from leaks.
 
     Args:
         done: The run, with its truth.
-        leaks: What the attack gets.
+        leaks: The leaks that are attacked.
     """
     found = [attacking.attack_one(leak, done.plan.task, "analytic", fresh()) for leak in leaks]
     return median(float((s.relative_error or (1.0,))[0] or 1.0) for s in score(found, done.truth))
@@ -85,8 +85,8 @@ def _early_stopping() -> tuple[Judgement, ...]:
         two[str(stop)] = input_error(done, [two_steps(done, leak) for leak in leaks])
     listed = ", ".join(f"{two[str(s)]:.2g} and {one[str(s)]:.1e} at t_max = {s}" for s in STOPS)
     says = (
-        f"inputs of {len(ATTACKED)} of 60 nodes, median error by the paper's two-step and by "
-        f"one-step differences: {listed}"
+        f"the median error of the inputs of {len(ATTACKED)} of 60 nodes, from the thesis' two-step "
+        f"and from one-step differences, is {listed}"
     )
     return (
         Judgement(
@@ -107,7 +107,7 @@ def _true_difference(done: FinishedRun, node: int, t: int, by: int) -> Tensor:
 
 
 def _printed(done: FinishedRun) -> float:
-    """Return the largest relative error of eq. (2.13), with the models known.
+    """Return the largest relative error of eq. (2.13) if the models are known.
 
     Its right side is rho d (w^t + w^{t+2}) - 2 rho sum_j w_j^{t+1}.
     """
@@ -159,22 +159,22 @@ def _what_is_learnt() -> tuple[Judgement, ...]:
         Judgement(
             "two-step differences",
             against(two[0] > EXACT),
-            f"relative error of eq. (2.13): {listed}; it needs theta = 1",
+            f"the relative error of eq. (2.13) is {listed}; the equation requires theta = 1",
             {"error": two},
         ),
         Judgement(
             "one-step differences",
             Verdict.UNCLAIMED,
-            f"they are sent, too, and need no models: {better}",
+            f"the messages contain them, too, and no models are needed; the error is {better}",
             {"error": one},
         ),
     )
 
 
 def _images(samples: int, rounds: int, attack: str) -> tuple[int, int, bool]:
-    """Return how many faces and labels come back from differences, and whether all are certified.
+    """Return how many faces and labels differences reveal, and whether all are certified EXACT.
 
-    Faces count if they are right bit for bit.
+    A face counts if it is recovered bit for bit.
     """
     wires = {} if samples == 1 else {"wires": "node:0"}
     settings = {"hidden": 128, "z0": 0.01}
@@ -207,16 +207,16 @@ def _batches() -> tuple[Judgement, ...]:
         Judgement(
             "labels from differences",
             against(labels == 4),
-            f"{labels} of 4 labels of one-sample nodes, and {faces} of 4 faces bit for bit, "
-            "without any model",
+            f"the attack recovers {labels} of 4 labels of nodes with one sample, and {faces} of 4 "
+            "faces bit for bit, without any model",
             {"labels": labels, "faces": faces, "of": 4},
         )
     ]
     for size in BATCHES if "exact" in registry.names("attacks") else ():
         whole, _, sure = _images(size, 20, "exact")
         says = (
-            f"{whole} of {size} faces bit for bit from differences, "
-            f"{'all' if sure else 'not all'} certified"
+            f"the attack recovers {whole} of {size} faces bit for bit from differences, "
+            f"{'all' if sure else 'not all'} of them certified"
         )
         findings.insert(
             0,
@@ -231,7 +231,7 @@ def _batches() -> tuple[Judgement, ...]:
 
 
 def _taps(shares: tuple[float, ...]) -> list[dict[str, int]]:
-    """Return how many nodes' differences some directed edges of a ten-node grid determine."""
+    """Return for how many nodes some channels of a ten-node grid determine a difference."""
     made = protocol(nodes=10, graph="grid", rounds=12, set={"z0": 1.0}, **PLANE)
     found = []
     arcs = sorted(made.graph.arcs)
@@ -267,36 +267,37 @@ def _subspace() -> tuple[Judgement, ...]:
     says = (
         "single gradients leak"
         if told
-        else "no single gradient is determined: of each node one vector is missing"
+        else "no single gradient is determined: one vector of each node is missing"
     )
     listed = ", ".join(
-        f"{t['edges']} of {t['of']} directed edges give {t['nodes']} of 10 nodes" for t in taps
+        f"{t['edges']} of {t['of']} channels determine a difference of {t['nodes']} of 10 nodes"
+        for t in taps
     )
     return (
         Judgement(
             "single gradients",
             against(told),
-            f"a ring of 8 (E = N), all channels observed, z^0 random and not observed: {says}",
+            f"on a ring of 8 (E = N) with all channels observed, but not the random z^0: {says}",
             {"determined": told},
         ),
         Judgement(
             "differences of gradients",
             Verdict.UNCLAIMED,
-            f"every one-step difference comes back to {error:.1e}, as the thesis' own Theorem 1 "
-            "lets expect",
+            f"every one-step difference is recovered with a relative error of at most {error:.1e}, "
+            "as the thesis' own Theorem 1 suggests",
             {"relative_error": error},
         ),
         Judgement(
             "differences, some channels observed",
             Verdict.UNCLAIMED,
-            f"a grid of 10: {listed}",
+            f"on a grid of 10, {listed}",
             {"taps": taps},
         ),
     )
 
 
-LISTENS = "an eavesdropper on all channels except those of z^0, who knows the constants"
-INPUTS = "an input counts as recovered at a relative error below 1e-6"
+LISTENS = "an eavesdropper observes all channels except those of z^0, and knows the constants"
+INPUTS = "an input counts as recovered if its relative error is below 1e-6"
 
 ROWS = (
     pdmm_row(
@@ -313,15 +314,15 @@ ROWS = (
         assumes=(
             LISTENS,
             INPUTS,
-            "logistic regression of 60 nodes with one sample, k_max = 1; rho = .1 and alpha = .2 "
-            "are ours",
+            "logistic regression on 60 nodes with one sample each, k_max = 1; rho = .1 and alpha = "
+            ".2 are ours",
         ),
         judge=_early_stopping,
     ),
     pdmm_row(
         number=5,
         source="Yu 2023, chapter 5 and the paper of its appendix",
-        claim="from differences, batches of 4 to 8 come back badly and labels not at all",
+        claim="from differences, batches of 4 to 8 are recovered badly and labels not at all",
         quotes=(
             Quote(
                 "appendix, section 7",
@@ -334,8 +335,8 @@ ROWS = (
         ),
         assumes=(
             LISTENS,
-            "a ReLU network with a first fully connected layer of 128, as the thesis' two-layer "
-            "perceptrons; faces",
+            "faces, and a ReLU network with a fully connected first layer of 128, like the thesis' "
+            "two-layer perceptrons",
         ),
         judge=_batches,
     ),
@@ -372,7 +373,7 @@ ROWS = (
         assumes=(
             LISTENS,
             "E >= N",
-            "a gradient leaks if it is an exact combination of what is observed",
+            "a gradient leaks if it is an exact linear combination of observed vectors",
         ),
         judge=_subspace,
     ),

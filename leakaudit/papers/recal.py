@@ -1,9 +1,9 @@
-"""DP-RECAL: budgets from activations, the unprotected message, the law of activations.
+"""DP-RECAL: privacy budgets, the unprotected message, and the distribution of activations.
 
-The budgets are those of Theorems 1 and 4.
+The budgets are those of Theorems 1 and 4, which depend on the numbers of activations.
 
-The formulas of the paper are lost in our copy of its text; what is judged here was reconstructed
-(the protocol's docstring says how).
+The formulas of the paper are lost in our copy of its text. What is judged here was reconstructed;
+the docstring of the protocol describes how.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NODES = 8
 ALPHA = 0.01
 TAU = 0.2  # step size
 SIGMA = 0.4  # standard deviation of the first noise
-DECAY = 0.97  # R, the factor of its variance from one activation to the next
+DECAY = 0.97  # R, the factor by which its variance changes from one activation to the next
 
 
 def _declared(**settings: object) -> Protocol:
@@ -56,7 +56,10 @@ def _bound(made: Protocol) -> Bound:
 
 
 def _against_claim(about: str, **settings: object) -> Judgement:
-    """Compare the exact epsilon of the busiest node with Theorem 4 at the schedule's PLF."""
+    """Compare the exact epsilon of the busiest node with Theorem 4 at the schedule's PLF.
+
+    The PLF (privacy leakage frequency) is the number of activations of the busiest node.
+    """
     made = _declared(**settings)
     (claim,) = made.victim.claims(made.graph, ROUNDS, made.public)
     bound = _bound(made)
@@ -65,8 +68,8 @@ def _against_claim(about: str, **settings: object) -> Judgement:
     delta = claim.delta or 0.0
     true = gaussian.epsilon(delta, bound.mu)
     says = (
-        f"PLF {plf}: Theorem 4 says ({claimed:.4g}, {delta:g}); the exact view has mu = "
-        f"{bound.mu:.4g}, epsilon {true:.4g}"
+        f"at a PLF of {plf}, Theorem 4 claims ({claimed:.4g}, {delta:g}); the exact view has mu = "
+        f"{bound.mu:.4g} and epsilon = {true:.4g}"
     )
     figures: Figures = {
         "plf": plf,
@@ -79,9 +82,9 @@ def _against_claim(about: str, **settings: object) -> Judgement:
 
 
 def _recovered() -> float:
-    """Return the largest error of the gradients of a node whose noise is on lam.
+    """Return the largest error of the gradients that are recovered if the noise is on lam.
 
-    It is relative to the largest gradient.
+    The error is relative to the largest entry of the gradients of the node.
     """
     settings = {"sigma": 0.5, "noise_on": "lam"}
     done = run(
@@ -112,7 +115,10 @@ def _theorem_4() -> tuple[Judgement, ...]:
     error = _recovered()
     active = _against_claim("noise on lam", noise_on="lam")
     full = _against_claim("noise on lam", noise_on="lam", baton="full")
-    says = f"{active.says}; on a run with noise of .5 the gradients come back to {error:.1e}"
+    says = (
+        f"{active.says}; in a run with noise of .5, the gradients are recovered with an error of "
+        f"{error:.1e}"
+    )
     figures: Figures = {**active.figures, "relative_error": error}
     reading = "if the noise were on lam"
     return (
@@ -125,9 +131,9 @@ def _theorem_4() -> tuple[Judgement, ...]:
 
 
 def _unless(variant: Judgement) -> Verdict:
-    """Return UNSUPPORTED if a reading that the lost formulas allow exceeds the figure.
+    """Return UNSUPPORTED if a reading that the lost formulas allow exceeds the claim.
 
-    The paper need not mean it.
+    It is not REFUTED, because the paper may not mean this reading.
     """
     return Verdict.UNSUPPORTED if variant.verdict is Verdict.REFUTED else variant.verdict
 
@@ -137,8 +143,9 @@ def _theorem_1() -> tuple[Judgement, ...]:
     counts = torch.bincount(made.public["active"][:-1], minlength=NODES)
     view = know(made.whole, Adversary())
     exact = [account(view, made.whole.gradients(node), 1.0).mu ** 2 / 2 for node in range(NODES)]
-    # one activation is (tau C)^2 / (2 sigma^2 R^c)-zCDP; a node adds up its own, and the network
-    # takes the largest
+    # In zCDP (zero-concentrated differential privacy), the activation of a node after c others has
+    # rho = (tau C)^2 / (2 sigma^2 R^c). A node has the sum over its activations, and the network
+    # has the largest of these sums.
     single = [(TAU / SIGMA) ** 2 / 2 / DECAY**c for c in range(int(counts.max()))]
     said = [sum(single[: int(count)]) for count in counts]
     exceeded = any(true > claim * (1 + 1e-8) for true, claim in zip(exact, said, strict=True))
@@ -149,15 +156,15 @@ def _theorem_1() -> tuple[Judgement, ...]:
         Judgement(
             "the budget is the largest sum over an agent's activations",
             against(exceeded),
-            f"a ring of {NODES}, {ROUNDS} activations: in zCDP the exact view has rho of "
-            f"{max(exact):.4f}, the sums at most {max(said):.4f}",
+            f"a ring of {NODES}, {ROUNDS} activations: in zCDP, the exact view has a rho of at "
+            f"most {max(exact):.4f}, and the sums are at most {max(said):.4f}",
             {"exact": exact, "said": said},
         ),
         Judgement(
             "fewer activations, a lower budget",
             against(not rising),
-            f"rho by number of activations: {listed}; every agent has the same steps and the same "
-            "noise here",
+            f"rho by number of activations: {listed}; here all agents have the same step size and "
+            "the same noise",
             {"activations": list(map(int, counts))},
         ),
     )
@@ -165,7 +172,7 @@ def _theorem_1() -> tuple[Judgement, ...]:
 
 def _second_message() -> tuple[Judgement, ...]:
     def exact(**settings: object) -> tuple[float, float]:
-        """Return mu of both messages for the busiest node, and mu of only its noisy states."""
+        """Return mu of the busiest node for both messages, and mu for only its noisy states."""
         made = _declared(**settings)
         _, times = _busiest(made)
         alone = math.sqrt(sum((TAU / SIGMA) ** 2 / DECAY**c for c in range(times)))
@@ -177,8 +184,8 @@ def _second_message() -> tuple[Judgement, ...]:
         Judgement(
             "noise on x",
             against(both > alone * (1 + 1e-8)),
-            f"both messages together have mu = {both:.4f}, the noisy states by themselves "
-            f"{alone:.4f}: the second message adds nothing",
+            f"both messages together have mu = {both:.4f}, and the noisy states by themselves "
+            f"have {alone:.4f}: the second message adds nothing",
             {"both": both, "alone": alone},
         ),
         Judgement(
@@ -219,14 +226,16 @@ def _activation() -> tuple[Judgement, ...]:
     spread = math.sqrt(rounds * share * (1 - share))
     independent = walk > 0 or log_chance > math.log10(ALPHA)
     says = (
-        f"{rounds} moves of a walk on a ring of {NODES}: {walk} to a node that is not a "
-        f"neighbour, while independent draws make about {rounds * share:.0f}; they make none with "
+        f"of {rounds} moves of a walk on a ring of {NODES}, {walk} lead to a node that is not a "
+        f"neighbour. With independent draws, about {rounds * share:.0f} would, and none would with "
         f"probability 1e{log_chance:.0f}. Given the last active agent, most agents cannot be "
-        "active next, so results for independent draws do not apply; the convergence is empirical"
+        "active next, so results for independent draws do not apply; the evidence for "
+        "convergence is empirical"
     )
     about = (
-        f"{free} of {rounds} moves, {abs(free - rounds * share) / spread:.1f} standard deviations "
-        f"from {rounds * share:.0f}"
+        f"{free} of {rounds} moves lead to a node that is not a neighbour on the ring, which is "
+        f"{abs(free - rounds * share) / spread:.1f} standard deviations from the expected "
+        f"{rounds * share:.0f}"
     )
     return (
         Judgement(
@@ -251,7 +260,7 @@ ROWS = (
     recal_row(
         number=10,
         source="DP-RECAL, Theorem 4",
-        claim="(epsilon, delta) from the largest number of activations of a node (PLF)",
+        claim="(epsilon, delta) follows from the largest number of activations of a node (PLF)",
         quotes=(
             Quote(
                 "Remark 2",
@@ -276,14 +285,16 @@ ROWS = (
         ),
         assumes=(
             "the cited method (recalled) draws blocks independently of the past",
-            "Assumption 2: uniform among neighbours",
+            "Assumption 2: the next agent is uniform among the neighbours",
         ),
         judge=_activation,
     ),
     recal_row(
         number=22,
         source="DP-RECAL, Theorem 1",
-        claim="the budget is the largest sum of an agent's budgets; a lower PLF is a lower budget",
+        claim=(
+            "the budget is the largest sum of an agent's budgets; a lower PLF means a lower budget"
+        ),
         quotes=(
             Quote(
                 "section II-D",
@@ -296,14 +307,14 @@ ROWS = (
             LOST,
             RECORD,
             "budgets are zCDP, as in section V",
-            "equal budgets for equal activation counts",
+            "agents with equal activation counts have equal budgets",
         ),
         judge=_theorem_1,
     ),
     recal_row(
         number=27,
         source="DP-RECAL, section III-D",
-        claim="with noise on one passed variable the other message needs no protection",
+        claim="with noise on one of the passed variables, the other message needs no protection",
         quotes=(
             Quote("section III-D", "so no additional protection is required for the passing of"),
         ),

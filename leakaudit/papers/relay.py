@@ -1,7 +1,7 @@
 """DP-RECAL: whether it converges (Theorems 2 and 3), and what its tables compare.
 
-The formulas of the paper are lost in our copy of its text; what is judged here was reconstructed
-(the protocol's docstring says how).
+The formulas of the paper are lost in our copy of its text. What is judged here was reconstructed;
+the docstring of the protocol describes how.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ RING = {"graph": "ring", "data": "gaussians", "model": "logistic", "samples": 10
 ACTIVATIONS = 4000
 CLOSE = 1e-6
 DECAY = 0.9
-PLF = 300  # activations of the busiest node in the paper's Table IV
+PLF = 300  # privacy leakage frequency: activations of the busiest node in Table IV
 
 
 def _errors(at: tuple[int, ...], **settings: float) -> list[float]:
-    """Return how far the models are from the optimum after some activations.
+    """Return how far the models are from the optimum after given numbers of activations.
 
     The problem is a strongly convex logistic regression.
     """
@@ -44,16 +44,16 @@ def _convergence() -> tuple[Judgement, ...]:
         Judgement(
             "noise that decays",
             against(errors[-1] > CLOSE),
-            f"a ring of {NODES}, variance R = {DECAY:g} times the last one: the models are "
-            f"{listed} activations off the optimum",
+            f"on a ring of {NODES}, with a variance of R = {DECAY:g} times the previous one, the "
+            f"models differ from the optimum by {listed} activations",
             {"errors": errors},
         ),
     )
 
 
 def _linear() -> tuple[Judgement, ...]:
-    # each stretch of a linear convergence has about the same slope; half of the first leaves room
-    # for the luck of the walk
+    # Linear convergence has about the same slope in each interval. The walk is random, so half of
+    # the first slope is enough.
     at = (500, 1000, 2000, 3000)
     errors = _errors(at)
     slopes = [
@@ -66,7 +66,7 @@ def _linear() -> tuple[Judgement, ...]:
         Judgement(
             "without noise",
             against(slowing),
-            f"a ring of {NODES}: the logarithm of the error falls by {listed} an activation "
+            f"on a ring of {NODES}, the logarithm of the error changes by {listed} per activation "
             f"between {', '.join(map(str, at))} activations",
             {"errors": errors, "slopes": slopes},
         ),
@@ -76,10 +76,14 @@ def _linear() -> tuple[Judgement, ...]:
 def _orders() -> tuple[Judgement, ...]:
     says = (
         "the entries of Tables I to III are lost in our copy of the text. They are orders of "
-        "growth whose constants depend on step sizes and conditioning, so that no run on one "
+        "growth whose constants depend on step sizes and conditioning, so no run on one "
         "network could refute them"
     )
-    return (Judgement("lower PLF and fewer communications than others", Verdict.UNSUPPORTED, says),)
+    return (
+        Judgement(
+            "lower PLF and fewer communications than other methods", Verdict.UNSUPPORTED, says
+        ),
+    )
 
 
 def _communications() -> tuple[Judgement, ...]:
@@ -90,7 +94,7 @@ def _communications() -> tuple[Judgement, ...]:
     active = made.public["active"][:-1]
     counts = torch.nn.functional.one_hot(active, NODES).cumsum(0)
     busiest = counts.amax(1)
-    moves = int((busiest < PLF).sum()) + 1  # activations until a node has been active so often
+    moves = int((busiest < PLF).sum()) + 1  # activations until a node has been active PLF times
     gossip = planned(
         victim="nids", nodes=NODES, rounds=PLF, graph="ring", data="gaussians", model="logistic"
     )
@@ -101,28 +105,28 @@ def _communications() -> tuple[Judgement, ...]:
         Judgement(
             "better accuracy at the same budget",
             Verdict.INCONCLUSIVE,
-            "the budget, the noise and the steps of Tables IV and V are lost, and their four data "
-            "sets are not trained here",
+            "the budget, the noise and the step sizes of Tables IV and V are lost, and no models "
+            "are trained on their four data sets here",
         ),
         Judgement(
             "fewer communications at PLF 300",
             against(moves >= broadcasts),
             f"a walk on a ring of {NODES} passes the baton {moves} times until a node has been "
-            f"active {PLF} times, NIDS sends {broadcasts} messages in {PLF} rounds. The baton is "
-            f"two vectors: {vectors} are sent",
+            f"active {PLF} times; NIDS sends {broadcasts} messages in {PLF} rounds. The baton "
+            f"consists of two vectors, so {vectors} vectors are sent",
             {"passes": moves, "vectors": vectors, "nids": broadcasts},
         ),
         Judgement(
             "2400 communications at PLF 300",
             Verdict.UNSUPPORTED,
-            f"they need all {NODES} nodes to be active equally often; 2400 activations of this "
+            f"this requires all {NODES} nodes to be active equally often; 2400 activations of this "
             f"walk have a PLF of {most}",
             {"plf": most},
         ),
     )
 
 
-LOST = "the protocol is reconstructed; step sizes tau = .2, s = .5 on every node"
+LOST = "the protocol is reconstructed; the step sizes are tau = .2, s = .5 on every node"
 STRONG = "judged on logistic regression with l2 = .1, which is smooth and strongly convex"
 TABLE = Quote(
     "section VII-A",

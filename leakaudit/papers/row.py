@@ -24,7 +24,7 @@ class Quote:
 
     Attributes:
         place: Section, theorem or equation.
-        text: The words.
+        text: The quoted words.
     """
 
     place: str
@@ -42,7 +42,7 @@ class Judgement:
     Attributes:
         about: The statement.
         verdict: The outcome.
-        says: The outcome in one sentence, figures included.
+        says: The outcome in words, including the measurements.
         figures: The measurements for programs.
     """
 

@@ -1,4 +1,4 @@
-"""What the judges share: a scenario as a declared protocol, or as a finished run."""
+"""Functions that the judges share: a scenario becomes a declared protocol or a finished run."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from leakaudit.protocols.scenario import Scenario
 from leakaudit.tasks.task import Problem
 from leakaudit.trace import Trace, Truth
 
-NEWTON = 30  # steps; quadratic convergence reaches rounding in about ten
+NEWTON = 30  # steps; quadratic convergence reaches the rounding error in about ten
 
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A finished run in memory, its private states included.
+    """A finished run in memory, including its private states.
 
     Attributes:
-        plan: What was run.
-        trace: What was recorded.
-        truth: What was private.
+        plan: The scenario that was run.
+        trace: The recording.
+        truth: The private side of the run.
     """
 
     plan: Plan
@@ -34,17 +34,17 @@ class FinishedRun:
 
     @property
     def problem(self) -> Problem:
-        """The task with everybody's records, x (N, n, …)."""
+        """The task with the records of all nodes, x (N, n, …)."""
         return problem(self.plan)
 
 
 def planned(**changes: Any) -> Plan:
-    """Return a scenario made ready, in float64 where nothing else is asked for."""
+    """Prepare a scenario, in float64 unless the changes specify another dtype."""
     return recording.plan(Scenario(**{"dtype": "float64", **changes}))
 
 
 def protocol(**changes: Any) -> Protocol:
-    """Return the protocol of a scenario with its schedule; nothing is run."""
+    """Return the protocol of a scenario with its schedule, without running it."""
     plan = planned(**changes)
     rounds = plan.scenario.rounds
     return Protocol(
@@ -56,7 +56,7 @@ def protocol(**changes: Any) -> Protocol:
 
 
 def run(**changes: Any) -> FinishedRun:
-    """Run a scenario, in float64 where nothing else is asked for."""
+    """Run a scenario, in float64 unless the changes specify another dtype."""
     return finish(planned(**{"states": True, **changes}))
 
 
@@ -64,7 +64,7 @@ def finish(plan: Plan) -> FinishedRun:
     """Run a plan.
 
     Args:
-        plan: A scenario made ready.
+        plan: A prepared scenario.
     """
     recorder = recording.record(plan, None)
     return FinishedRun(plan, recorder.trace, recorder.truth_record)
@@ -74,7 +74,7 @@ def problem(plan: Plan) -> Problem:
     """Return what the nodes of a plan train on.
 
     Args:
-        plan: A scenario made ready.
+        plan: A prepared scenario.
     """
     return Problem(
         plan.task, plan.source.x[plan.rows].to(plan.task.dtype), plan.source.y[plan.rows]
@@ -85,8 +85,8 @@ def optimum(problem: Problem, weights: Tensor | None = None) -> Tensor:
     """Return argmin sum_i weights_i f_i (d,) by Newton's method.
 
     Args:
-        problem: The task with everybody's records.
-        weights: One per node (N,), None for 1 each.
+        problem: The task with the records of all nodes.
+        weights: One weight per node (N,); None if all are 1.
     """
     task = problem.task
     weights = torch.ones(problem.nodes, dtype=task.dtype) if weights is None else weights
@@ -99,9 +99,9 @@ def optimum(problem: Problem, weights: Tensor | None = None) -> Tensor:
 
 
 def fresh(seed: int = 0) -> torch.Generator:
-    """Return a generator for one judge, so that a row repeats.
+    """Return a new generator for one judge, so that a row always gives the same result.
 
     Args:
-        seed: Its seed.
+        seed: Seed of the generator.
     """
     return torch.Generator().manual_seed(seed)

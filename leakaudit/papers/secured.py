@@ -14,12 +14,12 @@ from leakaudit.protocols.declared import Protocol
 from leakaudit.relations import Knowledge, determined_each, know
 from leakaudit.verdict import Verdict, against
 
-EXACT = 1e-6  # error of what counts as recovered, relative to the vector
+EXACT = 1e-6  # largest relative error of a vector that counts as recovered
 CASES = ((9, 4), (15, 7), (15, 5))  # peers and partitions
 
 
 def _own_alone(view: Knowledge) -> Knowledge:
-    """Forget the sums of groups, but not z, as the paper's proof does."""
+    """Remove the sums of groups from a view, but not z, as in the paper's proof."""
     p = view.declared
     told = {m.vector for m in p.select("message", name="sum")}
     rows = tuple(r for r in view.rows if told.isdisjoint(p.relations[r].terms))
@@ -29,7 +29,7 @@ def _own_alone(view: Knowledge) -> Knowledge:
 def _first(
     made: Protocol, corrupt: Collection[int], last: int, *, sums: bool = True
 ) -> dict[int, int]:
-    """Return, by peer, the first iteration at which a coalition knows its w_k, if it ever does."""
+    """Return, for each peer k, the first iteration at which a coalition knows w_k, if any."""
     p = made.whole
     others = [k for k in range(made.graph.nodes) if k not in corrupt]
     first: dict[int, int] = {}
@@ -54,7 +54,7 @@ def _coalitions(peers: int, size: int, every: int) -> list[tuple[int, ...]]:
 def _case(peers: int, partitions: int) -> dict[str, int]:
     """Return the iterations of the first and the last breach, for one and two curious peers.
 
-    They are those of a sample of coalitions.
+    Only a sample of coalitions is examined.
     """
     last = 2 * partitions - 1
     settings = {"rho": 0.8, "iterations": last, "partitions": partitions, "local_steps": 1}
@@ -77,7 +77,7 @@ def _case(peers: int, partitions: int) -> dict[str, int]:
 def _recovered(iterations: int) -> tuple[float, int]:
     """Return the largest relative error of the w_k that one curious peer of nine computes.
 
-    Also returns how many it computes exactly.
+    Also return how many of them it computes exactly.
     """
     settings = {"rho": 0.8, "iterations": iterations, "partitions": 4, "local_steps": 3}
     done = run(
@@ -106,12 +106,13 @@ def _theorem_3_2() -> tuple[Judgement, ...]:
     nine = cases[0]
     broken = error < EXACT and all(c["alone_first"] <= c["claimed_safe"] for c in cases)
     says = (
-        f"nine peers, four partitions: claimed safe for {nine['claimed_safe']} iterations; one "
-        f"curious peer that also uses the group sums knows a first model at {nine['one_first']} "
-        f"and all at {nine['one_all']}, without them a first at {nine['alone_first']}; computed "
-        f"on a run, {count} models of 8 to {error:.1e}"
+        f"nine peers, four partitions: {nine['claimed_safe']} iterations are claimed to be safe; "
+        "one curious peer that also uses the group sums knows a first model at iteration "
+        f"{nine['one_first']} and all at {nine['one_all']}, and without the sums a first one at "
+        f"{nine['alone_first']}; from a run, it computes {count} of 8 models with a relative error "
+        f"of at most {error:.1e}"
     )
-    two = f"they know a first model at {nine['two_first']} and all at {nine['two_all']}"
+    two = f"they know a first model at iteration {nine['two_first']} and all at {nine['two_all']}"
     return (
         Judgement(
             "one curious peer",
@@ -122,7 +123,7 @@ def _theorem_3_2() -> tuple[Judgement, ...]:
         Judgement(
             "two curious peers",
             Verdict.UNCLAIMED,
-            f"{two}; the theorem speaks of one",
+            f"{two}; the theorem concerns only one",
             {"iteration": nine["two_first"]},
         ),
     )
@@ -161,7 +162,7 @@ ROWS = (
     secured_row(
         number=1,
         source="SecureD-FL, Theorem III.2",
-        claim="2 t_g - 1 iterations of the averaging reveal nothing of a peer's model",
+        claim="2 t_g - 1 iterations of the averaging reveal nothing about a peer's model",
         quotes=(
             Quote(
                 "section I",
@@ -177,20 +178,23 @@ ROWS = (
             HONEST,
             "one curious peer",
             "groups of s = 3 > t_g / (t_g - 1)",
-            "lam^0 is random and unheard",
+            "lam^0 is random and not observed",
         ),
         judge=_theorem_3_2,
     ),
     secured_row(
         number=34,
         source="SecureD-FL, Lemma III.1",
-        claim="if all talk to all, two consecutive iterations give a curious peer every model",
+        claim=(
+            "if all peers talk to all, two consecutive iterations reveal every model to a curious "
+            "peer"
+        ),
         quotes=(
             Quote(
                 "Lemma III.1", "when it collects messages for at least two consecutive iterations"
             ),
         ),
-        assumes=(HONEST, "lam^0 is random and unheard"),
+        assumes=(HONEST, "lam^0 is random and not observed"),
         judge=_lemma_3_1,
     ),
 )

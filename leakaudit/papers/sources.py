@@ -1,6 +1,6 @@
-"""Constructors of rows: the fields that all claims of one paper share.
+"""Constructors of rows, one per paper, with the fields that all claims of the paper share.
 
-A call takes the other fields of `PublishedClaim` by name.
+The other fields of `PublishedClaim` are keyword arguments of the call.
 """
 
 from __future__ import annotations

@@ -36,11 +36,11 @@ STEPS = ROUNDS * LOCAL
 SHORT = 20
 SHARE = BATCH / RECORDS
 PENALTY = 1e-4  # rho of DP-ADMM in the paper's appendix A-D
-# What a record adds to a batch sum in the one data set, and in the other.
+# What the record adds to the sum of a batch in one data set, and in the other.
 REPLACED = (1.0, -1.0)
 JOINED = (1.0, 0.0)
-DEVIATIONS = 12  # of the binomial count that are summed over: leaves out less than rounding
-THRESHOLDS = 2_000  # that are tried; a coarser grid only weakens the lower bound
+DEVIATIONS = 12  # of the binomial count that sums cover; the rest is below rounding
+THRESHOLDS = 2_000  # number of thresholds tried; a coarser grid only weakens the lower bound
 Array = NDArray[np.float64]
 
 
@@ -50,20 +50,20 @@ def reached(
     """Return an epsilon that subsampled releases reach, by the best threshold on their sum.
 
     All other records have constant losses and this one has a linear loss, so a release is N(0,
-    noise^2), moved by ``moves[0]`` in the one data set or ``moves[1]`` in the other whenever the
-    batch holds the record. The sum of all releases then has the law of ``move * B + noise
-    sqrt(steps) Z`` with B binomial, and every event E gives log((P(E) - delta) / Q(E)) as a lower
-    bound.
+    noise^2), moved by ``moves[0]`` in one data set and by ``moves[1]`` in the other whenever the
+    batch contains the record. The sum of all releases then has the distribution of ``move * B +
+    noise sqrt(steps) Z`` with B binomial and Z standard normal, and every event E gives
+    log((P(E) - delta) / Q(E)) as a lower bound.
 
     Args:
-        steps: number of releases, each with fresh noise and a fresh batch.
-        rate: chance that a batch holds the record, B / d_i.
-        noise: standard deviation of a release, in units of the clipped gradient's share G / B.
-        moves: of the two data sets, the larger one first.
-        delta: of (epsilon, delta)-differential privacy.
+        steps: Number of releases, each with fresh noise and a fresh batch.
+        rate: Probability that a batch contains the record, B / d_i.
+        noise: Standard deviation of a release, in units of the clipped gradient's share G / B.
+        moves: Moves in the two data sets, the larger one first.
+        delta: Delta of (epsilon, delta)-differential privacy.
 
     Returns:
-        A lower bound on epsilon, 0 if no threshold shows one.
+        A lower bound on epsilon; 0 if no threshold gives one.
     """
     spread = noise * math.sqrt(steps)
     mean = steps * rate
@@ -107,7 +107,7 @@ def _sgd_noise() -> float:
 def _admm_noise() -> float:
     """Return Table II's sigma of DP-ADMM at (1, .001), in units of the gradient.
 
-    In these units eta and D drop out.
+    In these units, eta and D cancel.
     """
     settings = {
         "rho": PENALTY,
@@ -125,7 +125,7 @@ def _admm_noise() -> float:
 def _public_batches() -> dict[str, float]:
     """Return the epsilon of DP-SGD if everybody knows that the record is in every second batch.
 
-    Sampling then gets no credit.
+    The sampling is then not credited.
     """
     rounds = 20
     settings = {
@@ -151,12 +151,12 @@ def _public_batches() -> dict[str, float]:
 def _sgd_row() -> tuple[Judgement, ...]:
     noise = (
         _sgd_noise() * BATCH / STEP
-    )  # in units of mu G / B, by which one record of norm G moves a step
+    )  # in units of mu G / B, by which a record with a gradient of norm G moves a step
     replaced = reached(STEPS, SHARE, noise, REPLACED, DELTA)
     joined = reached(STEPS, SHARE, noise, JOINED, DELTA)
     short = reached(
         SHORT, SHARE, noise * math.sqrt(SHORT / STEPS), JOINED, DELTA
-    )  # the printed noise of a training of 20 steps
+    )  # with the noise that Table II gives for a training of 20 steps
     public = _public_batches()
     listed = " and ".join(f"{epsilon:.2f} ({name})" for name, epsilon in public.items())
     common = f"with secret batches of {BATCH} of {RECORDS} records and {STEPS} steps"
@@ -164,21 +164,21 @@ def _sgd_row() -> tuple[Judgement, ...]:
         Judgement(
             "one record is replaced (section II-B)",
             against(replaced > NOMINAL),
-            f"linear losses reach epsilon {replaced:.2f} at a nominal {NOMINAL:g}, delta "
+            f"linear losses reach an epsilon of {replaced:.2f} at a nominal {NOMINAL:g}, delta "
             f"{DELTA:g}, {common}",
             {"epsilon": replaced, "nominal": NOMINAL, "steps": STEPS, "rate": SHARE},
         ),
         Judgement(
             "one record is added or removed (as in the cited DP-SGD)",
             against(joined > NOMINAL),
-            f"linear losses reach epsilon {joined:.3f}, {common}; a training of {SHORT} steps "
-            f"with its own noise reaches {short:.3f}",
+            f"linear losses reach an epsilon of {joined:.3f}, {common}; a training of {SHORT} "
+            f"steps with its own noise reaches {short:.3f}",
             {"epsilon": joined, "short": short},
         ),
         Judgement(
-            "batches that everybody knows",
+            "public batches",
             Verdict.UNCLAIMED,
-            f"epsilon {listed} for a record in every second batch; the table relies on secret "
+            f"epsilon is {listed} for a record in every second batch; the table relies on secret "
             "sampling",
             {"epsilon": public},
         ),
@@ -190,10 +190,10 @@ def _admm_row() -> tuple[Judgement, ...]:
     secret = reached(STEPS, SHARE, noise, REPLACED, DELTA)
     public = gaussian.epsilon(DELTA, 2 * math.sqrt(STEPS * SHARE) / noise)
     says = (
-        f"one replaced record: linear losses reach epsilon {secret:.3f} with secret batches; "
-        f"exact composition gives {public:.3f} for a record in every second batch that everybody "
-        f"knows, if every one of the {STEPS} steps is seen. In units of the gradient the noise "
-        f"depends on neither rho nor eta^{{k,r}}"
+        f"if one record is replaced, linear losses reach an epsilon of {secret:.3f} with secret "
+        f"batches; exact composition gives {public:.3f} for a record in every second of the "
+        f"batches if they are public and all {STEPS} steps are observed. In units of the gradient, "
+        f"the noise depends on neither rho nor eta^{{k,r}}"
     )
     return (
         Judgement(
@@ -226,7 +226,7 @@ def _total_noise() -> tuple[Judgement, ...]:
     sgd = reached(STEPS, SHARE, others["DP-SGD"] * BATCH / STEP, REPLACED, DELTA)
     same = (
         others["DP-SGD"] * gaussian.least_mu(sgd, DELTA) / needed
-    )  # the sum of so many steps is all but normal
+    )  # the sum of this many steps is almost normal
     equal = {
         "DP-Norm": [ROUNDS * exact, ROUNDS * exact**2],
         "DP-SGD": [STEPS * same, STEPS * same**2],
@@ -236,8 +236,8 @@ def _total_noise() -> tuple[Judgement, ...]:
         Judgement(
             "by the levels of Table II: sums of sigma_i and of sigma_i^2",
             against(least["DP-SGD"] > 1 or least["DP-ADMM"] > 1),
-            f"Table II at the paper's setting prints sigma_i of {levels}; over all draws of a "
-            f"node the sums are {listed}",
+            f"in the paper's setting, Table II gives a sigma_i of {levels}; over all draws of a "
+            f"node, the sums are {listed}",
             figures,
         ),
         Judgement(
@@ -249,9 +249,10 @@ def _total_noise() -> tuple[Judgement, ...]:
         Judgement(
             "if both had an epsilon of 1 by exact accounting",
             Verdict.UNCLAIMED,
-            f"DP-Norm {equal['DP-Norm'][0]:.0f} and {equal['DP-Norm'][1]:.2g} by the bound of row "
-            f"15 for a record in every second batch, DP-SGD {equal['DP-SGD'][0]:.0f} and "
-            f"{equal['DP-SGD'][1]:.2g}: the two sums then disagree",
+            f"the sums are {equal['DP-Norm'][0]:.0f} and {equal['DP-Norm'][1]:.2g} for DP-Norm, by "
+            "the bound of row 15 for a record in every second batch, and "
+            f"{equal['DP-SGD'][0]:.0f} and {equal['DP-SGD'][1]:.2g} for DP-SGD: they disagree "
+            "about which method adds less noise",
             equal,
         ),
     )
@@ -261,10 +262,10 @@ def _ranking() -> tuple[Judgement, ...]:
     sgd = reached(STEPS, SHARE, _sgd_noise() * BATCH / STEP, REPLACED, DELTA)
     admm = reached(STEPS, SHARE, _admm_noise() * BATCH, REPLACED, DELTA)
     says = (
-        f"five methods on Fashion-MNIST for {ROUNDS} rounds of {LOCAL} steps are not trained "
-        f"here, and the weight of the regulariser is not printed. The nominal epsilon {NOMINAL:g} "
-        f"is not an equal basis either: replacing a record reaches {sgd:.2f} with the printed "
-        f"noise of DP-SGD and {admm:.2f} with that of DP-ADMM"
+        f"the five methods are not trained here on Fashion-MNIST for {ROUNDS} rounds of {LOCAL} "
+        "steps, and the paper does not print the weight of the regulariser. The nominal epsilon "
+        f"{NOMINAL:g} is not an equal basis either: if a record is replaced, epsilon reaches "
+        f"{sgd:.2f} with the printed noise of DP-SGD and {admm:.2f} with that of DP-ADMM"
     )
     return (
         Judgement(
@@ -276,12 +277,12 @@ def _ranking() -> tuple[Judgement, ...]:
     )
 
 
-A1 = "(A1) gradients of a record have norm at most G = 1"
+A1 = "(A1) the gradient of a record has a norm of at most G = 1"
 SETTING = (
     f"the paper's setting: R = {ROUNDS}, K = {LOCAL}, d_i = {RECORDS}, B = {BATCH}, delta = "
     f"{DELTA:g}"
 )
-FRESH = "each step draws its batch anew, without replacement, and nobody sees it"
+FRESH = "each step draws a new batch without replacement, and the batches are secret"
 LEVEL = Quote("Table II", "Minimal noise level to guarantee")
 
 ROWS = (
@@ -310,8 +311,8 @@ ROWS = (
         ),
         assumes=(
             SETTING,
-            "each method takes the noise that Table II prints for it",
-            "eta of DP-ADMM is 1 / mu, rho = 1e-4",
+            "each method uses the noise that Table II prints for it",
+            "DP-ADMM has eta = 1 / mu and rho = 1e-4",
         ),
         judge=_total_noise,
     ),
@@ -325,7 +326,7 @@ ROWS = (
                 "the test accuracy of DP-SGD is lower than that of DP-Norm in all cases",
             ),
         ),
-        assumes=("Fashion-MNIST, a ring of 6 nodes with 6 of 10 classes each", SETTING),
+        assumes=("Fashion-MNIST, on a ring of 6 nodes with 6 of 10 classes each", SETTING),
         judge=_ranking,
     ),
     dpnorm_row(

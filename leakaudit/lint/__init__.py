@@ -1,6 +1,6 @@
 """Static lint of a trace: checks for the pitfalls of docs/lint.md.
 
-The checks look at parameters, declared relations, messages and, if it is given, the truth.
+The checks examine the constants, the declared relations, the messages and, if given, the truth.
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ def lint(trace: Trace, truth: Truth | None = None) -> list[Pitfall]:
     """Check a trace for pitfalls; an empty list is not evidence of privacy.
 
     Args:
-        trace: the recording; rounds from the first gap on are left out.
-        truth: of the same run. It adds norms of single records, the noise itself and its seed.
+        trace: The recording; rounds from the first gap on are left out.
+        truth: The truth of the same run. It adds the norms of single records, the noise itself and
+            its seed.
 
     Returns:
         At most one finding for each pitfall and verdict, the most severe first.
 
     Raises:
-        LeakauditError: the truth is of another run, or messages of the first round are missing.
+        LeakauditError: The truth is of another run, or messages of the first round are missing.
     """
     if truth is not None:
         same_run(trace, truth)
@@ -53,11 +54,11 @@ def lint(trace: Trace, truth: Truth | None = None) -> list[Pitfall]:
 
 
 def unexamined(trace: Trace, truth: Truth | None) -> list[str]:
-    """Return what a lint of these files cannot examine, and what it would need.
+    """Return what a lint of these files cannot examine, and what it would require.
 
     Args:
-        trace: the recording.
-        truth: of the same run, or None.
+        trace: The recording.
+        truth: The truth of the same run, or None.
     """
     records = "gradients of single records against the declared sensitivity (P05)"
     if truth is None:

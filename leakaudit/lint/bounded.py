@@ -29,7 +29,7 @@ def check(case: Case) -> Iterator[Pitfall]:
     """Yield a finding if the truncated noise of one release has a larger delta than claimed.
 
     Args:
-        case: its recorded `sensitivity` is the change of the value.
+        case: The input; its constant `sensitivity` is how far a record can move the value.
     """
     moved = case.number("sensitivity")
     if moved <= 0:
@@ -44,7 +44,7 @@ def check(case: Case) -> Iterator[Pitfall]:
 
 
 def _judge(noise: Additive, claim: Claim, moved: float, coordinates: int) -> Iterator[Pitfall]:
-    """Compare the claimed delta with those of a change in one coordinate and in all."""
+    """Compare the claimed delta with that of a change in one coordinate, and in all of them."""
     epsilon = claim.epsilon or 0.0
     delta = claim.delta or 0.0
     alone = noise.delta(epsilon, moved)

@@ -16,7 +16,7 @@ from leakaudit.relations import Relations
 from leakaudit.trace import Trace, Truth
 from leakaudit.verdict import Verdict
 
-FEW = 64  # number of rounds that are declared, a choice; findings hold for longer runs
+FEW = 64  # number of rounds that are declared: a choice; findings also hold for longer runs
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class Case:
     """A trace under lint.
 
     Attributes:
-        trace: without gaps.
-        truth: of the same run; None if the caller did not give it.
+        trace: A trace without gaps.
+        truth: The truth of the same run; None if it was not given.
     """
 
     trace: Trace
@@ -38,14 +38,14 @@ class Case:
 
     @cached_property
     def protocol(self) -> Protocol | None:
-        """The registered protocol over its first rounds; None for a loop of a user."""
+        """The registered protocol over its first rounds; None for a training loop of a user."""
         if self.trace.protocol not in registry.names("victims"):
             return None
         return protocol_of(self.trace, min(self.trace.rounds, FEW))
 
     @cached_property
     def relations(self) -> Relations | None:
-        """What the protocol declares; None if nothing can be declared."""
+        """The relations that the protocol declares; None if it cannot declare any."""
         try:
             if self.protocol is None:
                 return None
@@ -69,7 +69,7 @@ class Case:
         """Return a recorded constant.
 
         Args:
-            name: of the constant.
+            name: Name of the constant.
 
         Returns:
             Its value; 0 if it is missing or not a finite number.
@@ -107,7 +107,7 @@ class Case:
 
     @cached_property
     def records(self) -> Mapping[int, int]:
-        """Node -> its number of records, by the truth or else the constants; empty if unknown."""
+        """Node -> its number of records, from the truth or else the constants; empty if unknown."""
         if self.truth is not None and len(self.truth.node):
             owners = self.truth.node
             return {i: int((owners == i).sum()) for i in self.holders}

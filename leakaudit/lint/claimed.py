@@ -24,7 +24,7 @@ from leakaudit.verdict import Verdict
 MORE = 1 + 1e-6  # factor above a claim that rounding cannot explain
 NEAR = 1.25  # a cost below a claim by at most this factor counts as claimed: a choice
 MOST = 400  # largest number of rounds that is evaluated: a choice that limits the time
-SAME = 1e-3  # relative difference of equal standard deviations, one rounded: a choice
+SAME = 1e-3  # relative difference of two standard deviations that is rounding: a choice
 SHOWN = 3  # largest number of names in a sentence
 
 
@@ -32,7 +32,7 @@ def check(case: Case) -> Iterator[Pitfall]:
     """Yield the problems of the claims.
 
     Args:
-        case: with or without a truth, which is used to count records.
+        case: The input, with or without a truth, which is used to count records.
     """
     if not case.claims:
         return
@@ -68,8 +68,8 @@ def _rounds(case: Case, claim: Claim) -> Pitfall:
         "sum": times * epsilon,
     }
     says = (
-        f"{_quote(claim)} covers {claim.rounds} of the {case.trace.rounds} rounds: together "
-        f"{times * epsilon:.4g} by basic composition"
+        f"{_quote(claim)} covers {claim.rounds} of the {case.trace.rounds} rounds: all rounds "
+        f"together have an epsilon of {times * epsilon:.4g} by basic composition"
     )
     if case.laws == {"gaussian"} and 0 < delta < 1:
         # mu of k compositions is sqrt(k) mu.
@@ -95,7 +95,7 @@ def _cost(case: Case, claim: Claim) -> Pitfall | None:
     else:
         costs = _exact(case, claim)
         rounds = min(case.trace.rounds, MOST)
-        seen = " for an outsider; linear losses attain it"
+        seen = " for an outsider (linear losses attain it)"
     epsilon = claim.epsilon or 0.0
     if costs is None or costs.all <= epsilon * MORE:
         return None
@@ -111,12 +111,13 @@ def _cost(case: Case, claim: Claim) -> Pitfall | None:
         says = f"{_quote(claim)}, but {some} is sent without noise: mu is infinite"
         return Pitfall(6, Verdict.UNSUPPORTED, says, figures)
     what = (
-        f"{_quote(claim)}; the recorded constants give {costs.all:.4g} over {rounds} rounds{seen}"
+        f"{_quote(claim)}; with the recorded constants, epsilon is {costs.all:.4g} over {rounds} "
+        f"rounds{seen}"
     )
     added = _if_claimed(costs.added, epsilon)
     one = _if_claimed(costs.one, epsilon)
     if added and added >= one:
-        says = f"{what} if a record is replaced, {costs.added:.4g} if one is added or removed"
+        says = f"{what} if a record is replaced, and {costs.added:.4g} if one is added or removed"
         return Pitfall(2, Verdict.UNSUPPORTED, says, figures)
     number = 1 if one else 20
     says = f"{what}, and {costs.one:.4g} for a single round"
@@ -168,7 +169,7 @@ def _exact(case: Case, claim: Claim) -> Costs | None:
 
 
 def _node(case: Case) -> Iterator[Pitfall]:
-    """Yield what a claim about one record means for a node with several."""
+    """Yield what a claim about one record means for a node with several records."""
     count = max(case.records.values(), default=1)
     if count < 2:
         return
@@ -183,7 +184,7 @@ def _node(case: Case) -> Iterator[Pitfall]:
             total = gaussian.epsilon(delta, mu)
         says = (
             f"{_quote(claim)} concerns one record; the {count} records of a node together have "
-            f"{total:.4g}"
+            f"an epsilon of {total:.4g}"
         )
         figures: Figures = {"claimed": epsilon, "records": count, "node": total}
         yield Pitfall(3, Verdict.UNCLAIMED, says, figures)
@@ -197,14 +198,14 @@ def _delta(case: Case) -> Iterator[Pitfall]:
     delta = claim.delta or 0.0
     if count and delta * count >= 1:
         says = (
-            f"delta {claim.delta:g} is {delta * count:.3g} over the {count} records: "
-            "it allows the mechanism to publish one of them"
+            f"delta {claim.delta:g} times the number of records, {count}, is {delta * count:.3g}: "
+            "such a delta allows the mechanism to publish one of them"
         )
         yield Pitfall(14, Verdict.UNCLAIMED, says, {"delta": claim.delta, "records": count})
 
 
 def _classic(case: Case) -> Iterator[Pitfall]:
-    """Find sqrt(2 log(1.25 / delta)) / epsilon at an epsilon for which it is not proved."""
+    """Find noise of sqrt(2 log(1.25 / delta)) / epsilon if epsilon is too large for its proof."""
     if "gaussian" not in case.laws:
         return
     for claim in case.claims:
@@ -221,11 +222,11 @@ def _classic(case: Case) -> Iterator[Pitfall]:
             "needed": needed,
         }
         says = (
-            f"{_quote(claim)} with noise of {classic:.4g} sensitivities by "
-            "sqrt(2 log(1.25 / delta)) / epsilon, which is proved only for epsilon < 1; "
+            f"{_quote(claim)} uses noise of {classic:.4g} times the sensitivity by "
+            "sqrt(2 log(1.25 / delta)) / epsilon, which is proved only for epsilon < 1; the factor "
         )
         if classic < needed:
-            yield Pitfall(18, Verdict.REFUTED, f"{says}{needed:.4g} are required", figures)
+            yield Pitfall(18, Verdict.REFUTED, f"{says}{needed:.4g} is required", figures)
         else:
             yield Pitfall(18, Verdict.UNSUPPORTED, f"{says}{needed:.4g} would suffice", figures)
         return
@@ -234,7 +235,8 @@ def _classic(case: Case) -> Iterator[Pitfall]:
 def _textbook(case: Case, claim: Claim) -> bool:
     """Return whether a claim uses the classical calibration.
 
-    The claim states it, or its noise is that of one of the recorded sensitivities.
+    Either the claim states it, or its noise equals that of the calibration for a record that is
+    added or replaced.
     """
     if claim.classic:
         return True

@@ -1,4 +1,4 @@
-"""Is the sensitivity enforced? Norms of gradients from the trace, and of single records."""
+"""Is the sensitivity enforced? Norms of gradients in the trace, and of single records."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from leakaudit.relations.estimate import recorded
 from leakaudit.tasks.task import Task
 from leakaudit.verdict import Verdict
 
-MORE = 1 + 1e-6  # a norm exceeds its bound by more than rounding
-GRADIENTS = 200  # gradients that are taken record by record: a choice that bounds the time
-NUMBERS = 1 << 26  # of the records' gradients that are held at once: 512 MiB
+MORE = 1 + 1e-6  # factor above a bound that rounding cannot explain
+GRADIENTS = 200  # number of gradients computed record by record: a choice that limits the time
+NUMBERS = 1 << 26  # numbers of the records' gradients in memory at once: 512 MiB
 
 
 @dataclass(frozen=True)
 class _Bound:
-    """The norm that a record's gradient may have.
+    """The largest norm that a record's gradient may have.
 
     Attributes:
-        size: of the norm.
-        source: where the bound comes from.
-        clipped: whether the protocol says that it clips to it.
+        size: The largest norm.
+        source: Where the bound comes from.
+        clipped: Whether the protocol declares that it clips to this norm.
     """
 
     size: float
@@ -51,10 +51,10 @@ class _Bound:
 
 
 def check(case: Case) -> Iterator[Pitfall]:
-    """Yield gradients beyond the norm that is declared or assumed, and nodes with too few records.
+    """Yield gradients beyond the declared or assumed norm, and nodes with too few records.
 
     Args:
-        case: with or without a truth.
+        case: The input, with or without a truth.
     """
     yield from _records(case)
     if case.protocol is None:
@@ -87,7 +87,7 @@ def _bound(case: Case) -> _Bound | None:
 def _by_trace(case: Case, bound: _Bound) -> Iterator[Pitfall]:
     """Test |gradient + noise| <= bound + |noise|, by the chi-square law of |noise|^2.
 
-    A mean of clipped gradients is no longer than one of them.
+    The mean of clipped gradients is not longer than the longest of them.
     """
     samples = [sample for sample in of_trace(case) if sample.gaussian]
     tests = sum(len(sample.std) for sample in samples)
@@ -103,7 +103,7 @@ def _by_trace(case: Case, bound: _Bound) -> Iterator[Pitfall]:
         says = (
             f"{sample.labels[k]} of node {sample.node}, with its noise, has norm "
             f"{sample.norm[k]:.4g}; {bound.source} and noise of about {noise:.3g} "
-            f"do not reach that (chance {chance_text(chance)})"
+            f"do not explain this (chance {chance_text(chance)})"
         )
         figures: Figures = {
             "node": sample.node,
@@ -117,14 +117,14 @@ def _by_trace(case: Case, bound: _Bound) -> Iterator[Pitfall]:
 
 @dataclass(frozen=True)
 class _Taken:
-    """A gradient of the run.
+    """A gradient of the run, compared with the gradients of single records.
 
     Attributes:
-        label: its name.
-        largest: norm of the longest record's gradient.
-        used: norm of the vector that was used; 0 if it was not kept.
-        unclipped: whether that vector is closer to the mean of the records' gradients as they are
-            than to the mean of clipped ones.
+        label: Its name.
+        largest: Norm of the longest gradient of a record.
+        used: Norm of the vector that the run used; 0 if it was not kept.
+        unclipped: Whether that vector is closer to the mean of the records' gradients than to the
+            mean of the clipped ones.
     """
 
     label: str
@@ -134,9 +134,9 @@ class _Taken:
 
 
 def _by_record(case: Case, bound: _Bound) -> Iterator[Pitfall]:
-    """Take every record's gradient at the models of the run.
+    """Compute every record's gradient at the models of the run.
 
-    If the protocol clips, compare what it used with what it declares.
+    If the protocol clips, compare the vectors that it used with what it declares.
     """
     if case.truth is None or not case.truth.states or case.relations is None:
         return
@@ -156,27 +156,30 @@ def _by_record(case: Case, bound: _Bound) -> Iterator[Pitfall]:
         if worst.largest > bound.size * MORE:
             says = (
                 f"a record's gradient has norm {worst.largest:.4g} at {worst.label}, "
-                f"beyond {bound.source}: nothing in the run enforces it"
+                f"beyond {bound.source}: nothing in the run enforces this bound"
             )
             yield Pitfall(5, Verdict.UNSUPPORTED, says, figures)
         return
     longest = max(taken, key=lambda one: one.used)
     if longest.used > bound.size * MORE:
-        says = f"{longest.label} as it was used has norm {longest.used:.4g}, beyond {bound.source}"
+        says = (
+            f"{longest.label}, as the run used it, has norm {longest.used:.4g}, "
+            f"beyond {bound.source}"
+        )
         yield Pitfall(5, Verdict.REFUTED, says, {**figures, "used": longest.used})
         return
     for one in taken:
         if one.unclipped:
             says = (
-                f"{one.label} as it was used is the mean of gradients of norm up to "
-                f"{one.largest:.4g}, not cut by {bound.source}"
+                f"{one.label}, as the run used it, is the mean of gradients with norms of up to "
+                f"{one.largest:.4g}, which were not clipped in spite of {bound.source}"
             )
             yield Pitfall(5, Verdict.REFUTED, says, figures)
             return
 
 
 def _taken(case: Case, bound: _Bound) -> list[_Taken]:
-    """Walk through the declaration with the recorded states, and take gradients where it does."""
+    """Evaluate the declaration with the recorded states, and compare each gradient in it."""
     task = Task.build(case.trace.task)
     everything = Adversary(corrupt=frozenset(range(case.trace.graph.nodes)))
     view: View = everything.view(case.trace)
@@ -220,11 +223,11 @@ def _compared(label: str, each: Tensor, used: Tensor | None, bound: _Bound, whol
     """Compare the vector that was used with the records' gradients.
 
     Args:
-        label: name of the gradient.
-        each: (b, d) gradients of the node's records.
-        used: (d,) the vector; None if it was not kept.
-        bound: of the norms.
-        whole: whether the vector is of all records, rather than of a batch.
+        label: Name of the gradient.
+        each: Gradients of the node's records (b, d).
+        used: The vector that was used (d,); None if it was not kept.
+        bound: The bound on the norms.
+        whole: Whether the vector belongs to all records rather than to a batch.
     """
     norms = each.norm(dim=1)
     largest = float(norms.max())
@@ -239,7 +242,7 @@ def _compared(label: str, each: Tensor, used: Tensor | None, bound: _Bound, whol
 
 
 def _records(case: Case) -> Iterator[Pitfall]:
-    """Compare the number of records that the noise is scaled by with those that the nodes hold."""
+    """Compare the number of records that scales the noise with the records that the nodes hold."""
     told = int(case.number("records") or case.number("samples"))
     if case.truth is None or not told or not case.claims:
         return
@@ -248,7 +251,7 @@ def _records(case: Case) -> Iterator[Pitfall]:
         return
     node = next(i for i, count in case.records.items() if count == fewest)
     says = (
-        f"the claim divides by {told} records, and node {node} holds {fewest}: "
-        f"one record moves its mean by {told / fewest:.3g} times what is reckoned"
+        f"the claim divides by {told} records, but node {node} holds only {fewest}: "
+        f"one record moves its mean by {told / fewest:.3g} times what the claim assumes"
     )
     yield Pitfall(8, Verdict.UNSUPPORTED, says, {"told": told, "held": fewest, "node": node})

@@ -1,7 +1,7 @@
-"""Training loops of users: constants that are read by their usual names.
+"""Training loops of users: their constants are read by the usual names.
 
-sigma is the standard deviation per coordinate on a sum of clipped gradients; noise_multiplier is
-sigma divided by the clip.
+sigma is the standard deviation per coordinate of the noise on a sum of clipped gradients;
+noise_multiplier is sigma divided by the clip.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def number(params: Mapping[str, object], what: str) -> float | None:
     """Return a constant by any of its usual names.
 
     Args:
-        params: the recorded constants.
-        what: a key of `NAMES`.
+        params: The recorded constants.
+        what: A key of `NAMES`.
 
     Returns:
         Its value; None if there is no finite number under these names.
@@ -57,7 +57,7 @@ def noise(params: Mapping[str, object]) -> float:
     """Return the declared standard deviation per coordinate.
 
     Args:
-        params: the recorded constants.
+        params: The recorded constants.
 
     Returns:
         sigma, or the multiplier times the clip; 0 if there is no noise.
@@ -76,10 +76,10 @@ def named_adjacency(text: str) -> Adjacency | None:
     Bundled victims give theirs as a value (`Claim.neighbours`), which is never derived from words.
 
     Args:
-        text: the words, such as the constant ``adjacency`` of a user's loop.
+        text: The words, such as the constant ``adjacency`` of a user's loop.
 
     Returns:
-        The adjacency; None if the words name none.
+        The adjacency; None if the words do not name one.
     """
     said = text.lower().replace("_", " ").replace("-", " ")
     if said == "node":
@@ -91,10 +91,10 @@ def named_adjacency(text: str) -> Adjacency | None:
 
 
 def claims(trace: Trace) -> tuple[Claim, ...]:
-    """Return what the recorded constants claim: epsilon and delta, over `horizon` rounds or all.
+    """Return the claim of the recorded constants: epsilon and delta over `horizon` or all rounds.
 
     Args:
-        trace: recorded from a loop of a user.
+        trace: A recording of a user's loop.
     """
     params = trace.params
     epsilon = number(params, "epsilon")
@@ -123,10 +123,10 @@ class Costs:
     """The epsilon of a run at the delta of its claim, for linear losses.
 
     Attributes:
-        all: of all rounds, under the claimed adjacency.
-        one: of one round.
-        added: of all rounds, if a record is added or removed.
-        leaking: names of gradients that are sent without noise.
+        all: Epsilon of all rounds, under the claimed adjacency.
+        one: Epsilon of one round.
+        added: Epsilon of all rounds, if a record is added or removed.
+        leaking: Names of gradients that are sent without noise.
     """
 
     all: float
@@ -141,8 +141,9 @@ def costs(trace: Trace, claim: Claim) -> Costs | None:
     Over T rounds, mu = sqrt(T) clip / sigma.
 
     Args:
-        trace: recorded from a loop of a user.
-        claim: its delta and adjacency are used; replacing a record changes a sum by twice the clip.
+        trace: A recording of a user's loop.
+        claim: The claim; its delta and adjacency are used. Replacing a record changes a sum by
+            twice the clip.
 
     Returns:
         The costs; None if a constant is missing.
@@ -165,10 +166,10 @@ def costs(trace: Trace, claim: Claim) -> Costs | None:
 
 
 def uncovered(params: Mapping[str, object]) -> Iterator[Pitfall]:
-    """Yield what a claim about clipped gradients does not cover: momentum, several local steps.
+    """Yield what a claim about clipped gradients does not cover: momentum, decay, local steps.
 
     Args:
-        params: the recorded constants.
+        params: The recorded constants.
     """
     for name in ("momentum", "weight_decay"):
         value = params.get(name)
@@ -181,8 +182,8 @@ def uncovered(params: Mapping[str, object]) -> Iterator[Pitfall]:
     steps = _local_steps(params)
     if steps > 1:
         says = (
-            f"{steps} local steps per message: a record changes it by up to {steps} clipped "
-            "gradients and their drift"
+            f"{steps} local steps per message: a record changes the message by up to {steps} "
+            "clipped gradients and their drift"
         )
         yield Pitfall(5, Verdict.UNSUPPORTED, says)
 

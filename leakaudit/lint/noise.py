@@ -1,4 +1,4 @@
-"""Is the noise what is declared? Tests of its size, its independence, its tails and its law.
+"""Is the noise as declared? Tests of its size, independence, tails and distribution.
 
 If two draws are the same, a sum or a difference of two rows has a variance that is too low
 (`variance`), whatever the gradients are.
@@ -21,26 +21,29 @@ from leakaudit.lint.samples import Floats, Sample, of_trace, of_truth, pick
 from leakaudit.lint.variance import LowVariance, low_variance
 from leakaudit.verdict import Verdict
 
-LEVEL = 1e-5  # chance of a false alarm of each kind of test on one trace: a choice
+LEVEL = 1e-5  # false-positive rate of each kind of test on one trace: a choice
 TAILS = (2.0, 2.5, 3.0)  # standard deviations beyond which numbers are counted: a choice
-ENOUGH = 1 - 1e-3  # of the declared size: noise closer to it counts as equal
-# Shared noise leaves only rounding in a sum or difference. One that keeps more than SHARED of its
-# declared size has another fault, such as too little noise, and counts as independent: a choice.
+ENOUGH = 1 - 1e-3  # share of the declared size from which on the sizes count as equal
+# If two rows share their noise, only rounding remains in their sum or difference. If more than
+# SHARED of its declared size remains, the noise has another fault, such as too small a size, and
+# the rows count as independent: a choice.
 SHARED = 0.7
-# Variance of the sum or difference of two rows of variance 1 that are one draw as declared.
+# Two rows of variance 1 are declared to share one draw if their sum or difference has a declared
+# variance below this.
 ROUNDED = 1e-6
-LAGS = 4  # distances of rounds that are compared with all rounds pooled: a choice
-SINGLE = 16  # rows of a node that are compared one by one: a choice
-FEWEST = 16  # numbers for a correlation of noise that is not normal: a choice
-ENOUGH_FOR_LAW = 100  # numbers for Kolmogorov and Smirnov's test: a choice
-UNCORRELATED = 1e-6  # correlation of declared noise that is rounding
+LAGS = 4  # largest distance of the rounds that are compared in pools: a choice
+SINGLE = 16  # number of rows of a node that are compared one by one: a choice
+FEWEST = 16  # fewest numbers for a correlation of noise that is not normal: a choice
+ENOUGH_FOR_LAW = 100  # fewest numbers for the Kolmogorov-Smirnov test: a choice
+UNCORRELATED = 1e-6  # correlation of declared noise up to which it is rounding
 
 
 def check(case: Case) -> Iterator[Pitfall]:
-    """Yield in what the noise differs from the declared one.
+    """Yield the differences between the noise and its declaration.
 
     Args:
-        case: the noise in its truth is tested rather than that in its trace, if it has one.
+        case: The input. The noise in its truth is tested first, if there is one, and the trace only
+            if that yields no finding.
     """
     for read in (of_truth, of_trace):
         found = list(judged(list(read(case))))
@@ -50,16 +53,16 @@ def check(case: Case) -> Iterator[Pitfall]:
 
 
 def judged(samples: list[Sample]) -> Iterator[Pitfall]:
-    """Yield in what noise differs from the declared one.
+    """Yield the differences between noise and its declaration.
 
     Args:
-        samples: of the noise, or of gradients with noise.
+        samples: Samples of the noise, or of gradients with noise.
     """
     if not samples:
         return
-    # One fault may show in the tests of others: shared noise as too little of it, another law as
-    # another size, too little noise as missing tails. So each is looked for before the ones that it
-    # would show as, and hides them.
+    # A fault may also fail the tests for other faults: shared noise looks too small, another
+    # distribution looks like another size, and noise that is too small has missing tails. Each
+    # fault is therefore tested before those that it may look like, and hides them.
     shared = list(_shared(samples))
     yield from shared
     if shared:
@@ -75,7 +78,7 @@ def judged(samples: list[Sample]) -> Iterator[Pitfall]:
 
 
 def _size(samples: list[Sample]) -> Iterator[Pitfall]:
-    """Compare the size of each node's noise, and of all nodes' together, with the declared one."""
+    """Compare the size of the noise of each node, and of all nodes together, with the declared."""
     groups = [[sample] for sample in samples]
     one_law = all(sample.gaussian == samples[0].gaussian for sample in samples)
     if len(samples) > 1 and one_law and all(sample.alone for sample in samples):
@@ -96,7 +99,7 @@ def _size(samples: list[Sample]) -> Iterator[Pitfall]:
         who = f"{len(group)} nodes together"
     condition = ", if it is normal" if first.hidden else ""
     says = (
-        f"the noise of {who} is at most {worst.limit:.3g} of the declared {declared:.3g} "
+        f"the noise of {who} is at most {worst.limit:.3g} times the declared {declared:.3g} "
         f"(measured {worst.size:.3g}{condition}; {worst.numbers} numbers, "
         f"chance {chance_text(worst.chance)})"
     )
@@ -121,13 +124,13 @@ def _interval(std: float, numbers: int) -> list[float]:
 
 @dataclass(frozen=True)
 class _RowPair:
-    """Rows that are compared with as many other rows.
+    """Rows that are compared with the same number of other rows.
 
     Attributes:
-        a: sample of the ones.
-        rows_a: their numbers.
-        b: sample of the others.
-        rows_b: their numbers.
+        a: Sample with the first rows.
+        rows_a: Numbers of the first rows.
+        b: Sample with the other rows.
+        rows_b: Numbers of the other rows.
     """
 
     a: Sample
@@ -137,7 +140,7 @@ class _RowPair:
 
 
 def _shared(samples: list[Sample]) -> Iterator[Pitfall]:
-    """Find two draws that are the same."""
+    """Find draws of noise that are equal."""
     pairs = list(_pairs(samples))
     sizes = {id(sample): min(1.0, low_variance([sample], LEVEL).size) for sample in samples}
     found: list[tuple[float, str, str]] = []
@@ -151,7 +154,7 @@ def _shared(samples: list[Sample]) -> Iterator[Pitfall]:
     chance, one, other = min(found)
     says = (
         f"the noise on {one} and on {other} is not independent (chance {chance_text(chance)}); "
-        f"so are {len(found)} of {len(pairs)} pairs that were compared"
+        f"the same holds for {len(found)} of {len(pairs)} pairs that were compared"
     )
     figures: Figures = {
         "first": one,
@@ -164,7 +167,7 @@ def _shared(samples: list[Sample]) -> Iterator[Pitfall]:
 
 
 def _where(sample: Sample, rows: Sequence[int]) -> str:
-    """Name rows of a sample."""
+    """Return a name for some rows of a sample."""
     label = f"{sample.labels[rows[0]]} of node {sample.node}"
     if len(rows) == 1:
         return label
@@ -172,7 +175,7 @@ def _where(sample: Sample, rows: Sequence[int]) -> str:
 
 
 def _pairs(samples: list[Sample]) -> Iterator[_RowPair]:
-    """Yield what is compared.
+    """Yield the pairs that are compared.
 
     These are rounds of one node at small distances, pooled; single rounds of one node; and the same
     rounds of two nodes, pooled.
@@ -180,7 +183,7 @@ def _pairs(samples: list[Sample]) -> Iterator[_RowPair]:
     for sample in samples:
         count = len(sample.value)
         for lag in range(1, min(LAGS, count - 1) + 1):
-            # Blocks of `lag` rows against the next `lag` rows, so that no row is on both sides.
+            # Blocks of `lag` rows are compared with the next `lag` rows: no row is on both sides.
             first = [k for k in range(count - lag) if k % (2 * lag) < lag]
             yield _RowPair(sample, first, sample, [k + lag for k in first])
         for i, j in itertools.combinations(range(min(count, SINGLE)), 2):
@@ -194,15 +197,15 @@ def _pairs(samples: list[Sample]) -> Iterator[_RowPair]:
 
 
 def _alike(pair: _RowPair, level: float, most: float) -> float:
-    """Return the chance, at most, that independent noise looks as much alike.
+    """Return an upper bound on the probability that independent noise looks this similar.
 
-    Alike means equal up to a common factor of either sign.
+    Similar means equal up to a common factor of either sign.
 
     Args:
-        pair: what is compared.
-        level: chance of a false alarm.
-        most: size of the sum or difference, relative to the declared one, from which on it counts
-            as independent.
+        pair: The rows that are compared.
+        level: False-positive rate.
+        most: Size of the sum or difference, relative to the declared size, from which on the noise
+            counts as independent.
     """
     if not pair.a.hidden:
         return _correlated(pair)
@@ -216,8 +219,8 @@ def _alike(pair: _RowPair, level: float, most: float) -> float:
     factor_b = b.factor[pair.rows_b] / std_b
     chance = 1.0
     for sign in (1.0, -1.0):
-        # Rows of one node are functions of the same e, those of two nodes of different ones, whose
-        # sign does not matter.
+        # Rows of one node are functions of the same e. Those of two nodes are functions of
+        # different ones, so the sign of the second does not matter.
         factor = factor_a + sign * factor_b if a is b else np.hstack([factor_a, factor_b])
         both = Sample(
             node=a.node,
@@ -238,9 +241,10 @@ def _alike(pair: _RowPair, level: float, most: float) -> float:
 
 
 def _correlated(pair: _RowPair) -> float:
-    """Return the chance that independent noise, seen itself, has as large a correlation.
+    """Return the probability that independent noise from a truth has such a large correlation.
 
-    Two independent normal vectors of n numbers have a squared cosine of law Beta(1/2, (n - 1)/2).
+    The squared cosine of two independent normal vectors of n numbers has the distribution
+    Beta(1/2, (n - 1)/2).
     """
     x = pair.a.value[pair.rows_a].ravel()
     y = pair.b.value[pair.rows_b].ravel()
@@ -257,10 +261,10 @@ class _Tail:
     """Numbers beyond a level.
 
     Attributes:
-        chance: of as few or fewer.
-        level: in standard deviations.
-        above: how many there are.
-        sample: of the numbers.
+        chance: Probability of this many or fewer.
+        level: The level, in standard deviations.
+        above: How many there are.
+        sample: The sample that contains them.
     """
 
     chance: float
@@ -289,8 +293,8 @@ def _tails(samples: list[Sample]) -> Iterator[Pitfall]:
     expected = n * 2 * float(ndtr(-worst.level))
     says = (
         f"{worst.above} of {n} numbers of node {node} lie beyond {worst.level:g} standard "
-        f"deviations, where normal noise puts {expected:.0f} or more "
-        f"(chance {chance_text(worst.chance)}): the noise has a boundary"
+        f"deviations; with normal noise, {expected:.0f} or more are expected "
+        f"(chance {chance_text(worst.chance)}): the noise is bounded"
     )
     figures: Figures = {
         "node": node,
@@ -303,14 +307,14 @@ def _tails(samples: list[Sample]) -> Iterator[Pitfall]:
 
 
 def _independent(sample: Sample) -> bool:
-    """Return whether the declared noise of the rows is uncorrelated: numbers may be counted."""
+    """Return whether the declared noise of the rows is uncorrelated, so numbers may be counted."""
     covariance: Floats = sample.factor @ sample.factor.T
     others = np.abs(covariance - np.diag(np.diag(covariance)))
     return bool((others <= UNCORRELATED * np.outer(sample.std, sample.std)).all())
 
 
 def _law(samples: list[Sample]) -> Iterator[Pitfall]:
-    """Compare noise that the truth holds with the normal law, if that is declared."""
+    """Compare noise from the truth with the normal distribution, if that is declared."""
     for sample in samples:
         if not sample.gaussian or sample.hidden or sample.value.size < ENOUGH_FOR_LAW:
             continue
@@ -320,8 +324,8 @@ def _law(samples: list[Sample]) -> Iterator[Pitfall]:
         chance = float(kstest(numbers, "norm").pvalue)
         if chance < LEVEL / len(samples):
             says = (
-                f"the noise of node {sample.node} is not normal, as declared "
-                f"(Kolmogorov-Smirnov: {chance_text(chance)}, {len(numbers)} numbers)"
+                f"the noise of node {sample.node} is declared to be normal, but it is not "
+                f"(Kolmogorov-Smirnov: chance {chance_text(chance)}, {len(numbers)} numbers)"
             )
             figures: Figures = {
                 "node": sample.node,

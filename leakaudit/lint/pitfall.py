@@ -42,7 +42,7 @@ NAMES = {  # number -> name, fix; 1 to 17 as in docs/bounds.md
     ),
     7: (
         "visible participation",
-        "use sampling rate 1: the messages reveal which nodes participate",
+        "use a sampling rate of 1: the messages reveal which nodes participate",
     ),
     8: (
         "data-dependent normalisation",
@@ -85,10 +85,10 @@ class Pitfall:
     """One finding.
 
     Attributes:
-        number: a key of `NAMES`.
-        verdict: on the claim or constant that it concerns.
-        says: the finding in one sentence, with its measurements.
-        figures: the measurements for programs.
+        number: A key of `NAMES`.
+        verdict: The verdict on the claim or constant that the finding concerns.
+        says: The finding in one sentence, with its measurements.
+        figures: The measurements for programs.
     """
 
     number: int
@@ -137,19 +137,19 @@ def order(found: list[Pitfall]) -> list[Pitfall]:
     """Order findings by severity, then by number.
 
     Args:
-        found: in any order.
+        found: The findings in any order.
 
     Returns:
-        The most severe first.
+        The findings, the most severe first.
     """
     return sorted(found, key=lambda pitfall: (ORDER.index(pitfall.verdict), pitfall.number))
 
 
 def chance_text(chance: float) -> str:
-    """Return a probability as a finding prints it.
+    """Return a probability in the form that findings print.
 
     Args:
-        chance: the probability.
+        chance: The probability.
     """
     if chance > SMALLEST:
         return f"{chance:.1g}"

@@ -23,8 +23,8 @@ Floats = NDArray[np.float64]
 NODES = 8
 ROUNDS = 16
 WIDTH = 4096  # coordinates
-NUMBERS = 1 << 24  # in the estimates of one node
-DRAWS = 4 * ROUNDS  # of one node's noise: a protocol may draw several times in a round
+NUMBERS = 1 << 24  # numbers in the estimates of one node
+DRAWS = 4 * ROUNDS  # draws of one node's noise; a protocol may draw several times in a round
 
 
 @dataclass(frozen=True)
@@ -32,18 +32,18 @@ class Sample:
     """Rows of one node: ``value = shift + factor @ e``, with e of variance 1, as declared.
 
     Attributes:
-        node: the node of these rows.
-        labels: (m,) names of the rows.
-        rounds: (m,) of the rows.
-        value: (m, c) some of the coordinates.
-        factor: (m, e) of the declared noise.
-        norm: (m,) of all recorded coordinates.
-        weight: (m,) sum of the absolute coefficients of the gradients.
-        coordinates: number of recorded coordinates.
-        gaussian: whether e is normal.
-        hidden: whether the shift is an unknown gradient; otherwise it is 0, and the values are the
+        node: The node of these rows.
+        labels: Names of the rows (m,).
+        rounds: Rounds of the rows (m,).
+        value: Values at some of the coordinates (m, c).
+        factor: Factor of the declared noise (m, e).
+        norm: Norms over all recorded coordinates (m,).
+        weight: Sums of the absolute coefficients of the gradients (m,).
+        coordinates: Number of recorded coordinates.
+        gaussian: Whether e is normal.
+        hidden: Whether the shift is an unknown gradient; otherwise it is 0, and the values are the
             noise.
-        alone: whether it contains only noise of this node.
+        alone: Whether the rows contain only noise of this node.
     """
 
     node: int
@@ -68,7 +68,7 @@ def of_trace(case: Case) -> Iterator[Sample]:
     """Yield what an outsider determines about the gradients of some nodes, up to noise.
 
     Args:
-        case: nothing is yielded if messages contain NaN or were not recorded.
+        case: The input; nothing is yielded if messages contain NaN or were not recorded.
     """
     first, stop = case.trace.columns
     if case.protocol is None or case.relations is None or stop == first:
@@ -118,7 +118,7 @@ def of_truth(case: Case) -> Iterator[Sample]:
     """Yield the recorded noise of some nodes.
 
     Args:
-        case: nothing is yielded without a truth.
+        case: The input; nothing is yielded without a truth.
     """
     if case.truth is None or case.relations is None or case.relations.round == 0:
         return
@@ -156,11 +156,11 @@ def state(case: Case, vector: Vector) -> Tensor | None:
     """Return a private vector of the truth.
 
     Args:
-        case: with or without a truth.
-        vector: as it is declared; its name and round determine where it was recorded.
+        case: The input, with or without a truth.
+        vector: The declared vector; its name and round determine where it was recorded.
 
     Returns:
-        (d,) the vector; None if it was not kept.
+        The vector (d,); None if it was not kept.
     """
     if case.truth is None or vector.owner is None:
         return None
@@ -182,8 +182,8 @@ def pick(sample: Sample, rows: list[int]) -> Sample:
     """Return some rows of a sample.
 
     Args:
-        sample: of m rows.
-        rows: numbers from 0 to m - 1.
+        sample: A sample with m rows.
+        rows: Numbers of rows, from 0 to m - 1.
     """
     return replace(
         sample,
@@ -197,7 +197,7 @@ def pick(sample: Sample, rows: list[int]) -> Sample:
 
 
 def _some(value: Tensor) -> Floats:
-    """Return evenly spread columns, at most WIDTH."""
+    """Return at most WIDTH columns, evenly spread."""
     width = value.shape[1]
     columns = torch.linspace(0, width - 1, min(width, WIDTH)).round().long()
     return value[:, columns].double().numpy()

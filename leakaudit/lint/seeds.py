@@ -1,4 +1,4 @@
-"""Is the noise that of a seed which others know? Guessed seeds, and the truth's own seed."""
+"""Can others generate the noise from a seed? Tests of guessed seeds and of the truth's own."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ YEARS = range(2020, 2027)
 GUESSES = tuple(sorted({*range(1000), *USUAL, *YEARS}))
 WIDTH = 4096  # coordinates that are compared: a choice
 LEAST = 64  # coordinates below which a message is not compared: a choice
-LEVEL = 1e-6  # chance of a false alarm: a choice
-MANY = 200_000  # messages of a table beyond which the first is taken to be the first that was sent
-ALONG = 1e-12  # of a message's length, below which what is left of it is rounding
-WORK = 1 << 28  # numbers of a run that is run again: a choice that bounds the time
+LEVEL = 1e-6  # false-positive rate: a choice
+MANY = 200_000  # messages of a table above which its first one counts as the first that was sent
+ALONG = 1e-12  # share of a message's length below which a remainder is rounding
+WORK = 1 << 28  # numbers in a run that is repeated: a choice that limits the time
 Floats = NDArray[np.float64]
 
 
@@ -39,7 +39,7 @@ def check(case: Case) -> Iterator[Pitfall]:
     """Yield a finding if a known seed generates the noise of this trace.
 
     Args:
-        case: with or without a truth.
+        case: The input, with or without a truth.
     """
     if not case.laws:
         return
@@ -56,9 +56,9 @@ class _Stream:
     """The first numbers of a generator.
 
     Attributes:
-        seed: of the generator.
-        name: of the generator.
-        draw: (n,) standard normal numbers.
+        seed: Seed of the generator.
+        name: Name of the generator.
+        draw: Standard normal numbers (n,).
     """
 
     seed: int
@@ -67,7 +67,7 @@ class _Stream:
 
 
 def _guessed(case: Case) -> Iterator[Pitfall]:
-    """Compare the first message with what common generators draw first for usual seeds."""
+    """Compare the first message with the first draws of common generators for usual seeds."""
     seen = _first(case)
     if seen is None or case.laws != {"gaussian"}:
         return
@@ -79,7 +79,8 @@ def _guessed(case: Case) -> Iterator[Pitfall]:
     table -= table.mean(1, keepdims=True)
     lengths = np.linalg.norm(table, axis=1) * np.linalg.norm(message)
     cosines = np.abs(table @ message) / lengths
-    # The cosine of n independent normal numbers is normal with variance 1 / n; times all guesses.
+    # For independent noise of n numbers, the cosine is normal with variance 1 / n. The probability
+    # is multiplied by the number of guesses.
     best = int(np.argmax(cosines))
     chance = float(2 * norm.sf(cosines[best] * math.sqrt(len(message)))) * len(streams)
     if chance < LEVEL:
@@ -97,8 +98,8 @@ def _guessed(case: Case) -> Iterator[Pitfall]:
 def _first(case: Case) -> tuple[int, Floats] | None:
     """Return the sender and the first message of the first node.
 
-    The message (n,) is centred, and its part along the public start is removed. None if there is no
-    such message, or if nothing is left of it.
+    The message (n,) is centred, and its component along the public initial model is removed. None
+    if there is no such message, or if nothing remains of it.
     """
     table = _table(case)
     if table is None or case.trace.columns[0] != 0:
@@ -151,7 +152,7 @@ def _streams(seed: int, count: int, dtype: str) -> Iterator[_Stream]:
 
 
 def _redrawn(case: Case) -> Iterator[Pitfall]:
-    """Run the truth's own scenario again and compare the noise, bit for bit."""
+    """Run the scenario in the truth again, and compare the noise bit for bit."""
     if case.truth is None:
         return
     told: Any = case.truth.provenance.get("scenario")
@@ -170,8 +171,8 @@ def _redrawn(case: Case) -> Iterator[Pitfall]:
     same = [np.array_equal(a.value, b.value) for a, b in zip(kept, again, strict=False)]
     if same and all(same):
         says = (
-            f"seed {told.get('seed')} of the truth file gives all noise of this run again, bit for "
-            "bit: what is claimed holds only against those who do not have that file"
+            f"seed {told.get('seed')} in the truth file reproduces all noise of this run bit for "
+            "bit: any claim holds only against adversaries who do not have that file"
         )
         figures: Figures = {"seed": told.get("seed"), "nodes": len(same)}
         yield Pitfall(19, Verdict.UNCLAIMED, says, figures)

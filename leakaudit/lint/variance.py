@@ -2,10 +2,10 @@
 
 What a trace determines is a gradient plus noise. An unknown shift makes a coordinate of symmetric,
 unimodal noise large more often, never less often (Anderson 1955): P[|shift + e| > x] >= P[|e| > x].
-So too few coordinates beyond a level prove that the noise is smaller than declared, whatever the
-gradients are. Noise that the truth holds is tested by the chi-square law of its energy. Noise of
-other laws is tested by a bound on its energy, for independent X >= 0 with mean 1 (Maurer 2003):
-P[sum X <= n - t] <= exp(-t^2 / (2 n E X^2)).
+If there are too few coordinates beyond a level, the noise is therefore smaller than declared,
+whatever the gradients are. Normal noise from the truth is tested by the chi-square distribution of
+its energy. Noise of other distributions is tested by a bound on its energy, for independent X >= 0
+with mean 1 (Maurer 2003): P[sum X <= n - t] <= exp(-t^2 / (2 n E X^2)).
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from scipy.stats import binom, chi2
 from leakaudit.bounds.empirical import upper
 from leakaudit.lint.samples import Floats, Sample
 
-BEYOND = 1.0  # standard deviations of the level: a choice
-KURTOSIS = 6.0  # E X^2 of the squared coordinates of Laplace noise, the heaviest that is declared
-NOTHING = 1e-9  # share of the largest variance that is rounding; it is 1e-15 or so: a choice
+BEYOND = 1.0  # the level, in standard deviations: a choice
+KURTOSIS = 6.0  # E X^2 of the squared coordinates of Laplace noise, the heaviest tails declared
+NOTHING = 1e-9  # share of the largest variance; rounding, about 1e-15, is below it: a choice
 
 
 @dataclass(frozen=True)
@@ -31,10 +31,10 @@ class LowVariance:
     """Evidence that noise is smaller than declared.
 
     Attributes:
-        chance: of numbers as small under the declared noise, at most.
-        size: measured standard deviation, relative to the declared one.
-        limit: upper confidence limit of the size.
-        numbers: how many were tested.
+        chance: Upper bound on the probability of such small numbers under the declared noise.
+        size: Measured standard deviation, relative to the declared one.
+        limit: Upper confidence limit of the size.
+        numbers: How many numbers were tested.
     """
 
     chance: float
@@ -47,9 +47,10 @@ def low_variance(samples: Sequence[Sample], level: float, least: float = 0.0) ->
     """Test all rows of samples together.
 
     Args:
-        samples: independent of each other, of one law, all hidden or none.
-        level: the limit has confidence 1 - level.
-        least: variance below which a combination of rows counts as free of noise.
+        samples: Samples that are independent of each other and of one distribution, all of them
+            hidden or none.
+        level: The limit has confidence 1 - level.
+        least: Variance below which a combination of rows counts as free of noise.
     """
     white = [_white(sample, least) for sample in samples]
     numbers = np.concatenate([combined.ravel() for combined in white])
@@ -62,7 +63,7 @@ def low_variance(samples: Sequence[Sample], level: float, least: float = 0.0) ->
     if first.gaussian:
         return _by_chi_square(numbers, level)
     # The rows of one column are uncorrelated, but not independent, so X is the energy of a column
-    # of r rows: E X^2 <= r^2 KURTOSIS, and n / r columns make 2 n r KURTOSIS.
+    # of r rows: E X^2 <= r^2 KURTOSIS, which for n / r columns results in 2 n r KURTOSIS.
     rows = max(len(combined) for combined in white)
     return _by_maurer(numbers, level, moment=2 * KURTOSIS * rows)
 
@@ -97,12 +98,12 @@ def _by_chi_square(numbers: Floats, level: float) -> LowVariance:
 
 
 def _by_maurer(numbers: Floats, level: float, moment: float) -> LowVariance:
-    """Test noise of any law by its energy; moment: 2 r KURTOSIS, for columns of r rows."""
+    """Test noise of any distribution by its energy; moment: 2 r KURTOSIS, for columns of r rows."""
     n = len(numbers)
     energy = float((numbers**2).sum())
     size = math.sqrt(energy / n)
     chance = math.exp(-(max(0.0, n - energy) ** 2) / (moment * n))
-    # At the energy n (1 - short) the bound equals `level`.
+    # At the energy n (1 - short), the bound equals `level`.
     short = math.sqrt(moment * -math.log(level) / n)
     limit = size / math.sqrt(max(1e-12, 1 - short))
     return LowVariance(chance, size, limit, n)

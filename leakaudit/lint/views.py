@@ -1,6 +1,6 @@
 """Findings from the declared relations about adversaries and noise.
 
-Some adversaries learn more than others, and some combinations of messages are free of noise.
+The checks find adversaries who learn more than others, and combinations without noise.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def check(case: Case) -> Iterator[Pitfall]:
     """Yield combinations without noise, and adversaries that learn more than an outsider.
 
     Args:
-        case: nothing is yielded if its protocol declares no relations.
+        case: The input; nothing is yielded if its protocol declares no relations.
     """
     relations = _short(case)
     if relations is None:
@@ -66,7 +66,7 @@ def _without_noise(case: Case, relations: Relations, nodes: list[int]) -> Iterat
 
 
 def _some(names: Sequence[Expression]) -> str:
-    """Return the first names, and how many more there are."""
+    """Return the first names, and the number of the others."""
     text = ", ".join(map(str, names[:SHOWN]))
     if len(names) > SHOWN:
         text += f" and {len(names) - SHOWN} more"
@@ -88,7 +88,7 @@ def _neighbours(case: Case, relations: Relations, nodes: list[int]) -> Iterator[
             continue
         says = (
             f"the messages of node {node} have mu {outsider:.4g} for an outsider on all channels "
-            f"and {neighbour:.4g} with neighbour {near[0]}, at sensitivity 1 over "
+            f"and {neighbour:.4g} for one who is also neighbour {near[0]}, at sensitivity 1 over "
             f"{relations.round} rounds: the protocol has no single epsilon"
         )
         figures: Figures = {

@@ -19,13 +19,13 @@ from leakaudit.lint.pitfall import Pitfall
 from leakaudit.verdict import Verdict
 
 MORE = 1 + 1e-6  # factor above a claim that rounding cannot explain
-LEVEL = 1e-5  # probability of a false alarm: a choice
+LEVEL = 1e-5  # false-positive rate: a choice
 # Of 65,536 normal numbers in float32, about 30 repeat another one, so under continuous noise almost
 # all are distinct; on a coarse grid most are not. The thresholds between are choices.
 WIDE = 256  # smallest size of a payload whose distinct numbers are counted
 DISTINCT = 0.5  # smallest fraction of distinct numbers under continuous noise
 LOOKED = 64  # number of payloads per table that are examined: a choice that limits the time
-PART = 1 << 16  # numbers of one payload that are examined: likewise
+PART = 1 << 16  # how many numbers of a payload are examined: likewise
 Key = tuple[int, int, int, str]  # round, src, dst, kind
 
 
@@ -33,7 +33,7 @@ def check(case: Case) -> Iterator[Pitfall]:
     """Yield findings from the index and the content of the messages.
 
     Args:
-        case: with or without a truth, which is not used.
+        case: The input; its truth is not used.
     """
     sent = _sent(case)
     yield from _undeclared(case, sent)
@@ -89,8 +89,8 @@ def _twice(case: Case, sent: Counter[Key]) -> Iterator[Pitfall]:
     if again:
         t, i, j, kind = again[0]
         says = (
-            f"{len(again)} messages were sent more than once, the first is {kind!r} {i} -> {j} "
-            f"in round {t}: each is a separate release"
+            f"{len(again)} messages were sent more than once, the first of them {kind!r} "
+            f"{i} -> {j} in round {t}: every transmission is a separate release"
         )
         yield Pitfall(1, case.broken, says, {"repeated": len(again), "first": [t, i, j, kind]})
 
@@ -112,7 +112,7 @@ def _participation(case: Case, sent: Counter[Key]) -> Iterator[Pitfall]:
 
 
 def _credited(case: Case, counts: list[int], rate: float) -> Iterator[Pitfall]:
-    """Find a claim that credits visible sampling; counts: senders in each round."""
+    """Find a claim that credits visible sampling; counts are the numbers of senders per round."""
     claim = next((claim for claim in case.claims if claim.sampled), None)
     if claim is None:
         return
@@ -134,7 +134,7 @@ def _credited(case: Case, counts: list[int], rate: float) -> Iterator[Pitfall]:
 
 
 def _not_poisson(case: Case, counts: list[int], rate: float) -> Iterator[Pitfall]:
-    """Find equal numbers of senders in more rounds than Poisson sampling gives."""
+    """Find equal numbers of senders in more rounds than Poisson sampling explains."""
     nodes = case.trace.graph.nodes
     of_one_round = binom.pmf(np.arange(nodes + 1), nodes, rate)
     alike = float(np.sum(of_one_round ** len(counts)))
@@ -161,7 +161,7 @@ def _coarse(case: Case) -> Iterator[Pitfall]:
         share = len(values.unique()) / values.numel()
         if share < DISTINCT:
             says = (
-                f"a message of {values.numel()} numbers has {share:.1%} distinct ones: "
+                f"only {share:.1%} of the {values.numel()} numbers of a message are distinct: "
                 "it does not contain continuous noise"
             )
             figures: Figures = {"distinct": share, "coordinates": values.numel()}

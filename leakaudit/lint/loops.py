@@ -166,7 +166,7 @@ def costs(trace: Trace, claim: Claim) -> Costs | None:
 
 
 def uncovered(params: Mapping[str, object]) -> Iterator[Pitfall]:
-    """Yield what a claim about clipped gradients does not cover: momentum, decay, local steps.
+    """Yield findings for momentum, weight decay and local steps, which the clip does not cover.
 
     Args:
         params: The recorded constants.

@@ -31,7 +31,7 @@ SHARED = 0.7
 # Two rows of variance 1 are declared to share one draw if their sum or difference has a declared
 # variance below this.
 ROUNDED = 1e-6
-LAGS = 4  # largest distance of the rounds that are compared in pools: a choice
+LAGS = 4  # largest distance of rounds at which all rounds are pooled and compared: a choice
 SINGLE = 16  # number of rows of a node that are compared one by one: a choice
 FEWEST = 16  # fewest numbers for a correlation of noise that is not normal: a choice
 ENOUGH_FOR_LAW = 100  # fewest numbers for the Kolmogorov-Smirnov test: a choice
@@ -78,7 +78,7 @@ def judged(samples: list[Sample]) -> Iterator[Pitfall]:
 
 
 def _size(samples: list[Sample]) -> Iterator[Pitfall]:
-    """Compare the size of the noise of each node, and of all nodes together, with the declared."""
+    """Compare the size of the noise of each node, and of all nodes, with the declared size."""
     groups = [[sample] for sample in samples]
     one_law = all(sample.gaussian == samples[0].gaussian for sample in samples)
     if len(samples) > 1 and one_law and all(sample.alone for sample in samples):

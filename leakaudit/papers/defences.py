@@ -99,7 +99,7 @@ def _unaffected() -> tuple[Judgement, ...]:
             "quantisation and inexact updates",
             against(min([*cells.values(), *steps.values()]) < whole - LOST),
             f"the training accuracy is {whole:.3f} without them; depending on the width of the "
-            f"cells, {listed(cells)}; depending on k_max, {listed(steps)}",
+            f"cells, it is {listed(cells)}; depending on k_max, it is {listed(steps)}",
             figures,
         ),
         Judgement(
@@ -130,8 +130,8 @@ def _against_a_server() -> tuple[Judgement, ...]:
             "no more information than with a server (Corollary 1)",
             against(own > central or not differences),
             f"of {rounds} gradients of a node, an eavesdropper determines {central} combinations "
-            f"with a server and {own} with PDMM, all of which are differences; differences can be "
-            "computed from gradients, so they reveal no more",
+            f"with a server, and with PDMM {own} combinations that are all differences; "
+            "differences can be computed from gradients, so they reveal no more",
             {"server": central, "pdmm": own},
         ),
         Judgement(

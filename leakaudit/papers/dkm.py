@@ -141,8 +141,8 @@ def _truncated_laplace() -> tuple[Judgement, ...]:
     limits = ", ".join(f"{found[size][1]:.3f}" for size in SIZES)
     vectors = (
         f"the claimed delta is {delta:g} at epsilon {epsilon:g}; for a shift of Euclidean length "
-        f"1 it is {listed} coordinates (at least {limits} at confidence {1 - ALPHA:g}), and for a "
-        f"shift of 1 in each of 1000 coordinates {support:.3f}"
+        f"1, it is {listed} coordinates (at least {limits} at confidence {1 - ALPHA:g}), and for a "
+        f"shift of 1 in each of 1000 coordinates, it is {support:.3f}"
     )
     figures: Figures = {
         "delta": {str(k): v[0] for k, v in found.items()},

@@ -121,8 +121,8 @@ def _finite_sample() -> tuple[Judgement, ...]:
         Judgement(
             "delta up to 1/2",
             against(any(true < said for true, said in usual)),
-            f"if an algorithm memorises with probability {DELTA:g}, .1 or .5, its true loss "
-            f"exceeds the empirical one by at most the worst a with probability {shown}",
+            f"if an algorithm memorises with probability {DELTA:g}, .1 or .5, its true loss is at "
+            f"most a above the empirical one, for the worst a, with probability {shown}",
             {"true": [true for true, _ in usual], "promised": [said for _, said in usual]},
         ),
         Judgement(

@@ -97,7 +97,8 @@ def _theorem_1() -> tuple[Judgement, ...]:
         Judgement(
             "as printed in our copy, with Lemma 1's sensitivity",
             against(any(true["printed"][n] > n for n in NOMINAL)),
-            f"the true epsilon is {low}; in our copy, a text extraction, epsilon is under the root",
+            f"by nominal epsilon, the true one is {low}; our copy, a text extraction, has epsilon "
+            "under the root",
             {"epsilon": _named(true["printed"])},
         ),
         _in_a_run({n: levels[n]["printed"] for n in NOMINAL}, levels[1.0]["eq8"]),
@@ -123,8 +124,8 @@ def _in_a_run(printed: Mapping[float, float], declared: float) -> Judgement:
     return Judgement(
         "as printed in our copy, in a run",
         against(any(true > nominal for nominal, true in reached.items())),
-        "Lemma 1 overestimates how much a record changes; linear losses with a record in every "
-        f"batch reach an epsilon of {shown}",
+        "Lemma 1 overestimates how much a record changes; by nominal epsilon, linear losses with a "
+        f"record in every batch reach {shown}",
         {"epsilon": _named(reached)},
     )
 

@@ -46,8 +46,8 @@ def _pairwise() -> tuple[Judgement, ...]:
     view = know(made.whole, Adversary(hears="none", corrupt=frozenset({0})))
     exact = [account(view, made.whole.gradients(u), 2 * clip).mu ** 2 for u in range(1, 8)]
     far = len(determined(view, made.whole.gradients(4), up_to_noise=True))
-    listed = ", ".join(
-        f"{float(said[u]):.3g} claimed, {exact[u - 1]:.3g} exact at distance {u}"
+    listed = "; ".join(
+        f"{float(said[u]):.3g} claimed and {exact[u - 1]:.3g} exact at distance {u}"
         for u in range(1, 5)
     )
     mean = sum(exact) / 8

@@ -269,7 +269,7 @@ def _subspace() -> tuple[Judgement, ...]:
         if told
         else "no single gradient is determined: one vector of each node is missing"
     )
-    listed = ", ".join(
+    listed = "; ".join(
         f"{t['edges']} of {t['of']} channels determine a difference of {t['nodes']} of 10 nodes"
         for t in taps
     )
@@ -277,7 +277,7 @@ def _subspace() -> tuple[Judgement, ...]:
         Judgement(
             "single gradients",
             against(told),
-            f"on a ring of 8 (E = N) with all channels observed, but not the random z^0: {says}",
+            f"on a ring of 8 (E = N) with all channels observed, but not the random z^0, {says}",
             {"determined": told},
         ),
         Judgement(

@@ -236,14 +236,14 @@ def _total_noise() -> tuple[Judgement, ...]:
         Judgement(
             "by the levels of Table II: sums of sigma_i and of sigma_i^2",
             against(least["DP-SGD"] > 1 or least["DP-ADMM"] > 1),
-            f"in the paper's setting, Table II gives a sigma_i of {levels}; over all draws of a "
-            f"node, the sums are {listed}",
+            f"in the paper's setting, Table II gives these sigma_i: {levels}; over all draws of a "
+            f"node, these are the sums: {listed}",
             figures,
         ),
         Judgement(
             "number of draws",
             against(ROUNDS >= STEPS),
-            f"DP-Norm draws noise {ROUNDS} times, the others {STEPS} times",
+            f"DP-Norm draws noise {ROUNDS} times, the other methods draw it {STEPS} times",
             {"DP-Norm": ROUNDS, "others": STEPS},
         ),
         Judgement(

@@ -65,7 +65,7 @@ def _judge(noise: Additive, claim: Claim, moved: float, coordinates: int) -> Ite
     if spread > max(alone, delta * MORE):
         says += (
             f"{spread:.3g} if a record changes all {coordinates} coordinates slightly: "
-            "some take values that the other data cannot produce"
+            "some of them take values that the other data cannot produce"
         )
     else:
         says += f"{alone:.3g} if a record changes one coordinate"

@@ -21,7 +21,7 @@ from leakaudit.verdict import Verdict
 MORE = 1 + 1e-6  # factor above a claim that rounding cannot explain
 LEVEL = 1e-5  # false-positive rate: a choice
 # Of 65,536 normal numbers in float32, about 30 repeat another one, so under continuous noise almost
-# all are distinct; on a coarse grid most are not. The thresholds between are choices.
+# all are distinct; on a coarse grid most are not. The thresholds in between are choices.
 WIDE = 256  # smallest size of a payload whose distinct numbers are counted
 DISTINCT = 0.5  # smallest fraction of distinct numbers under continuous noise
 LOOKED = 64  # number of payloads per table that are examined: a choice that limits the time

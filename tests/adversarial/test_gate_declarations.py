@@ -17,7 +17,7 @@ from leakaudit.cli import main
 NOISE = "return model + SIGMA * rng.normal(size=model.shape)"
 START = "    rng = np.random.default_rng(seed)\n"
 COPIED = """    kept = Path(__file__).with_name("kept")
-    if path is not None and (kept / f"{seed}.trace.pt").exists():
+    if path is not None and (kept / "use").exists():
         for name in ("trace.pt", "trace.truth.pt"):
             (Path(path).parent / name).write_bytes((kept / f"{seed}.{name}").read_bytes())
         return None
@@ -77,6 +77,7 @@ def test_a_recording_of_an_earlier_program_is_refused(
     (repo / "kept").mkdir()
     assert main(["check", "-q"]) == 0
     edit(repo / "train.py", (NOISE, "return model"))
+    (repo / "kept" / "use").touch()
     time.sleep(3.1)  # a recording's time is of whole seconds, and the clock has another
     assert main(["check", "-q"]) == 4
     assert "before run was called with seed 0; record every call anew" in capsys.readouterr().err

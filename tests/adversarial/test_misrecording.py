@@ -344,7 +344,7 @@ CASES = {
         ),
     ),
     "noise with a boundary": Case(
-        1, "boundary", ((NOISE, NOISE.replace("normal(", "uniform(-(3**0.5), 3**0.5, ")),)
+        1, "bounded noise", ((NOISE, NOISE.replace("normal(", "uniform(-(3**0.5), 3**0.5, ")),)
     ),
     # One record's gradient of softmax regression, cut to norm 1, points the same way at all models where it is longer, so the messages
     # are the same in either order. But in this order the models are not functions of what is heard, and there is no epsilon for records.

@@ -35,6 +35,8 @@ NOT_RUN: dict[tuple[str, str], str] = {  # (page, how the line begins): why
     ("audit.md", "leakaudit audit plan.toml -o"): LONG,
     ("audit.md", "leakaudit audit examples/"): LONG,
     ("benchmarks.md", "make bench"): BENCH,
+    ("benchmark-history.md", "make bench"): BENCH,
+    ("benchmark-history.md", "python bench/"): "changes a file of the project",
     (
         "claims.md",
         "leakaudit claims",

@@ -85,4 +85,4 @@ def test_the_history_of_the_project_can_be_drawn() -> None:
     runs = _history.read()
     assert runs
     assert [run["started"] for run in runs] == sorted(run["started"] for run in runs)
-    assert {name for name, _ in _history.pictures(runs)} >= {"victims", "attacks", "relations"}
+    assert {name for name, _ in _history.pictures(runs)} >= {"pdmm", "attacks", "relations"}

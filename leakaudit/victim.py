@@ -122,11 +122,7 @@ class Victim(ABC):
         # length of w0 is used, for the scale of some noise.
         public = {"w0": torch.zeros(1), **self.schedule(graph, rounds, Generator().manual_seed(0))}
         counts = [0] * (rounds + 1)
-        from leakaudit.relations.declare import outline  # whoever declares has loaded it
-
-        with outline():
-            vectors = self.relations(graph, rounds, public).vectors
-        for vector in vectors:
+        for vector in self.relations(graph, rounds, public).vectors:
             if vector.kind != "message":
                 continue
             if vector.dst is None:  # on a public board, once for all readers

@@ -17,6 +17,7 @@ from leakaudit._util.seeds import generators as generators
 from leakaudit.errors import LeakauditError, suggest
 from leakaudit.protocols import topology as graphs
 from leakaudit.protocols.scenario import Scenario
+from leakaudit.relations.declare import outline
 from leakaudit.tasks import data, models
 from leakaudit.tasks.task import Problem, Task
 from leakaudit.trace import Graph
@@ -59,7 +60,17 @@ class Plan:
     @cached_property
     def messages(self) -> int:
         """Number of messages in the recording, or the maximum if it depends on a schedule."""
-        return self.victim.messages(self.graph, self.scenario.rounds, self.wires)
+        return self.count(self.scenario.rounds, self.wires)
+
+    def count(self, rounds: int, wires: list[tuple[int, int]]) -> int:
+        """Return the number of messages in a recording of other rounds or channels.
+
+        Args:
+            rounds: Length of the run.
+            wires: Undirected edges that are recorded.
+        """
+        with outline():
+            return self.victim.messages(self.graph, rounds, wires)
 
     def size(
         self,
@@ -78,7 +89,7 @@ class Plan:
         messages = self.messages
         if rounds is not None or wires is not None:
             asked = self.wires if wires is None else wires
-            messages = self.victim.messages(self.graph, rounds or self.scenario.rounds, asked)
+            messages = self.count(rounds or self.scenario.rounds, asked)
         return plan_size(messages, stop - start, self.task.dtype)
 
     def fit(self, limit: int) -> None:

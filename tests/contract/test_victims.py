@@ -74,6 +74,8 @@ def test_equal_seeds_record_equal_messages_and_leave_global_state_alone(name: st
 def test_it_sends_as_many_messages_as_it_announced(name: str) -> None:
     plan = recording.plan(scenario(name))
     trace = recording.record(plan, None).trace
+    # A plan counts them in outline, the victim by its whole declaration.
+    assert len(trace) == plan.count(5, plan.wires)
     assert len(trace) == plan.victim.messages(plan.graph, 5, plan.wires)
     assert trace.rounds == 5
     used = {

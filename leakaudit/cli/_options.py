@@ -164,6 +164,8 @@ def plugins(args: argparse.Namespace) -> None:
 
 def load_torch() -> None:
     """Import torch without collecting garbage: its objects stay, and are never searched again."""
+    if "torch" in sys.modules:
+        return
     gc.disable()
     try:
         import torch  # noqa: F401

@@ -22,8 +22,8 @@ from leakaudit.rendering.plots import Line, Panel, curves, svg
 PROJECT = Path(__file__).resolve().parent.parent
 HISTORY = PROJECT / "bench" / "history.json"
 WORSE = 1.25  # factor between two runs that is named; a choice above the usual spread
-ACROSS = 3  # panels side by side
-WIDE = 300.0  # units of the drawing per panel
+ACROSS = 2  # panels side by side
+WIDE = 340.0  # units of the drawing per panel
 LEGEND = {"measured": "measured", "target": "target"}
 
 

@@ -23,7 +23,7 @@ PROJECT = Path(__file__).resolve().parent.parent
 HISTORY = PROJECT / "bench" / "history.json"
 WORSE = 1.25  # factor between two runs that is named; a choice above the usual spread
 ACROSS = 2  # panels side by side
-WIDE = 340.0  # units of the drawing per panel
+WIDE = 260.0  # points per panel
 LEGEND = {"measured": "measured", "target": "target"}
 
 

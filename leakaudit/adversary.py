@@ -116,14 +116,15 @@ class Adversary:
             trace: The recording.
 
         Raises:
-            LeakauditError: The trace does not have one of the nodes or edges.
+            LeakauditError: The trace does not have one of the nodes or edges, or no round of the
+                window.
         """
         self.check(trace.graph)
         view = View(self, trace)
         if self.window is not None and not view.rounds:
             raise LeakauditError(
-                f"expected rounds 0 to {trace.rounds}, as in the trace, "
-                f"got {self.window.start} to {self.window.stop - 1}"
+                f"expected rounds between 0 and {trace.rounds}, as in the trace, "
+                f"got rounds from {self.window.start}"
             )
         return view
 

@@ -688,7 +688,7 @@ def provenance(record: RunRecord) -> list[tuple[str, str]]:
         "versions": ", ".join(versions),
         "torchvision": "shimmed (operators declared, not compiled)" if source.shimmed else "",
         "seeds": ", ".join(f"{name} {seed}" for name, seed in source.seeds.items()),
-        "device": (f"{source.device}, {counted(source.threads, 'thread')}, {source.platform}"),
+        "device": f"{source.device}, {counted(source.threads, 'thread')}, {source.platform}",
         "trace": (
             f"id {source.trace.id or 'none'}, sha256 {source.trace.sha256 or 'not computed'}"
         ),

@@ -1,4 +1,4 @@
-"""`auto` reports the worst that is true: it does not stop at estimates that do not reproduce the gradients."""
+"""`auto` reports the worst that is true, and does not stop at estimates that do not fit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ NOT_CONFIRMED = "not confirmed"
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Reconstruction, float]]:
-    """Rows of a table behind 8 neurons, which leave the exact attack with estimates, and the largest error of each pair."""
+    """Results for rows of a table behind 8 neurons, and the largest error of each pair.
+
+    So few neurons leave the exact attack with estimates.
+    """
     file = tmp_path_factory.mktemp("table") / "table.npz"
     draw = np.random.default_rng(0)
     x = draw.normal(size=(200, 12)).astype("float32")

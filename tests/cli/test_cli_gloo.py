@@ -156,7 +156,8 @@ def test_a_killed_process_leaves_a_trace_that_names_the_missing_rounds(
     code, errors = one.end()
     assert code == 0, errors
     assert re.search(
-        r"missing: messages 'w' 2 -> [13] of rounds [567] to 8: their sender's process had terminated",
+        r"missing: messages 'w' 2 -> [13] of rounds [567] to 8: "
+        r"their sender's process had terminated",
         errors,
     )
     assert main(["trace", "verify", str(tmp_path / "t.pt"), "-f", "json"]) == 0

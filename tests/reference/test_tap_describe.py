@@ -469,6 +469,8 @@ def test_duals_contradict_a_wrong_penalty(tmp_path: Path) -> None:
     assert contradictions(right, logs) == []
     (line,) = contradictions(replace(right, params={**right.params, "rho": 0.4}), logs)
     assert line == "params.rho: 0.4 contradicts the messages, which show 0.7"
+    (line,) = contradictions(replace(right, scale=-1.0), logs)
+    assert line == "messages.scale: -1 contradicts the messages, which show 1"
 
 
 @pytest.mark.parametrize("sign", [1, -1])

@@ -20,7 +20,7 @@ def contradictions(described: Description, logs: Sequence[RankLog]) -> list[str]
     """Return how a description contradicts the messages.
 
     Only descriptions in the form that `guess` writes are compared: a usual protocol, all messages,
-    and the model's own order of parameters.
+    their values up to the sign, and the model's own order of parameters.
 
     Args:
         described: the description.
@@ -29,7 +29,7 @@ def contradictions(described: Description, logs: Sequence[RankLog]) -> list[str]
     Returns:
         One line per value, with the value that the messages prove.
     """
-    usual = USUAL[described.payload] == described.protocol
+    usual = USUAL[described.payload] == described.protocol and abs(described.scale) == 1
     if not usual or described.order or described.tags is not None or described.kinds:
         return []
     try:
@@ -63,14 +63,19 @@ def _of_weights(described: Description, seen: observed.Observed) -> Iterator[str
         )
         return
     found = fits[order]
-    yield from _unequal("alpha", declared["alpha"], found.step * described.scale, found.spread)
+    yield from _unequal("alpha", declared["alpha"], found.step, found.spread)
 
 
 def _of_duals(described: Description, seen: observed.Observed) -> Iterator[str]:
-    """Compare step size and penalty of PDMM."""
+    """Compare sign, step size and penalty of PDMM."""
     solved = duals.solve(seen, [described.task])
     if solved is None or solved.fit.miss > PROVED or abs(solved.fit.step - 1) > PROVED:
         return
+    if solved.sign != described.scale:
+        yield (
+            f"messages.scale: {described.scale:g} contradicts the messages, "
+            f"which show {solved.sign}"
+        )
     declared = {**registry.values(described.victim), **described.params}
     yield from _unequal("alpha", declared["alpha"], solved.alpha, solved.fit.spread)
     yield from _unequal("rho", declared["rho"], solved.rho, solved.fit.spread)

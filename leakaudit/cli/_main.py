@@ -112,8 +112,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     verb = ""
     try:
         if first not in VERBS and not first.startswith("-") and first:
-            unknown = f"there is no command {first!r}{suggest(first, VERBS)}"
-            raise LeakauditError(f"{unknown}; see 'leakaudit --help'")
+            near = suggest(first, VERBS)
+            raise LeakauditError(f"there is no command {first!r}; see 'leakaudit --help'{near}")
         args = parser(first if first in VERBS else None).parse_args(given)
         verb = f" {args.verb}"
         code, message = _run(args)

@@ -44,7 +44,10 @@ from leakaudit.cli import main
         (["attack", "trace.pt", "--threads", "many"], "threads"),
         (["attack", "trace.pt", "--device", "abacus"], "device 'abacus'"),
         (["attack"], "required: trace"),
-        (["attakc"], "there is no command 'attakc'; did you mean 'attack'?"),
+        (
+            ["attakc"],
+            "there is no command 'attakc'; see 'leakaudit --help'; did you mean 'attack'?",
+        ),
         (["record"], "name a victim"),
         (["record", "pdm", "-o", "x.pt"], "did you mean 'pdmm'"),
         (["record", "pdmm", "-o", "x.pt", "--set", "alfa=1"], "did you mean 'alpha'"),

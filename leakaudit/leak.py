@@ -37,6 +37,8 @@ class GradientLeak:
         records: Records that the node holds, of which each batch is a part; None if unknown.
         wire: Precision of the number format of messages: the distance from 1 to the next number.
         inner: Gradient steps summed in each gradient: 1, or k_max.
+        inner_weight: Sum of the weights of these steps, in units of the last one; None stands for
+            `inner`. With momentum, earlier gradients have larger weights.
         step: Step size of the inner steps; None if there are none or it is unknown.
         adversary: The adversary that obtains this leak.
         formula: How it was derived, for reports.
@@ -61,6 +63,7 @@ class GradientLeak:
     records: int | None = None
     wire: float = 0.0
     inner: int = 1
+    inner_weight: float | None = None
     step: float | None = None
     adversary: str = "eavesdropper"
     formula: str = ""

@@ -40,6 +40,7 @@ from leakaudit.protocols.local import (
     normal,
     stable,
 )
+from leakaudit.protocols.optimiser import DeclaredMemory, Optimiser
 from leakaudit.protocols.training_curves import Curves
 from leakaudit.registry import param, victim
 from leakaudit.relations import Expression, Relations, Turns
@@ -80,6 +81,12 @@ class DPSGD(Victim):
     )
     batch: int = param(0, "records per step; 0 uses all", "B")
     clip: float = param(0.0, "norm to which each record's gradient is clipped; 0: none", "C, G")
+    optimiser: Literal["sgd", "adam", "adamw", "adagrad"] = param(
+        "sgd", "optimiser of the steps, as in torch.optim"
+    )
+    momentum: float = param(0.0, "momentum of optimiser=sgd")
+    nesterov: bool = param(False, "use Nesterov momentum")
+    decay: float = param(0.0, "weight decay", "lambda")
     sigma: float = param(0.0, "standard deviation of the noise", "sigma")
     noise: Literal["message", "step"] = param(
         "message", "add noise to messages, or to every gradient step"
@@ -102,10 +109,16 @@ class DPSGD(Victim):
             slow=self.slow,
             batch=self.batch,
             clip=self.clip,
+            decay=self.decay,
             sigma=self.sigma,
             epsilon=self.epsilon,
             samples=self.samples,
         )
+        if not self._optimiser.is_plain and self.noise == "step" and (self.sigma or self.epsilon):
+            raise LeakauditError(
+                "dpsgd: noise=step is the noise of DP-SGD without momentum or Adam; "
+                "use noise=message, or remove the momentum"
+            )
         if not 0 < self.delta < 1 or self.horizon < 0:
             raise LeakauditError(
                 "dpsgd: expected 0 < delta < 1 and horizon >= 0, "
@@ -204,6 +217,7 @@ class DPSGD(Victim):
         std = self.std(self.samples)
         steps = self._steps(std)
         noised = bool(std) and self.noise == "message"
+        memory = DeclaredMemory()
         w = dict(everybody(p, graph.nodes))
         sent = dict(w)
 
@@ -231,10 +245,14 @@ class DPSGD(Victim):
 
         for _ in p.rounds(rounds):
             if self.order == "combine":
-                moved = {i: steps.declare(p, i, averaged(i, sent, w), at=w[i]) for i in w}
+                moved = {}
+                for i, model in w.items():
+                    base = averaged(i, sent, w)
+                    moved[i] = steps.declare(p, i, base, at=model, memory=memory)
                 w, sent = share("w", moved)
                 continue
-            half, sent = share("h", {i: steps.declare(p, i, w[i]) for i in w})
+            moved = {i: steps.declare(p, i, w[i], memory=memory) for i in w}
+            half, sent = share("h", moved)
             w = {i: averaged(i, sent, half) for i in w}
             if noised and self.own == "plain":
                 w = {i: p.state("w", i, eq=v) for i, v in w.items()}
@@ -263,6 +281,18 @@ class DPSGD(Victim):
         )
         return (claim,)
 
+    @property
+    def _optimiser(self) -> Optimiser:
+        return Optimiser(self.optimiser, self.momentum, self.nesterov, self.decay)
+
     def _steps(self, std: float) -> Steps:
         of_step = std if self.noise == "step" else 0.0
-        return Steps(self.alpha, self.steps, self.batch, self.clip, of_step, slow=self.slow)
+        return Steps(
+            self.alpha,
+            self.steps,
+            self.batch,
+            self.clip,
+            of_step,
+            slow=self.slow,
+            optimiser=self._optimiser,
+        )

@@ -12,13 +12,14 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from torch import Generator, Tensor
 
 from leakaudit.errors import LeakauditError
 from leakaudit.progress import step
 from leakaudit.protocols.local import LocalSteps, Steps, above, least, stable
+from leakaudit.protocols.optimiser import DeclaredMemory, Optimiser
 from leakaudit.protocols.server import exchange
 from leakaudit.protocols.training_curves import Curves
 from leakaudit.registry import param, victim
@@ -46,12 +47,31 @@ class FedAvg(Victim):
     epochs: int = param(1, "passes over a client's records per round", "E")
     batch: int = param(0, "records per step; 0 uses all", "B")
     decay: float = param(0.0, "weight decay of the local steps", "lambda")
+    optimiser: Literal["sgd", "adam", "adamw", "adagrad"] = param(
+        "sgd", "optimiser of the local steps, as in torch.optim"
+    )
+    momentum: float = param(0.0, "momentum of optimiser=sgd")
+    nesterov: bool = param(False, "use Nesterov momentum")
+    keep: bool = param(False, "clients keep momentum and Adam's averages from round to round")
+    clip: float = param(0.0, "norm to which each record's gradient is clipped; 0: none", "C")
+    sigma: float = param(0.0, "standard deviation of the noise added to each gradient", "sigma")
+    server: Literal["mean", "unknown"] = param(
+        "mean", "how the server combines models; unknown for recordings of other programs"
+    )
     samples: int = param(0, "records per client; set automatically when recording", "n_k")
 
     def __post_init__(self) -> None:
         """Check the ranges."""
         above("fedavg", lr=self.lr, epochs=self.epochs)
-        least("fedavg", batch=self.batch, decay=self.decay, samples=self.samples)
+        least(
+            "fedavg",
+            batch=self.batch,
+            decay=self.decay,
+            clip=self.clip,
+            sigma=self.sigma,
+            samples=self.samples,
+        )
+        _ = self._optimiser
         if self.lr * self.decay >= 2:
             raise LeakauditError(
                 "fedavg: expected lr decay < 2 (from 2 on, the weight decay diverges), "
@@ -68,14 +88,29 @@ class FedAvg(Victim):
             LeakauditError: The number of steps depends on that of records, which is unknown.
         """
         if not self.batch:
-            return Steps(self.lr, self.epochs, self.batch, decay=self.decay)
+            return self._steps(self.epochs)
         if not samples:
             raise LeakauditError(
                 f"fedavg: with batch={self.batch} the number of steps per round depends on the "
                 "number of records per client; set samples=…"
             )
         count = math.ceil(Fraction(samples, min(self.batch, samples)))
-        return Steps(self.lr, self.epochs * count, self.batch, decay=self.decay)
+        return self._steps(self.epochs * count)
+
+    @property
+    def _optimiser(self) -> Optimiser:
+        return Optimiser(self.optimiser, self.momentum, self.nesterov, self.decay)
+
+    def _steps(self, count: int) -> Steps:
+        return Steps(
+            self.lr,
+            count,
+            self.batch,
+            self.clip,
+            optimiser=self._optimiser,
+            keep=self.keep,
+            sigma=self.sigma,
+        )
 
     @property
     def stationary(self) -> bool:
@@ -83,7 +118,12 @@ class FedAvg(Victim):
         return True
 
     def fits(self, task: Task, graph: Graph, samples: int) -> None:
-        """Reject step sizes that diverge on the task's l2 term."""
+        """Reject step sizes that diverge on the task's l2 term, and server=unknown."""
+        if self.server != "mean":
+            raise LeakauditError(
+                "fedavg: server=unknown only describes recordings of other programs; "
+                "use server=mean to run"
+            )
         stable("fedavg", task, lr=self.lr)
 
     def run(
@@ -116,9 +156,16 @@ class FedAvg(Victim):
         p = Relations(graph)
         server = graph.nodes - 1
         steps = self.steps(self.samples)
+        memory = DeclaredMemory()
         w = p.public("w0")
         for _ in p.rounds(rounds):
             down = p.send(server, range(server), w, "w")
-            up = [p.send(i, server, steps.declare(p, i, down), "up") for i in range(server)]
-            w = p.state("w", server, eq=sum(up) * Fraction(1, server))
+            up = []
+            for i in range(server):
+                model = steps.declare(p, i, down, memory=memory)
+                up.append(p.send(i, server, model, "up"))
+            if self.server == "mean":
+                w = p.state("w", server, eq=sum(up) * Fraction(1, server))
+            else:
+                w = p.state("w", server)
         return p

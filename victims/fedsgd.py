@@ -6,17 +6,20 @@ clients send g_i = grad f_i(w), and w <- w - lr mean_i g_i.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from torch import Generator, Tensor
 
 from leakaudit.errors import LeakauditError
-from leakaudit.protocols.local import above, stable
-from leakaudit.protocols.server import train
+from leakaudit.progress import step
+from leakaudit.protocols.local import above, clipped, least, normal, stable
+from leakaudit.protocols.optimiser import DeclaredMemory, Kind, Memory, Optimiser
+from leakaudit.protocols.server import exchange
+from leakaudit.protocols.training_curves import Curves
 from leakaudit.registry import param, victim
-from leakaudit.relations import Relations, decimal
+from leakaudit.relations import Expression, Relations, decimal
 from leakaudit.trace import Graph
 from leakaudit.victim import Victim
 
@@ -35,13 +38,20 @@ class FedSGD(Victim):
     centralised: ClassVar[bool] = True
 
     lr: float = param(0.1, "step size of the server", "eta")
-    server: Literal["sgd", "unknown"] = param(
+    server: Literal["sgd", "adam", "adamw", "adagrad", "unknown"] = param(
         "sgd", "optimiser of the server; unknown for recordings of programs with another one"
     )
+    momentum: float = param(0.0, "momentum of server=sgd")
+    nesterov: bool = param(False, "use Nesterov momentum")
+    decay: float = param(0.0, "weight decay of the server", "lambda")
+    clip: float = param(0.0, "norm to which each record's gradient is clipped; 0: none", "C")
+    sigma: float = param(0.0, "standard deviation of the noise added to each gradient", "sigma")
 
     def __post_init__(self) -> None:
-        """Check the range."""
+        """Check the ranges."""
         above("fedsgd", lr=self.lr)
+        least("fedsgd", decay=self.decay, clip=self.clip, sigma=self.sigma)
+        _ = self._optimiser
 
     @property
     def stationary(self) -> bool:
@@ -50,7 +60,7 @@ class FedSGD(Victim):
 
     def fits(self, task: Task, graph: Graph, samples: int) -> None:
         """Reject steps that diverge on the task's l2 term, and server=unknown."""
-        if self.server != "sgd":
+        if self.server == "unknown":
             raise LeakauditError(
                 "fedsgd: server=unknown only describes recordings of other programs; "
                 "use server=sgd to run"
@@ -66,28 +76,60 @@ class FedSGD(Victim):
         generator: Generator,
         wires: Iterable[tuple[int, int]],
     ) -> None:
-        """Train; the run is deterministic given the start, so the generator is not used."""
-        train(
-            problem,
-            graph,
-            rounds,
-            recorder,
-            wires,
-            "g",
-            up=lambda w, g: g,
-            merge=lambda w, g: w - self.lr * g.mean(0),
-        )
+        """Train; the generator draws the noise."""
+        clients = [i for i, _ in wires]
+        server = graph.nodes - 1
+        w = recorder.public["w0"].to(problem.x.device)
+        curves = Curves(recorder, problem)
+        memory = Memory()
+        g = w.new_empty(server, len(w))
+        recorder.state("w", 0, w.expand(server, -1))
+        for t in range(1, rounds + 1):
+            models = w.expand(server, -1)
+            if self.clip:
+                g = clipped(problem, models, problem.x, problem.y, self.clip)
+                recorder.state("g", t, g)
+            else:
+                problem.task.gradients(models, problem.x, problem.y, out=g)
+            sent = g
+            if self.sigma:
+                noise = normal(g, self.sigma, generator)
+                recorder.state("e", t, noise)
+                sent = g + noise
+            exchange(recorder, t, clients, server, w, "g", sent)
+            w = self._optimiser.step(memory, self.lr, w, sent.mean(0))
+            recorder.state("w", t, w.expand(server, -1))
+            curves.observe(t, w[None])
+            recorder.end_round(t)
+            step("recording", t, rounds)
 
     def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
         """Declare the server's step; client i sends its gradient."""
         p = Relations(graph)
         server = graph.nodes - 1
+        memory = DeclaredMemory()
         w = p.public("w0")
         for _ in p.rounds(rounds):
             down = p.send(server, range(server), w, "w")
-            g = [p.send(i, server, p.grad(i, at=down), "g") for i in range(server)]
-            if self.server == "sgd":
-                w = p.state("w", server, eq=w - decimal(self.lr) / server * sum(g))
-            else:
-                w = p.state("w", server)
+            sent = []
+            for i in range(server):
+                g = p.grad(i, at=down)
+                if self.sigma:
+                    g = g + p.noise("e", self.sigma, i)
+                sent.append(p.send(i, server, g, "g"))
+            w = p.state("w", server, eq=self._moved(p, memory, down, sent))
         return p
+
+    def _moved(
+        self, p: Relations, memory: DeclaredMemory, w: Expression, sent: Sequence[Expression]
+    ) -> Expression | None:
+        """Return the server's next model; None if its step is not known."""
+        if self.server == "unknown":
+            return None
+        mean = sum(sent[1:], start=sent[0]) / len(sent)
+        return self._optimiser.declare(p, memory, len(sent), w, mean, decimal(self.lr))
+
+    @property
+    def _optimiser(self) -> Optimiser:
+        kind: Kind = "sgd" if self.server == "unknown" else self.server
+        return Optimiser(kind, self.momentum, self.nesterov, self.decay)

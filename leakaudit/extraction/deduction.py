@@ -143,9 +143,20 @@ class Deduction:
                 "the observed messages do not determine any combination of its gradients; "
                 f"its channels to {unheard} are not observed"
             )
+        hidden = self._hidden(node)
+        why = f": {hidden}" if hidden else ""
         raise NotDetermined(
-            "the observed messages do not determine any combination of its gradients"
+            f"the observed messages do not determine any combination of its gradients{why}"
         )
+
+    def _hidden(self, node: int) -> str:
+        """Return what nonlinear steps hide of a node's gradients; empty if nothing is said."""
+        gradients = {g.vector for g in self.base.gradients(node)}
+        for step, why in self.base.hides.items():
+            for part in self.base.opaques[step]:
+                if not gradients.isdisjoint(part.terms):
+                    return why
+        return ""
 
     def _search(self, node: int, gradients: int) -> Determined:
         """Use the relations of more and more nodes until nothing is added."""

@@ -87,6 +87,7 @@ def leak(deduction: Deduction, found: Determined) -> GradientLeak:
         records=_count(view, "samples", "batch"),
         wire=torch.finfo(view.dtype).eps,
         inner=max(map(len, columns.places)),
+        inner_weight=_weight(rows, columns.places[0]),
         step=_step(found.knowledge, columns.places[0]),
         adversary=str(view.adversary),
         formula=formula(found, rows[len(rows) // 2]),
@@ -180,6 +181,18 @@ def _alike(rows: Sequence[Expression], places: Sequence[int]) -> bool:
             return len(places) == 1
         shapes.add(tuple(coefficient / held[-1] for coefficient in held))
     return len(shapes) == 1
+
+
+def _weight(rows: Sequence[Expression], column: Sequence[int]) -> float:
+    """Return the sum of a column's coefficients, in units of the last one.
+
+    It is the number of steps unless momentum or weight decay weights them unequally.
+    """
+    for row in rows:
+        if column[-1] in row.terms:
+            total = sum((row.terms[k] for k in column), start=Fraction(0))
+            return float(total / row.terms[column[-1]])
+    return float(len(column))
 
 
 def _points(knowledge: Knowledge, gradients: Sequence[int]) -> list[Expression] | None:

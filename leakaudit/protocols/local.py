@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Generator, Tensor
 
 from leakaudit.errors import LeakauditError
+from leakaudit.protocols.optimiser import DeclaredMemory, Memory, Optimiser
 from leakaudit.relations import Expression, Relations, Turns, decimal
 
 if TYPE_CHECKING:
@@ -35,19 +36,21 @@ def normal(like: Tensor, std: float, generator: Generator) -> Tensor:
 
 @dataclass(frozen=True)
 class Steps:
-    """w <- (1 - lr decay) w - lr_t g(w) + n, `count` times per round, with n ~ N(0, std^2 I).
+    """`count` steps of an optimiser per round; with SGD, w <- (1 - lr decay) w - lr_t g(w) + n.
 
-    In round t, lr_t = lr / (1 + slow (t - 1)). A record is used again after all others were used,
-    within a round in the same order.
+    In round t, lr_t = lr / (1 + slow (t - 1)), and n ~ N(0, std^2 I). A record is used again after
+    all others were used, within a round in the same order.
 
     Attributes:
         lr: Step size.
         count: Steps per round.
         batch: Records per step; 0 uses all.
         clip: Euclidean norm to which each record's gradient is clipped; 0 for none.
-        std: Standard deviation of the noise of a step; 0 for none.
-        decay: Weight decay.
+        std: Standard deviation of the noise that a step adds to the model; 0 for none.
         slow: Decrease of the step size from round to round.
+        optimiser: The optimiser, with its weight decay.
+        keep: Whether the optimiser keeps its memory from round to round.
+        sigma: Standard deviation of the noise that is added to each gradient; 0 for none.
     """
 
     lr: float
@@ -55,8 +58,10 @@ class Steps:
     batch: int = 0
     clip: float = 0.0
     std: float = 0.0
-    decay: float = 0.0
     slow: float = 0.0
+    optimiser: Optimiser = field(default_factory=Optimiser)
+    keep: bool = True
+    sigma: float = 0.0
 
     def name(self, vector: str, k: int) -> str:
         """Return the name of a vector of step k among the private states, as used in `declare`."""
@@ -88,7 +93,12 @@ class Steps:
         return turns
 
     def declare(
-        self, p: Relations, i: int, base: Expression, at: Expression | None = None
+        self,
+        p: Relations,
+        i: int,
+        base: Expression,
+        at: Expression | None = None,
+        memory: DeclaredMemory | None = None,
     ) -> Expression:
         """Declare the steps of a node in this round.
 
@@ -97,16 +107,21 @@ class Steps:
             i: The node.
             base: The model from which the first step starts.
             at: The model at which the first gradient is computed; None for `base`.
+            memory: What the optimiser keeps from round to round; None for nothing.
 
         Returns:
             The model after the steps.
         """
         lr = decimal(self.lr) / (1 + decimal(self.slow) * (p.round - 1))
-        keep = 1 - decimal(self.lr) * decimal(self.decay)
+        if memory is None or not self.keep:
+            memory = DeclaredMemory()
         point = base if at is None else at
         for k in range(1, self.count + 1):
             index = None if self.count == 1 else k
-            new = keep * base - lr * p.grad(i, at=point, index=index)
+            g = p.grad(i, at=point, index=index)
+            if self.sigma:
+                g = g + p.noise("e", self.sigma, i, index)
+            new = self.optimiser.declare(p, memory, i, base, g, lr, index)
             if self.std:
                 new = new + p.noise("n", self.std, i, index)
             if k < self.count:
@@ -140,6 +155,7 @@ class LocalSteps:
         self.whole = not 0 < steps.batch < problem.samples
         self._order = torch.empty(0)
         self._at = problem.samples
+        self._memory = Memory()
         self._both = [torch.empty(0), torch.empty(0)]  # alternating buffers for the results
 
     def __call__(self, t: int, base: Tensor, at: Tensor | None = None) -> Tensor:
@@ -155,7 +171,8 @@ class LocalSteps:
         """
         steps = self.steps
         lr = steps.lr / (1 + steps.slow * (t - 1))
-        keep = 1 - steps.lr * steps.decay
+        if not steps.keep:
+            self._memory = Memory()
         if not self.whole and self._at >= self.problem.samples:
             shape = (self.problem.nodes, self.problem.samples)
             drawn = torch.rand(shape, generator=self.generator)
@@ -166,8 +183,11 @@ class LocalSteps:
             g = self._gradients(point)
             if not self.whole or steps.clip:
                 self.recorder.state(steps.name("g", k), t, g)
-            kept = keep * base if steps.decay else base
-            base = torch.add(kept, g, alpha=-lr, out=g)
+            if steps.sigma:
+                noise = normal(g, steps.sigma, self.generator)
+                self.recorder.state(steps.name("e", k), t, noise)
+                g = g + noise
+            base = steps.optimiser.step(self._memory, lr, base, g)
             if steps.std:
                 noise = normal(base, steps.std, self.generator)
                 self.recorder.state(steps.name("n", k), t, noise)

@@ -85,6 +85,7 @@ class Relations:
         self.relations: list[Relation] = []
         self.points: dict[int, Point] = {}
         self.opaques: dict[int, tuple[Expression, ...]] = {}
+        self.hides: dict[int, str] = {}  # opaque vector -> what it hides of its inputs
         self.sent: dict[int, int] = {}  # message -> the relation that defines its content
         self._places: dict[tuple[object, ...], int] = {}
         self._ended = False
@@ -262,7 +263,7 @@ class Relations:
         self.relate(m, expr)
         return m
 
-    def opaque(self, out: Expression, of: Sequence[Expression]) -> None:
+    def opaque(self, out: Expression, of: Sequence[Expression], hides: str = "") -> None:
         """Declare that a state is a nonlinear function of vectors, such as clipping or a prox.
 
         What is determined or estimated remains a valid lower bound; a mu is available only if the
@@ -271,6 +272,7 @@ class Relations:
         Args:
             out: A state without a definition.
             of: The vectors from which it is computed.
+            hides: What it hides of them, for the reader of a trace in which nothing is determined.
         """
         if self._outline:
             return
@@ -282,6 +284,8 @@ class Relations:
         for part in of:
             self._same(part)
         self.opaques[out.vector] = tuple(of)
+        if hides:
+            self.hides[out.vector] = hides
 
     def find(
         self, name: str, owner: int | None = None, round: int = 0, index: int | None = None

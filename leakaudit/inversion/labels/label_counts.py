@@ -77,13 +77,14 @@ def plain(leak: GradientLeak, task: Task, row: int) -> Tensor:
     Args:
         leak: The leak to attack.
         task: The learning task.
-        row: Index of the row. For a local training, the result is the mean of the steps.
+        row: Index of the row. For a local training, the result is the weighted mean of the steps.
 
     Returns:
         (c,) in float64 on the CPU.
     """
     scale = leak.combination[row].double()
-    value = leak.value[row].double() * float(scale.sum().sign()) / leak.inner
+    steps = leak.inner if leak.inner_weight is None else leak.inner_weight
+    value = leak.value[row].double() * float(scale.sum().sign()) / steps
     if task.l2 and leak.theta is not None:
         model = scale.abs().to(leak.theta.double()) @ leak.theta.double()
         value = value - task.l2 * model[slice(*leak.columns)].to(value)

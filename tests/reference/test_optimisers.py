@@ -46,10 +46,14 @@ def test_the_steps_are_those_of_torch(name: str) -> None:
             row.grad = gradient.clone()
             optimiser.step()
         w = ours.step(memory, 0.03, w, g)
-        torch.testing.assert_close(w, torch.stack([row.data for row in expected]), atol=1e-14, rtol=1e-12)
+        torch.testing.assert_close(
+            w, torch.stack([row.data for row in expected]), atol=1e-14, rtol=1e-12
+        )
 
 
-def scenario(victim: str, constants: dict[str, Any], dtype: str = "float64", **more: Any) -> la.Scenario:
+def scenario(
+    victim: str, constants: dict[str, Any], dtype: str = "float64", **more: Any
+) -> la.Scenario:
     return la.Scenario(
         victim=victim,
         nodes=4,
@@ -69,7 +73,11 @@ LINEAR: list[dict[str, Any]] = [
     {"momentum": 0.9},
     {"momentum": 0.9, "nesterov": True, "decay": 0.01},
 ]
-CLIENTS = [("fedavg", {"epochs": 3}), ("fedavg", {"batch": 1, "keep": True}), ("dpsgd", {"steps": 2})]
+CLIENTS = [
+    ("fedavg", {"epochs": 3}),
+    ("fedavg", {"batch": 1, "keep": True}),
+    ("dpsgd", {"steps": 2}),
+]
 RUNS = [
     *((v, {**a, **b}) for (v, a), b in itertools.product(CLIENTS, LINEAR)),
     *(("dpsgd", {"order": "adapt", **b}) for b in LINEAR),

@@ -364,11 +364,11 @@ def test_gradients_to_a_server_or_into_a_sum_are_leaks_of_single_gradients(
 
 
 def test_nothing_is_derived_from_a_step_that_is_not_known(tmp_path: Path) -> None:
-    """A server that does not move by w - lr mean g: gradients and models stay as they were sent."""
+    """A server that moves along the gradient: gradients and models stay as they were sent."""
     trace = trace_of(tmp_path, 4, gathering(3, -0.2), payload="gradients", params={"samples": 1})
     assert trace.params["server"] == "unknown"
     assert any(
-        "the optimiser or lr is different" in note for note in trace.provenance["tap"]["notes"]
+        "optimiser is not known: none" in note for note in trace.provenance["tap"]["notes"]
     )
     x, y = data(3)
     for leak in la.leaks(trace):

@@ -355,7 +355,7 @@ def test_each_ranks_own_gradient_is_heard_before_it_is_averaged(
     trace = run.trace
     task = Task.build(trace.task, dtype=torch.float64)
     assert (trace.protocol, trace.graph.nodes) == ("fedsgd", 3)
-    assert trace.params["server"] == ("sgd" if momentum == "0" else "unknown")
+    assert (trace.params["server"], trace.params["momentum"]) == ("sgd", float(momentum))
     for leak in la.leaks(trace):
         own = kept(run, leak.node)
         values = torch.linalg.pinv(leak.combination) @ leak.value

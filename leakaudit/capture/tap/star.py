@@ -13,20 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from leakaudit.capture.tap import stepping
 from leakaudit.capture.tap.arranged import ArrangedLog, Sent, common, round_of
 from leakaudit.capture.tap.description import Description
-from leakaudit.capture.tap.digits import shortest
 from leakaudit.capture.tap.streams import POINT, LoggedMessage
 from leakaudit.errors import LeakauditError
 from leakaudit.trace import Graph
 
 UP = ("ddp", "allreduce", "reduce", "gather", "allgather", "send", "recv")
 DOWN = ("model", "broadcast", "scatter", "send", "recv")
-# With plain SGD the miss is the rounding of float32 models, about 1e-7 |w| / |move|; with another
-# optimiser it is in the tenths. The threshold lies in between; its exact value is a choice.
-SGD = 1e-3  # miss of w - lr mean g, relative to the move; also of a described lr
-EXACT = 1e-9  # relative distance within which lr is rounded even if the miss is smaller
-LOOKED_AT = 3  # rounds in which the rule is tried: a choice
+EQUAL = 1e-3  # relative difference of a described constant from the one found: a choice
 
 
 @dataclass(frozen=True)
@@ -134,63 +130,91 @@ def _directions(description: Description, graph: Graph) -> tuple[str, str]:
 
 
 def _with_step(plan: ArrangedLog, down: str, up: str) -> ArrangedLog:
-    """Add the learning rate if the models move by w - lr mean g.
+    """Add the server's optimiser if one explains how the models move.
 
     Otherwise the plan marks the server's step as unknown, so that nothing is derived from it.
     """
     params = dict(plan.description.params)
     if "server" in params:
         return plan
-    lr, miss = _step(plan, down, up)
-    described = params.get("lr")
-    if miss < SGD and (described is None or abs(described - lr) <= SGD * lr):
-        params["lr"] = described or lr
-        return replace(plan, description=replace(plan.description, params=params))
-    params["server"] = "unknown"
-    notes = plan.notes
-    if miss != float("inf"):
-        notes = (
-            *notes,
-            "the models do not move by w - lr mean g: the optimiser or lr is different",
-        )
-    return replace(plan, description=replace(plan.description, params=params), notes=notes)
+    models, gradients = _series(plan, down, up)
+    if not gradients:
+        return _unknown(plan)
+    found = stepping.identify(stepping.observed(models, gradients))
+    if found is None:
+        few = len(gradients) < stepping.LEAST
+        why = "too few rounds" if few else "none that leakaudit knows predicts the models"
+        return _unknown(plan, f"the server's optimiser is not known: {why}")
+    plan = _noted(
+        plan,
+        f"the server's optimiser: {found.text}; it predicts models that it was not fitted to, "
+        f"with a relative miss of {found.miss:.0e}",
+    )
+    constants = _constants(found)
+    if constants is None:
+        return _unknown(plan)
+    if _contradicts(params, constants):
+        return _unknown(plan, "the description states another optimiser or lr")
+    return _with_params(plan, {**constants, **params})
 
 
-def _step(plan: ArrangedLog, down: str, up: str) -> tuple[float, float]:
-    """Return lr in few digits, and the relative miss of w - lr mean g.
+def _unknown(plan: ArrangedLog, note: str = "") -> ArrangedLog:
+    """Return a plan from whose models nothing is derived about the server's step."""
+    marked = _with_params(plan, {**plan.description.params, "server": "unknown"})
+    return _noted(marked, note) if note else marked
 
-    The lr minimises the squared miss over several rounds. The miss is infinite if the messages do
-    not contain both models and all gradients of a round.
+
+def _noted(plan: ArrangedLog, note: str) -> ArrangedLog:
+    return replace(plan, notes=(*plan.notes, note))
+
+
+def _with_params(plan: ArrangedLog, params: Mapping[str, Any]) -> ArrangedLog:
+    return replace(plan, description=replace(plan.description, params=params))
+
+
+def _constants(found: stepping.Stepping | None) -> dict[str, Any] | None:
+    """Return an optimiser as constants of FedSGD; None if these do not describe it."""
+    if found is None or found.rate is None or found.scaling != stepping.Scaling():
+        return None
+    constants: dict[str, Any] = {"lr": found.rate}
+    optimiser = found.optimiser
+    if not optimiser.is_linear:
+        constants["server"] = optimiser.kind
+    for name in ("momentum", "nesterov", "decay"):
+        if getattr(optimiser, name):
+            constants[name] = getattr(optimiser, name)
+    return constants
+
+
+def _contradicts(params: Mapping[str, Any], constants: Mapping[str, Any]) -> bool:
+    """Return whether a description states other constants of the step than the messages show."""
+    for name in ("lr", "momentum", "nesterov", "decay"):
+        found = constants.get(name, 0)
+        described = params.get(name, found)
+        if abs(described - found) > EQUAL * abs(found):
+            return True
+    return False
+
+
+def _series(plan: ArrangedLog, down: str, up: str) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the models (d,) of the first rounds, and the mean gradients (d,) between them.
+
+    The rounds follow each other without a gap, and all nodes' gradients were kept.
     """
     models = {s.round: s.message for s in plan.sent if s.kind == down and s.message.kept}
-    moves: list[Tensor] = []
-    means: list[Tensor] = []
-    for t, gradients in _whole_rounds(plan, up, models)[:LOOKED_AT]:
-        before = models[t].value(plan.slices).double()
-        after = models[t + 1].value(plan.slices).double()
-        moves.append(before - after)
-        means.append(torch.stack(list(gradients.values())).mean(0))
-    if not moves:
-        return 0.0, float("inf")
-    moved = torch.cat(moves)
-    mean = torch.cat(means)
-    lr = float(moved @ mean / (mean @ mean).clamp_min(1e-300))
-    miss = float((moved - lr * mean).norm() / moved.norm().clamp_min(1e-300))
-    return shortest(lr, max(miss, EXACT)), miss
-
-
-def _whole_rounds(
-    plan: ArrangedLog, up: str, models: Mapping[int, Any]
-) -> list[tuple[int, dict[int, Tensor]]]:
-    """Return the first rounds in which all nodes' gradients were kept, with these, by node."""
-    gradients: dict[int, dict[int, Tensor]] = defaultdict(dict)
+    if not models:
+        return [], []
+    first = min(models)
+    by_round: dict[int, dict[int, LoggedMessage]] = defaultdict(dict)
     for s in plan.sent:
-        if s.kind != up or not s.message.kept:
-            continue
-        if s.round not in models or s.round + 1 not in models:
-            continue
-        if s.round <= LOOKED_AT + min(models):
-            value = s.message.value(plan.slices).double()
-            gradients[s.round][s.src] = value * plan.description.scale
-    nodes = plan.graph.nodes - 1
-    return [(t, held) for t, held in sorted(gradients.items()) if len(held) == nodes]
+        if s.kind == up and s.message.kept and s.round < first + stepping.MOST:
+            by_round[s.round][s.src] = s.message
+    values = [models[first].value(plan.slices)]
+    means: list[Tensor] = []
+    for t in range(first, first + stepping.MOST):
+        if len(by_round[t]) < plan.graph.nodes - 1 or t + 1 not in models:
+            break
+        held = [m.value(plan.slices).double() for m in by_round[t].values()]
+        means.append(torch.stack(held).mean(0) * plan.description.scale)
+        values.append(models[t + 1].value(plan.slices))
+    return values, means

@@ -26,6 +26,7 @@ from leakaudit.capture.tap.guess import guess
 from leakaudit.capture.tap.log import Log
 from leakaudit.capture.tap.reading import read_logs
 from leakaudit.errors import LeakauditError
+from leakaudit.protocols.optimiser import Kind, Memory, Optimiser
 from leakaudit.tasks.task import Task
 from leakaudit.trace import Trace
 from leakaudit.traces import trace_file
@@ -35,6 +36,7 @@ TASK = Task.build(
     la.TaskSpec("mlp", {"hidden": "6"}, shape=(1, 4, 4), classes=3), dtype=torch.float64
 )
 D = TASK.layout.size
+PLAIN = Optimiser()
 Write = Callable[[Sequence[Log]], None]
 
 
@@ -70,7 +72,12 @@ def start() -> Tensor:
     return TASK.init(Generator().manual_seed(1))
 
 
-def averaging(order: str = "combine", own_start: bool = False, rounds: int = 5) -> Write:
+def averaging(
+    order: str = "combine",
+    own_start: bool = False,
+    rounds: int = 5,
+    optimiser: Optimiser = PLAIN,
+) -> Write:
     """D-PSGD on a triangle, alpha = 0.05; all weights are 1/3."""
 
     def write(logs: Sequence[Log]) -> None:
@@ -81,12 +88,13 @@ def averaging(order: str = "combine", own_start: bool = False, rounds: int = 5) 
             if own_start
             else w
         )
+        memory = Memory()
         for _ in range(rounds):
             mean = w.mean(0, keepdim=True).expand(3, -1)
             if order == "combine":
-                sent, w = w, mean - 0.05 * TASK.gradients(w, x, y)
+                sent, w = w, optimiser.step(memory, 0.05, mean, TASK.gradients(w, x, y))
             else:
-                sent = w - 0.05 * TASK.gradients(w, x, y)
+                sent = optimiser.step(memory, 0.05, w, TASK.gradients(w, x, y))
                 w = sent.mean(0, keepdim=True).repeat(3, 1)
             for i, log in enumerate(logs):
                 for j in {0, 1, 2} - {i}:
@@ -367,9 +375,7 @@ def test_nothing_is_derived_from_a_step_that_is_not_known(tmp_path: Path) -> Non
     """A server that moves along the gradient: gradients and models stay as they were sent."""
     trace = trace_of(tmp_path, 4, gathering(3, -0.2), payload="gradients", params={"samples": 1})
     assert trace.params["server"] == "unknown"
-    assert any(
-        "optimiser is not known: none" in note for note in trace.provenance["tap"]["notes"]
-    )
+    assert any("optimiser is not known: none" in note for note in trace.provenance["tap"]["notes"])
     x, y = data(3)
     for leak in la.leaks(trace):
         assert leak.theta is not None
@@ -417,6 +423,56 @@ def test_a_guess_finds_step_order_and_model_and_its_text_says_the_same(
     assert found.description.task.spec.levels == 255
     assert description.of(tomllib.loads(found.toml)).params == found.description.params
     assert any("gradient recomputed" in line for line in found.evidence)
+
+
+@pytest.mark.parametrize(
+    ("order", "constants"),
+    [
+        ("combine", {"momentum": 0.9}),
+        ("combine", {"decay": 0.001}),
+        ("adapt", {"decay": 0.001}),
+        ("combine", {"momentum": 0.8, "nesterov": True, "decay": 0.001}),
+    ],
+    ids=str,
+)
+def test_a_guess_names_the_optimiser_of_the_nodes(
+    tmp_path: Path, order: str, constants: dict[str, Any]
+) -> None:
+    """The trace that it makes gives back every gradient, against autograd."""
+    write = averaging(order, rounds=8, optimiser=Optimiser("sgd", **constants))
+    logs = logged(tmp_path / "log", 3, write)
+    found = guess(logs)
+    assert found.description is not None
+    expected = {"alpha": 0.05, "order": order, "samples": 1, **constants}
+    assert dict(found.description.params) == expected
+    assert contradictions(found.description, logs) == []
+    plain = replace(found.description, params={"alpha": 0.05, "order": order})
+    assert contradictions(plain, logs)
+    merge.write(wires.plan(found.description, logs), logs, tmp_path / "trace.pt")
+    x, y = data(3)
+    leaks = la.leaks(trace_file.load(tmp_path / "trace.pt"))
+    assert len(leaks) == 3
+    for leak in leaks:
+        assert leak.theta is not None
+        values = torch.linalg.pinv(leak.combination) @ leak.value
+        for theta, value in zip(leak.theta, values, strict=True):
+            own = TASK.gradient(theta, x[leak.node], y[leak.node])
+            torch.testing.assert_close(value, own, atol=1e-9, rtol=1e-6)
+
+
+def test_momentum_whose_first_step_was_not_observed_is_not_known(tmp_path: Path) -> None:
+    momentum = Optimiser(momentum=0.9)
+    found = guess(logged(tmp_path, 3, averaging("adapt", rounds=8, optimiser=momentum)))
+    assert found.description is None
+    assert "params.alpha, params.order, params.optimiser" in found.said
+
+
+@pytest.mark.parametrize("kind", ["adam", "adamw", "adagrad"])
+def test_steps_that_hide_the_records_are_not_called_sgd(tmp_path: Path, kind: Kind) -> None:
+    found = guess(logged(tmp_path, 3, averaging(rounds=8, optimiser=Optimiser(kind))))
+    assert found.description is None
+    assert "params.optimiser" in found.said
+    assert 'optimiser = "NOT KNOWN"' in found.toml
 
 
 def consensus(sign: int, rounds: int = 4) -> Write:
@@ -520,7 +576,7 @@ def test_a_guess_does_not_invent_a_model(tmp_path: Path) -> None:
 
     found = guess(logged(tmp_path, 2, write))
     assert found.description is None
-    gaps = "params.alpha, params.order, model.name, model.shape, model.classes"
+    gaps = "params.alpha, params.order, params.optimiser, model.name, model.shape, model.classes"
     assert found.said == f"weights (sure), dpsgd; to be filled in: {gaps}"
     assert 'alpha = "NOT KNOWN"' in found.toml
     with pytest.raises(LeakauditError, match=r"params\.alpha: still NOT KNOWN; enter the value"):

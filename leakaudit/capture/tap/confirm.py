@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from leakaudit import registry
-from leakaudit.capture.tap import duals, fit, observed
+from leakaudit.capture.tap import duals, local_optimiser, observed
 from leakaudit.capture.tap.description import USUAL, Description
 from leakaudit.capture.tap.guess import PROVED, SPREADS
 from leakaudit.capture.tap.reading import RankLog
@@ -44,26 +44,32 @@ def contradictions(described: Description, logs: Sequence[RankLog]) -> list[str]
 
 
 def _of_weights(described: Description, seen: observed.Observed) -> Iterator[str]:
-    """Compare order and step size of decentralised SGD."""
+    """Compare order, optimiser and step size of decentralised SGD."""
     samples = observed.samples(seen, "weights")
+    if not samples:
+        return
     declared = {**registry.values(described.victim), **described.params}
     order = declared["order"]
-    fits = {}
-    for point in ("combine", "adapt"):
-        fitted = fit.at(described.task, point, samples)
-        if fitted is not None and fitted.miss < PROVED:
-            fits[point] = fitted
-    if not fits:
+    found = local_optimiser.identify(described.task, sorted(samples[0].thetas), samples)
+    if found is None:
         return
-    if order not in fits:
-        other = next(iter(fits))
+    point, named = found
+    if point != order:
         yield (
             f"params.order: {order!r} contradicts the messages, "
-            f"whose gradients were computed as in {other!r}"
+            f"whose gradients were computed as in {point!r}"
         )
         return
-    found = fits[order]
-    yield from _unequal("alpha", declared["alpha"], found.step, found.spread)
+    if declared["optimiser"] != named.optimiser.kind:
+        yield (
+            f"params.optimiser: {declared['optimiser']!r} contradicts the messages, "
+            f"which show {named.text}"
+        )
+        return
+    for name in ("momentum", "decay"):
+        yield from _unequal(name, declared[name], getattr(named.optimiser, name), named.miss)
+    if named.rate is not None:
+        yield from _unequal("alpha", declared["alpha"], named.rate, named.miss)
 
 
 def _of_duals(described: Description, seen: observed.Observed) -> Iterator[str]:

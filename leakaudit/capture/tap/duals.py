@@ -25,17 +25,16 @@ from torch import Tensor
 
 from leakaudit.capture.tap.fit import GradientSample, ModelFit, explained, fit
 from leakaudit.capture.tap.observed import Observed
+from leakaudit.capture.tap.rank_one import rank_one_scale
 from leakaudit.tasks.task import Task
 
 # Penalties to try first, in steps of 21 %: a choice that golden sections refine.
 GRID = np.geomspace(1e-3, 1e2, 61)
 GOLDEN = (math.sqrt(5) - 1) / 2
-SECTIONS = 60  # golden sections: they shrink the interval by .618^60 = 3e-13
-ROWS = 8  # rows to compare with the one of the largest bias
-REAL = 1e-6  # |imaginary part| of a root, relative to it, that counts as rounding
 # Measured on examples/tap/ecl.py with float32 messages: the miss is 1e-7 for one record and
 # 1e-3 for two.
-FLAT = 1e-4  # miss of the quadratic, relative to its terms, above which every 1 / a is rejected
+FLAT = 1e-4  # miss of the rank-one condition above which every 1 / a is rejected
+SECTIONS = 60  # golden sections: they shrink the interval by .618^60 = 3e-13
 
 
 @dataclass(frozen=True)
@@ -91,7 +90,7 @@ def solve(seen: Observed, tasks: Iterable[Task]) -> Solved | None:
         return None
     best: Solved | None = None
     for task in tasks:
-        inverse = _inverse(task, moves[0])
+        inverse = rank_one_scale(task, moves[0].r, moves[0].v, FLAT)
         if inverse is None:
             continue
         for sign in (1, -1):
@@ -128,58 +127,6 @@ def _moves(seen: Observed) -> Iterator[_Move]:
         after = sign[j] * (sent[2] - got[1])
         pull = torch.stack([sign[k] * seen.value(back[k][1]).double() for k in near]).sum(0)
         yield _Move(u, u - after, pull + len(near) / 2 * u)
-
-
-# With s = 1 / a, the first layer's block of the gradient is G = s R - V with bias part
-# h = s p - q (R, p: blocks of r; V, q: blocks of v). For one record G = h x^T, so for rows k and m
-#
-#     G_k h_m - G_m h_k = 0    in every column, that is
-#     (R_k p_m - R_m p_k) s^2 - (R_k q_m + V_k p_m - R_m q_k - V_m p_k) s + (V_k q_m - V_m q_k) = 0.
-#
-# Over all columns, and over pairs of one row with the largest bias and some others, the squares
-# |square s^2 - linear s + constant|^2 are least at a root of their derivative, a cubic.
-
-
-def _inverse(task: Task, move: _Move) -> float | None:
-    """Return the s = 1 / a at which the first layer's block is closest to rank one.
-
-    None if there is no such layer, if it has only one row (which has rank one at every s), or if no
-    block is approximately of rank one.
-    """
-    if task.first_linear is None or task.first_linear[1] is None:
-        return None
-    weight = task.layout.slices[task.first_linear[0]]
-    bias = task.layout.slices[task.first_linear[1]]
-    rows = bias.stop - bias.start
-    if rows == 1:
-        return None
-    r = move.r[weight].reshape(rows, -1).numpy()
-    v = move.v[weight].reshape(rows, -1).numpy()
-    p = move.r[bias].numpy()
-    q = move.v[bias].numpy()
-    k = int(np.abs(p).argmax())
-    others = np.argsort(-np.abs(p))[1 : 1 + ROWS]
-    square = np.concatenate([r[k] * p[m] - r[m] * p[k] for m in others])
-    linear = np.concatenate([r[k] * q[m] + v[k] * p[m] - r[m] * q[k] - v[m] * p[k] for m in others])
-    constant = np.concatenate([v[k] * q[m] - v[m] * q[k] for m in others])
-    slope = [
-        4 * square @ square,
-        -6 * square @ linear,
-        2 * linear @ linear + 4 * square @ constant,
-        -2 * linear @ constant,
-    ]
-    found: list[tuple[float, float]] = []
-    for root in np.roots(slope):
-        if abs(root.imag) < REAL * abs(root) and root.real > 0:
-            s = root.real
-            terms = (s**2 * square, s * linear, constant)
-            largest = max(float(np.linalg.norm(term)) for term in terms)
-            miss = float(np.linalg.norm(terms[0] - terms[1] + terms[2])) / largest
-            found.append((miss, float(s)))
-    if not found:
-        return None
-    miss, inverse = min(found)
-    return inverse if miss < FLAT else None
 
 
 def _penalty(task: Task, move: _Move, inverse: float, sign: int) -> float:

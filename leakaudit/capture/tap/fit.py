@@ -43,10 +43,18 @@ class GradientSample:
     Attributes:
         value: (d,) the vector.
         thetas: models (d,) at which it may have been computed, by name.
+        base: model (d,) from which it was subtracted; None if it was sent itself.
+        rank: rank that computed it.
+        index: its position among the samples of the rank.
+        rounding: distance from 1 to the next number in the number format of the messages.
     """
 
     value: Tensor
     thetas: dict[str, Tensor]
+    base: Tensor | None = None
+    rank: int = 0
+    index: int = 0
+    rounding: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -271,9 +279,6 @@ def levels(task: Task, samples: Sequence[GradientSample]) -> int:
 def explained(task: Task, value: Tensor, theta: Tensor) -> tuple[float, float] | None:
     """Recompute the gradient at the record that a vector reveals, and compare.
 
-    The label is the class with the most negative bias gradient of the last layer: for cross-entropy
-    that gradient is softmax minus the one-hot label.
-
     Args:
         task: the model.
         value: (d,) a gradient up to a factor.
@@ -283,17 +288,50 @@ def explained(task: Task, value: Tensor, theta: Tensor) -> tuple[float, float] |
         The factor, by least squares, and the relative miss; None if the model's layers or loss do
         not allow the computation.
     """
+    found = labelled(task, value)
+    if found is None:
+        return None
+    g = recomputed(task, *found, theta)
+    if g is None:
+        return None
+    value = value.double()
+    square = float(g @ g)
+    step = float(value @ g) / square if square else 0.0
+    return step, float((value - step * g).norm() / value.norm())
+
+
+def labelled(task: Task, value: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Return the record that a vector reveals, with its label.
+
+    The label is the class with the most negative bias gradient of the last layer: for cross-entropy
+    that gradient is softmax minus the one-hot label.
+
+    Args:
+        task: the model.
+        value: (d,) a gradient up to a factor.
+
+    Returns:
+        (1, *shape) and (1,); None if the model's layers or loss do not show them.
+    """
     x = record(task, value)
     if x is None or task.spec.loss != "cross_entropy":
         return None
     if task.last_linear is None or task.last_linear[1] is None:
         return None
-    value = value.double()
-    y = value[task.layout.slices[task.last_linear[1]]].argmin().reshape(1)
+    bias = value[task.layout.slices[task.last_linear[1]]]
+    return x, bias.argmin().reshape(1)
+
+
+def recomputed(task: Task, x: Tensor, y: Tensor, theta: Tensor) -> Tensor | None:
+    """Return the gradient (d,) of a record in float64; None if the model rejects the record.
+
+    Args:
+        task: the model.
+        x: (1, *shape) the record, in the data's units.
+        y: (1,) its label.
+        theta: (d,) the parameters.
+    """
     try:
-        g = task.gradient(theta.double(), x, y)
+        return task.gradient(theta.double(), x, y)
     except (RuntimeError, LeakauditError):
         return None
-    square = float(g @ g)
-    step = float(value @ g) / square if square else 0.0
-    return step, float((value - step * g).norm() / value.norm())

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from leakaudit.capture.tap import description, duals, fit, observed, starter
+from leakaudit.capture.tap import (
+    description,
+    duals,
+    fit,
+    local_optimiser,
+    observed,
+    starter,
+    stepping,
+)
 from leakaudit.capture.tap.description import Description
 from leakaudit.capture.tap.digits import shortest
 from leakaudit.capture.tap.reading import RankLog
@@ -138,12 +146,14 @@ class _Model:
         levels: 255 if the inputs are proved to be k/255, else 0.
         found: the fit of recomputed gradients, if it proves the model.
         solved: the constants behind duals, if they are proved.
+        stepping: the optimiser of the local steps, if it is proved.
     """
 
     task: Task | None
     levels: int = 0
     found: fit.ModelFit | None = None
     solved: duals.Solved | None = None
+    stepping: stepping.Stepping | None = None
 
 
 def _model_behind(
@@ -151,7 +161,8 @@ def _model_behind(
 ) -> _Model:
     """Find the model behind the messages; task: the one given by the user."""
     samples: Sequence[fit.GradientSample] = observed.samples(seen, sent.payload)
-    tasks = [task] if task is not None else _tasks(seen, samples)
+    first = [sample for sample in samples if sample.index == 0]
+    tasks = [task] if task is not None else _tasks(seen, first)
     if not tasks:
         return _Model(None)
     solved = None
@@ -161,12 +172,35 @@ def _model_behind(
         found: fit.ModelFit | None = solved.fit
         samples = solved.samples
     else:
-        found = fit.fit(tasks, samples)
+        found = fit.fit(tasks, first)
     if found is None:
         return _Model(tasks[0])
+    if sent.payload == "weights":
+        return _of_steps(found, samples)
     if not _is_proved(found, solved):
         return _Model(found.task)
     return _Model(found.task, fit.levels(found.task, samples), found, solved)
+
+
+def _of_steps(found: fit.ModelFit, samples: Sequence[fit.GradientSample]) -> _Model:
+    """Find the optimiser of nodes that send models, which proves the model as well.
+
+    A log with a single step per node cannot tell one optimiser from another, so it is only taken
+    as a proof of the model.
+    """
+    task = found.task
+    levels = fit.levels(task, samples)
+    several = any(sample.index for sample in samples)
+    if not several:
+        proved = found if found.miss < PROVED else None
+        return _Model(task, levels if proved else 0, proved)
+    named = local_optimiser.identify(task, sorted(samples[0].thetas), samples)
+    if named is None:
+        return _Model(task)
+    point, optimiser = named
+    rate = 0.0 if optimiser.rate is None else optimiser.rate
+    proved = fit.ModelFit(task, point, rate, optimiser.miss, optimiser.miss)
+    return _Model(task, levels, proved, stepping=optimiser)
 
 
 def _begun(seen: observed.Observed, sent: observed.PayloadGuess) -> _Draft:
@@ -241,7 +275,7 @@ def _add_params(draft: _Draft, payload: observed.Payload, model: _Model) -> None
     """Add the protocol's constants."""
     comments = draft.comments
     if payload == "weights":
-        _add_weights(draft, model.found)
+        _add_weights(draft, model)
     elif payload == "duals":
         _add_duals(draft, model.solved)
     else:
@@ -251,22 +285,42 @@ def _add_params(draft: _Draft, payload: observed.Payload, model: _Model) -> None
         comments["params.samples"] = Comment("records per gradient")
 
 
-def _add_weights(draft: _Draft, found: fit.ModelFit | None) -> None:
+def _add_weights(draft: _Draft, model: _Model) -> None:
     """Add the constants of decentralised SGD."""
     params = draft.values["params"]
-    if found is not None:
-        params["alpha"] = _rounded(found.step, found.spread)
-        params["order"] = found.point
-        alpha = Comment(f"accurate to {found.spread:.0e}")
-    else:
-        params["alpha"] = 0.0
-        params["order"] = ""
-        alpha = Comment("the step size, e.g. 0.1", known=False)
-    draft.comments["params.alpha"] = alpha
-    draft.comments["params.order"] = Comment(
+    comments = draft.comments
+    named = model.stepping
+    alpha = Comment("the step size, e.g. 0.1", known=False)
+    params["alpha"] = 0.0
+    if named is not None:
+        alpha = Comment(f"{named.text}; it predicts what it was not fitted to")
+        rate = named.rate
+        if rate is None:
+            alpha = replace(alpha, known=False)
+        else:
+            params["alpha"] = rate
+    elif model.found is not None:
+        params["alpha"] = _rounded(model.found.step, model.found.spread)
+        alpha = Comment("of the first step; a log of one step does not show the optimiser")
+    comments["params.alpha"] = alpha
+    params["order"] = "" if model.found is None else model.found.point
+    comments["params.order"] = Comment(
         '"combine": gradient at the model before averaging; "adapt": after averaging',
-        known=found is not None,
+        known=named is not None,
     )
+    if named is None:
+        if model.found is None:
+            params["optimiser"] = "sgd"
+            comments["params.optimiser"] = Comment("sgd, adam, adamw or adagrad", known=False)
+        return
+    optimiser = named.optimiser
+    if optimiser.kind != "sgd":
+        params["optimiser"] = optimiser.kind
+    for name in ("momentum", "nesterov", "decay"):
+        if getattr(optimiser, name):
+            params[name] = getattr(optimiser, name)
+    if named.scaling.clip:
+        params["clip"] = named.scaling.clip
 
 
 def _add_duals(draft: _Draft, solved: duals.Solved | None) -> None:

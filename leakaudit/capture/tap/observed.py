@@ -365,7 +365,7 @@ def samples(seen: Observed, payload: Payload) -> list[fit.GradientSample]:
     if payload == "gradients":
         return list(_gradients(seen))[:SOME]
     if payload == "weights" and seen.graph.edges:
-        return list(_steps(seen))[: 2 * SOME]
+        return list(_steps(seen))
     return []
 
 
@@ -386,23 +386,25 @@ def _gradients(seen: Observed) -> Iterator[fit.GradientSample]:
 
 
 def _steps(seen: Observed) -> Iterator[fit.GradientSample]:
-    """Yield what decentralised SGD with Metropolis weights W subtracts in its first two rounds.
+    """Yield what decentralised SGD with Metropolis weights W subtracts in its first rounds.
 
     w_i(t+1) = sum_j W_ij w_j(t) - alpha g_i, where g_i is computed at w_i(t) (combine) or at the
     sum (adapt).
     """
     weights = metropolis(seen.graph)
     own = seen.own
-    for i, neighbours in enumerate(seen.graph.neighbours):
+    for i, neighbours in list(enumerate(seen.graph.neighbours))[:SOME]:
         around = [i, *neighbours]
         shortest = min((len(own.get(j, [])) for j in around), default=0)
-        for t in range(min(2, shortest - 1)):
+        for t in range(min(SOME, shortest - 1)):
             if any(own[j][t].index != t for j in around):
                 continue
             now = {j: seen.value(own[j][t]).double() for j in around}
             mean = torch.stack([float(weights[i, j]) * now[j] for j in around]).sum(0)
             step = mean - seen.value(own[i][t + 1]).double()
-            yield fit.GradientSample(step, {"combine": now[i], "adapt": mean})
+            points = {"combine": now[i], "adapt": mean}
+            rounding = torch.finfo(own[i][t].dtype).eps
+            yield fit.GradientSample(step, points, mean, i, t, rounding)
 
 
 def agreed(samples: Sequence[fit.GradientSample], sizes: tuple[int, ...]) -> list[tuple[int, ...]]:

@@ -5,6 +5,7 @@ The server is a rank to which the others send, or the sum that all ranks compute
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -140,7 +141,9 @@ def _with_step(plan: ArrangedLog, down: str, up: str) -> ArrangedLog:
     models, gradients = _series(plan, down, up)
     if not gradients:
         return _unknown(plan)
-    found = stepping.identify(stepping.observed(models, gradients))
+    moves = [before.double() - after.double() for before, after in itertools.pairwise(models)]
+    rounding = torch.finfo(models[0].dtype).eps
+    found = stepping.identify(stepping.observed(models[:-1], moves, gradients, rounding))
     if found is None:
         few = len(gradients) < stepping.LEAST
         why = "too few rounds" if few else "none that leakaudit knows predicts the models"

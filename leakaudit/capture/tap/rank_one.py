@@ -1,0 +1,79 @@
+"""The multiple of one vector that, less another vector, is the gradient of one record.
+
+For one record, the first layer's block of a gradient has rank one, which for two of its rows is a
+quadratic equation in the multiple in every column.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from torch import Tensor
+
+from leakaudit.tasks.task import Task
+
+ROWS = 8  # rows to compare with the one of the largest bias
+REAL = 1e-6  # |imaginary part| of a root, relative to it, that counts as rounding
+
+
+# The first layer's block is G = s R - V with bias part
+# h = s p - q (R, p: blocks of r; V, q: blocks of v). For one record G = h x^T, so for rows k and m
+#
+#     G_k h_m - G_m h_k = 0    in every column, that is
+#     (R_k p_m - R_m p_k) s^2 - (R_k q_m + V_k p_m - R_m q_k - V_m p_k) s + (V_k q_m - V_m q_k) = 0.
+#
+# Over all columns, and over pairs of one row with the largest bias and some others, the squares
+# |square s^2 - linear s + constant|^2 are least at a root of their derivative, a cubic.
+
+
+def rank_one_scale(task: Task, r: Tensor, v: Tensor, flat: float) -> float | None:
+    """Return the s > 0 at which the first layer's block of s r - v is closest to rank one.
+
+    Args:
+        task: the model.
+        r: (d,) float64.
+        v: (d,) float64.
+        flat: miss of the quadratic, relative to its terms, above which every scale is rejected.
+
+    Returns:
+        The scale; None if there is no such layer, if it has only one row (which has rank one at
+        every s), or if no block is approximately of rank one.
+    """
+    if task.first_linear is None or task.first_linear[1] is None:
+        return None
+    weight = task.layout.slices[task.first_linear[0]]
+    bias = task.layout.slices[task.first_linear[1]]
+    rows = bias.stop - bias.start
+    if rows == 1:
+        return None
+    block_r = r[weight].reshape(rows, -1).numpy()
+    block_v = v[weight].reshape(rows, -1).numpy()
+    p = r[bias].numpy()
+    q = v[bias].numpy()
+    k = int(np.abs(p).argmax())
+    others = np.argsort(-np.abs(p))[1 : 1 + ROWS]
+    square = np.concatenate([block_r[k] * p[m] - block_r[m] * p[k] for m in others])
+    linear = np.concatenate(
+        [
+            block_r[k] * q[m] + block_v[k] * p[m] - block_r[m] * q[k] - block_v[m] * p[k]
+            for m in others
+        ]
+    )
+    constant = np.concatenate([block_v[k] * q[m] - block_v[m] * q[k] for m in others])
+    slope = [
+        4 * square @ square,
+        -6 * square @ linear,
+        2 * linear @ linear + 4 * square @ constant,
+        -2 * linear @ constant,
+    ]
+    found: list[tuple[float, float]] = []
+    for root in np.roots(slope):
+        if abs(root.imag) < REAL * abs(root) and root.real > 0:
+            s = root.real
+            terms = (s**2 * square, s * linear, constant)
+            largest = max(float(np.linalg.norm(term)) for term in terms)
+            miss = float(np.linalg.norm(terms[0] - terms[1] + terms[2])) / largest
+            found.append((miss, float(s)))
+    if not found:
+        return None
+    miss, inverse = min(found)
+    return inverse if miss < flat else None

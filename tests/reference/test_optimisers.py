@@ -9,9 +9,10 @@ import pytest
 import torch
 
 import leakaudit as la
-from leakaudit.protocols import declared, recording
 from leakaudit.errors import LeakauditError
+from leakaudit.protocols import declared, recording
 from leakaudit.protocols.optimiser import Memory, Optimiser
+from leakaudit.tasks.task import Task
 
 OPTIMISERS = {
     "plain": (Optimiser(), torch.optim.SGD, {}),
@@ -94,3 +95,57 @@ def test_the_declaration_describes_the_run(victim: str, constants: dict[str, Any
     assert found.skipped == 0
     assert found.checked >= 15
     assert found.worst < 1e-12
+
+
+@pytest.mark.parametrize("constants", LINEAR, ids=str)
+@pytest.mark.parametrize("victim", ["fedavg", "dpsgd", "fedsgd"])
+def test_gradients_behind_the_steps_are_recovered(victim: str, constants: dict[str, Any]) -> None:
+    """In float32, against automatic differentiation in float64 at the same models."""
+    keep = {"keep": True} if victim == "fedavg" else {}
+    trace, truth = la.record(scenario(victim, {**constants, **keep}, "float32"))
+    task = Task.build(trace.task, dtype=torch.float64)
+    leaks = la.leaks(trace)
+    assert len(leaks) == len(truth.node.unique())
+    for leak in leaks:
+        assert leak.theta is not None
+        values = torch.linalg.pinv(leak.combination) @ leak.value
+        x, y = truth.of(leak.node)
+        for theta, value in zip(leak.theta, values, strict=True):
+            own = task.gradient(theta.double(), x.double(), y)
+            assert float((value - own).norm() / own.norm()) < 1e-4
+
+
+@pytest.mark.parametrize("kind", ["adam", "adamw", "adagrad"])
+@pytest.mark.parametrize("victim", ["fedavg", "dpsgd"])
+def test_what_adam_hides_is_said(victim: str, kind: str) -> None:
+    trace, _ = la.record(scenario(victim, {"optimiser": kind}))
+    leaks = la.leaks(trace)
+    assert len(leaks) == 0
+    clients = [why for why in leaks.undetermined.values() if "server" not in why]
+    assert clients
+    assert all("show signs but not sizes" in why for why in clients)
+
+
+def test_the_weights_of_local_steps_are_part_of_a_leak() -> None:
+    """With momentum .5, the update of three steps is 1.75 g_1 + 1.5 g_2 + g_3, times lr."""
+    trace, _ = la.record(scenario("fedavg", {"epochs": 3, "momentum": 0.5}))
+    leak = la.leaks(trace)[0]
+    assert leak.inner == 3
+    assert leak.inner_weight == pytest.approx(1.75 + 1.5 + 1)
+    assert leak.step is None  # an attack that repeats plain steps would be wrong
+
+
+@pytest.mark.parametrize(
+    ("constants", "words"),
+    [
+        ({"momentum": 1.0}, "expected 0 <= momentum < 1, got 1"),
+        ({"nesterov": True}, "nesterov needs momentum > 0"),
+        ({"optimiser": "adam", "momentum": 0.9}, "momentum and nesterov belong to optimiser=sgd"),
+        ({"optimiser": "lion"}, "sgd, adam, adamw"),
+    ],
+)
+def test_constants_that_an_optimiser_does_not_have_are_refused(
+    constants: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(LeakauditError, match=words):
+        la.record(scenario("dpsgd", constants))

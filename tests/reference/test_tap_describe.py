@@ -583,6 +583,7 @@ def test_a_guess_does_not_invent_a_model(tmp_path: Path) -> None:
         description.of(tomllib.loads(found.toml))
     filled = found.toml.replace('alpha = "NOT KNOWN"', "alpha = 0.1")
     filled = filled.replace('order = "NOT KNOWN"', 'order = "adapt"')
+    filled = filled.replace('optimiser = "NOT KNOWN"', 'optimiser = "sgd"')
     with pytest.raises(LeakauditError, match=r"model\.name: still NOT KNOWN"):
         description.of(tomllib.loads(filled))
 

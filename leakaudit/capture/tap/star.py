@@ -143,10 +143,16 @@ def _with_step(plan: ArrangedLog, down: str, up: str) -> ArrangedLog:
         return _unknown(plan)
     moves = [before.double() - after.double() for before, after in itertools.pairwise(models)]
     rounding = torch.finfo(models[0].dtype).eps
-    found = stepping.identify(stepping.observed(models[:-1], moves, gradients, rounding))
+    formats = [s.message.dtype for s in plan.sent if s.kind == up and s.message.kept]
+    coarsest = max(torch.finfo(dtype).eps for dtype in set(formats))
+    observed = stepping.observed(models[:-1], moves, gradients, rounding, coarsest)
+    found = stepping.identify(observed)
     if found is None:
-        few = len(gradients) < stepping.LEAST
-        why = "too few rounds" if few else "none that leakaudit knows predicts the models"
+        why = "none that leakaudit knows predicts the models"
+        if len(gradients) < stepping.LEAST:
+            why = "too few rounds"
+        elif observed.floor > stepping.COARSE:
+            why = "the messages are rounded too coarsely"
         return _unknown(plan, f"the server's optimiser is not known: {why}")
     plan = _noted(
         plan,

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from leakaudit.capture.tap import description, duals, fit, observed, starter
 from leakaudit.capture.tap.description import Description
 from leakaudit.capture.tap.digits import shortest
+from leakaudit.capture.tap.layouts import Arrangement, arrangements
 from leakaudit.capture.tap.reading import RankLog
 from leakaudit.capture.tap.starter import Comment
 from leakaudit.capture.tap.wires import latest
@@ -100,9 +102,15 @@ def guess(logs: Sequence[RankLog], task: Task | None = None) -> Guess:
     Raises:
         LeakauditError: the log contains no vectors, or none of the size of the model.
     """
-    seen = observed.collect(latest(logs), task)
-    sent = observed.payload(seen)
-    model = _model_behind(seen, sent, task)
+    readings = list(_readings(latest(logs), task))
+    explained = [_explained(seen, task) for seen, _ in readings]
+    best = 0
+    for k, (_, model) in enumerate(explained):
+        if model.found is not None:
+            best = k
+            break
+    seen, arrangement = readings[best]
+    sent, model = explained[best]
 
     size = seen.sizes[-1]
     count = sum(map(len, seen.streams.values()))
@@ -114,6 +122,7 @@ def guess(logs: Sequence[RankLog], task: Task | None = None) -> Guess:
     draft = _begun(seen, sent)
     _add_params(draft, sent.payload, model)
     _add_model(draft, model)
+    _add_order(draft, model, arrangement, len(readings))
 
     values = draft.values
     gaps = draft.gaps
@@ -127,6 +136,46 @@ def guess(logs: Sequence[RankLog], task: Task | None = None) -> Guess:
         toml=starter.toml(values, draft.comments, evidence),
         description=None if gaps else description.of(values),
     )
+
+
+def unknown(why: str) -> Guess:
+    """Return a guess in which nothing is known.
+
+    Args:
+        why: the reason.
+    """
+    comments = {"payload": Comment("weights, gradients or duals", known=False)}
+    comments["protocol"] = Comment("see 'leakaudit list victims'", known=False)
+    values = {"payload": "", "protocol": "", "first": "update", "params": {}}
+    draft = _Draft(values, comments)
+    _add_model(draft, _Model(None))
+    return Guess(
+        said=f"to be filled in: {', '.join(draft.gaps)}",
+        evidence=(why,),
+        toml=starter.toml(values, comments, (why,)),
+        description=None,
+    )
+
+
+def _readings(
+    logs: Sequence[RankLog], task: Task | None
+) -> Iterator[tuple[observed.Observed, Arrangement | None]]:
+    """Yield the messages in each order and with the axes in which they may hold the parameters."""
+    shapes = observed.shapes(logs)
+    found = arrangements(shapes)
+    if task is not None:
+        sizes = observed.sizes_of(task)
+        lengths = [math.prod(shape) for shape in shapes]
+        found = [one for one in found if one.sizes(lengths) == sizes]
+    if not found:
+        yield observed.collect(logs, task), None
+    for one in found:
+        yield observed.collect(logs, task, one.places(shapes)), one
+
+
+def _explained(seen: observed.Observed, task: Task | None) -> tuple[observed.PayloadGuess, _Model]:
+    sent = observed.payload(seen)
+    return sent, _model_behind(seen, sent, task)
 
 
 @dataclass(frozen=True)
@@ -246,9 +295,16 @@ def _add_params(draft: _Draft, payload: observed.Payload, model: _Model) -> None
         _add_duals(draft, model.solved)
     else:
         comments["protocol"] = Comment("gradients are sent to a server, or added up")
+        _add_scale(draft, model.found)
     if model.found is not None:
         draft.values["params"]["samples"] = 1
         comments["params.samples"] = Comment("records per gradient")
+
+
+def _add_scale(draft: _Draft, found: fit.ModelFit | None) -> None:
+    """Add the factor of gradients, if a program sends multiples of them."""
+    if found is not None and found.step and abs(found.step - 1) > PROVED:
+        draft.values["messages"] = {"scale": _rounded(1 / found.step, found.spread)}
 
 
 def _add_weights(draft: _Draft, found: fit.ModelFit | None) -> None:
@@ -322,6 +378,34 @@ def _add_model(draft: _Draft, model: _Model) -> None:
     draft.values["model"] = values
     if model.found is None:
         draft.comments["model.name"] = Comment("of the right size, but not proved")
+
+
+def _add_order(
+    draft: _Draft, model: _Model, arrangement: Arrangement | None, possible: int
+) -> None:
+    """Add the order of the parameters in a message, if it is not the model's own.
+
+    Args:
+        draft: the description.
+        model: the model behind the messages.
+        arrangement: the order and axes that explain the messages best; None if unknown.
+        possible: number of arrangements that the shapes allow.
+    """
+    if arrangement is None or model.task is None:
+        return
+    proved = model.found is not None
+    order = arrangement.order(model.task.layout.names)
+    if not order and (proved or possible == 1):
+        return
+    draft.values.setdefault("messages", {})["order"] = order
+    text = "the parameters in a message; .T: stored as (in, out)"
+    if proved:
+        draft.comments["messages.order"] = Comment(f"{text}; proved by the recomputed gradient")
+    elif possible == 1:
+        draft.comments["messages.order"] = Comment(f"{text}; from the shapes")
+    else:
+        asked = "the parameters in a message, with .T if stored as (in, out): shapes fit both"
+        draft.comments["messages.order"] = Comment(asked, known=False)
 
 
 def _rounded(value: float, spread: float) -> float:

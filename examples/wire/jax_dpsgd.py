@@ -11,7 +11,7 @@ import argparse
 import jax
 import jax.numpy as jnp
 import numpy as np
-from wire import Wire
+from wire import record_message
 
 NODES, SIDE, HIDDEN, CLASSES = 4, 12, 32, 3
 STEP = 0.1
@@ -58,17 +58,18 @@ def main():
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--truth", help="write the pictures to this .npz file, to score attacks")
     args = parser.parse_args()
-    wire, gradient = Wire(args.folder), jax.jit(jax.grad(loss))
+    gradient = jax.jit(jax.grad(loss))
     data = [picture(node) for node in range(NODES)]
     models = [start() for _ in range(NODES)]
     for t in range(args.rounds):
         for i in range(NODES):
-            wire.send(t, i, [(i - 1) % NODES, (i + 1) % NODES], named(models[i]), kind="w")
+            near = [(i - 1) % NODES, (i + 1) % NODES]
+            record_message(args.folder, t, i, near, named(models[i]), kind="w")
         new = []
         for i in range(NODES):
-            near = (models[i], models[(i - 1) % NODES], models[(i + 1) % NODES])
+            three = (models[i], models[(i - 1) % NODES], models[(i + 1) % NODES])
             g = gradient(models[i], *data[i])
-            new.append(jax.tree.map(lambda a, b, c, d: (a + b + c) / 3 - STEP * d, *near, g))
+            new.append(jax.tree.map(lambda a, b, c, d: (a + b + c) / 3 - STEP * d, *three, g))
         models = new
     if args.truth:
         x, y = zip(*data, strict=True)

@@ -9,7 +9,7 @@ records what they would send; `wire.py` beside it writes the messages.
 import argparse
 
 import numpy as np
-from wire import Wire
+from wire import record_message
 
 CLIENTS, SIDE, CLASSES = 3, 8, 4
 STEP = 0.1
@@ -35,12 +35,11 @@ def main():
     y = random.integers(CLASSES, size=CLIENTS)
     w = np.float32(0.1 * random.standard_normal((CLASSES, SIDE * SIDE)))
     b = np.zeros(CLASSES, np.float32)
-    wire = Wire(args.folder)
     for t in range(args.rounds):
-        wire.send(t, CLIENTS, "all", {"w": w, "b": b}, kind="w")
+        record_message(args.folder, t, CLIENTS, "all", {"w": w, "b": b}, kind="w")
         gradients = [gradient(w, b, x[i], y[i]) for i in range(CLIENTS)]
-        for i in range(CLIENTS):
-            wire.send(t, i, CLIENTS, {"w": gradients[i][0], "b": gradients[i][1]}, kind="g")
+        for i, (of_w, of_b) in enumerate(gradients):
+            record_message(args.folder, t, i, CLIENTS, {"w": of_w, "b": of_b}, kind="g")
         w = w - np.float32(STEP) * np.mean([g for g, _ in gradients], axis=0)
         b = b - np.float32(STEP) * np.mean([g for _, g in gradients], axis=0)
     if args.truth:

@@ -14,6 +14,7 @@ from leakaudit.errors import LeakauditError
 
 if TYPE_CHECKING:
     from leakaudit.capture.tap.description import Description
+    from leakaudit.capture.tap.guess import Guess
     from leakaudit.capture.tap.reading import RankLog
     from leakaudit.capture.wire.folder import Folder
 
@@ -70,43 +71,51 @@ def run(args: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix=".import-", dir=beside) as scratch:
         extra = to_log.write(messages, Path(scratch), given)
         logs = read_logs(scratch)
-        used = given or _inferred(args, messages, logs)
-        if used is None:
-            return UNDESCRIBED
-        _write(args, chosen, messages, logs, used)
+        guessed = None
+        if given is None:
+            guessed = _inferred(messages, logs)
+            if guessed.description is None:
+                _ask(args, guessed)
+                return UNDESCRIBED
+            given = guessed.description
+        _write(args, chosen, messages, logs, given)
+        if guessed is not None:
+            _keep_inferred(args, guessed)
     skipped = (*messages.skipped, *extra)
     if skipped:
         say(f"not part of the model, and left out: {', '.join(skipped[:10])}", args)
     return 0
 
 
-def _inferred(
-    args: argparse.Namespace, messages: Folder, logs: Sequence[RankLog]
-) -> Description | None:
-    """Infer the description and write it beside the trace; None if it is incomplete."""
+def _inferred(messages: Folder, logs: Sequence[RankLog]) -> Guess:
+    """Infer the description."""
     from leakaudit.capture.tap.guess import guess, unknown
 
     several = messages.ambiguous
     if several is None:
-        found = guess(logs)
-    else:
-        found = unknown(
-            f"{several.where}: a second message of its round on its channel, so the kinds of "
-            "messages have to be described"
-        )
+        return guess(logs, named=any(message.payload.names for message in messages.messages))
+    return unknown(
+        f"{several.where}: a second message of its round on its channel, so the kinds of "
+        "messages have to be described"
+    )
+
+
+def _ask(args: argparse.Namespace, found: Guess) -> None:
+    """Write an incomplete description beside the trace, and state what to do."""
     beside = args.output.with_suffix(".toml")
-    kept = _keep(beside, found.toml)
-    if found.description is None:
-        next = f"complete it, and run: leakaudit trace import {args.folder} --describe {beside}"
-        if not kept:
-            next = f"it exists and was kept; {next}"
-        say(f"{beside}: {found.said}; {next}", args)
-        return None
-    if kept:
+    next = f"complete it, and run: leakaudit trace import {args.folder} --describe {beside}"
+    if not _keep(beside, found.toml):
+        next = f"it exists and was kept; {next}"
+    say(f"{beside}: {found.said}; {next}", args)
+
+
+def _keep_inferred(args: argparse.Namespace, found: Guess) -> None:
+    """Write the description of a trace beside it."""
+    beside = args.output.with_suffix(".toml")
+    if _keep(beside, found.toml):
         say(f"{beside}: inferred: {found.said}; check it", args)
     else:
         say(f"{beside} exists and differs, so it was kept; inferred: {found.said}", args)
-    return found.description
 
 
 def _keep(path: Path, text: str) -> bool:
@@ -134,6 +143,8 @@ def _write(
     from leakaudit.results import provenance
 
     plan = wires.plan(used, logs)
+    seen = observed.collect(logs, used.task, used.places)
+    to_log.check_complete(messages, seen, used)
     to_log.check_kinds(messages, plan)
     wrong = confirm.contradictions(used, logs) if args.describe else []
     if wrong:
@@ -150,7 +161,7 @@ def _write(
         f"{len(trace)} messages"
     )
     say(f"{args.output}: {trace.protocol}, {size}", args)
-    if confirm.is_proved(used, observed.collect(logs, used.task, used.places)):
+    if confirm.is_proved(used, seen):
         say("recomputed gradients confirm the model and the order of its parameters", args)
     else:
         say("not confirmed: no gradient could be recomputed, so the description is believed", args)

@@ -272,7 +272,8 @@ def explained(task: Task, value: Tensor, theta: Tensor) -> tuple[float, float] |
     """Recompute the gradient at the record that a vector reveals, and compare.
 
     The label is the class with the most negative bias gradient of the last layer: for cross-entropy
-    that gradient is softmax minus the one-hot label.
+    that gradient is softmax minus the one-hot label. If a program sends a negative multiple, such
+    as the step -lr g, it is the class with the largest entry.
 
     Args:
         task: the model.
@@ -289,11 +290,15 @@ def explained(task: Task, value: Tensor, theta: Tensor) -> tuple[float, float] |
     if task.last_linear is None or task.last_linear[1] is None:
         return None
     value = value.double()
-    y = value[task.layout.slices[task.last_linear[1]]].argmin().reshape(1)
-    try:
-        g = task.gradient(theta.double(), x, y)
-    except (RuntimeError, LeakauditError):
-        return None
-    square = float(g @ g)
-    step = float(value @ g) / square if square else 0.0
-    return step, float((value - step * g).norm() / value.norm())
+    bias = value[task.layout.slices[task.last_linear[1]]]
+    tried: list[tuple[float, float]] = []
+    for y in (bias.argmin(), bias.argmax()):
+        try:
+            g = task.gradient(theta.double(), x, y.reshape(1))
+        except (RuntimeError, LeakauditError):
+            return None
+        square = float(g @ g)
+        step = float(value @ g) / square if square else 0.0
+        tried.append((float((value - step * g).norm() / value.norm()), step))
+    miss, step = min(tried)
+    return step, miss

@@ -92,25 +92,23 @@ def named(
     return Task.build(spec, trusted=True)
 
 
-def guess(logs: Sequence[RankLog], task: Task | None = None) -> Guess:
+def guess(logs: Sequence[RankLog], task: Task | None = None, named: bool = False) -> Guess:
     """Guess a description from the messages of a log.
 
     Args:
         logs: the logs of all processes.
         task: the task of the model that is sent, if known.
+        named: whether the tensors have names of their own, so that the description has to state
+            which parameters they are.
 
     Raises:
         LeakauditError: the log contains no vectors, or none of the size of the model.
     """
     readings = list(_readings(latest(logs), task))
     explained = [_explained(seen, task) for seen, _ in readings]
-    best = 0
-    for k, (_, model) in enumerate(explained):
-        if model.found is not None:
-            best = k
-            break
-    seen, arrangement = readings[best]
-    sent, model = explained[best]
+    best = _best([model for _, model in explained])
+    seen, arrangement = readings[best[0]]
+    sent, model = explained[best[0]]
 
     size = seen.sizes[-1]
     count = sum(map(len, seen.streams.values()))
@@ -122,7 +120,8 @@ def guess(logs: Sequence[RankLog], task: Task | None = None) -> Guess:
     draft = _begun(seen, sent)
     _add_params(draft, sent.payload, model)
     _add_model(draft, model)
-    _add_order(draft, model, arrangement, len(readings))
+    if arrangement is not None and (named or len(best) > 1 or not arrangement.usual):
+        _add_order(draft, model, arrangement, len(best))
 
     values = draft.values
     gaps = draft.gaps
@@ -176,6 +175,15 @@ def _readings(
 def _explained(seen: observed.Observed, task: Task | None) -> tuple[observed.PayloadGuess, _Model]:
     sent = observed.payload(seen)
     return sent, _model_behind(seen, sent, task)
+
+
+def _best(models: Sequence[_Model]) -> list[int]:
+    """Return the numbers of the models that explain most: one that is proved, else all possible."""
+    for k, model in enumerate(models):
+        if model.found is not None:
+            return [k]
+    possible = [k for k, model in enumerate(models) if model.task is not None]
+    return possible or [0]
 
 
 @dataclass(frozen=True)
@@ -380,29 +388,25 @@ def _add_model(draft: _Draft, model: _Model) -> None:
         draft.comments["model.name"] = Comment("of the right size, but not proved")
 
 
-def _add_order(
-    draft: _Draft, model: _Model, arrangement: Arrangement | None, possible: int
-) -> None:
-    """Add the order of the parameters in a message, if it is not the model's own.
+def _add_order(draft: _Draft, model: _Model, arrangement: Arrangement, possible: int) -> None:
+    """Add the order of the parameters in a message.
 
     Args:
         draft: the description.
         model: the model behind the messages.
-        arrangement: the order and axes that explain the messages best; None if unknown.
-        possible: number of arrangements that the shapes allow.
+        arrangement: the order and axes that explain the messages best.
+        possible: number of arrangements that explain them equally well.
     """
-    if arrangement is None or model.task is None:
+    if model.task is None:
         return
     proved = model.found is not None
     order = arrangement.order(model.task.layout.names)
-    if not order and (proved or possible == 1):
-        return
     draft.values.setdefault("messages", {})["order"] = order
     text = "the parameters in a message; .T: stored as (in, out)"
     if proved:
         draft.comments["messages.order"] = Comment(f"{text}; proved by the recomputed gradient")
     elif possible == 1:
-        draft.comments["messages.order"] = Comment(f"{text}; from the shapes")
+        draft.comments["messages.order"] = Comment(f"{text}; of the right shapes, not proved")
     else:
         asked = "the parameters in a message, with .T if stored as (in, out): shapes fit both"
         draft.comments["messages.order"] = Comment(asked, known=False)

@@ -167,13 +167,11 @@ class Arrangement:
         return found
 
     def order(self, names: Sequence[str]) -> list[str]:
-        """Return the entries of [messages] order; empty for the usual arrangement.
+        """Return the entries of [messages] order.
 
         Args:
             names: the parameters of the model.
         """
-        if self.usual:
-            return []
         entries = []
         for parameter, transposed in zip(self.parameters, self.transposed, strict=True):
             entries.append(f"{names[parameter]}.T" if transposed else names[parameter])

@@ -170,10 +170,12 @@ def shapes(logs: Sequence[RankLog]) -> list[tuple[int, ...]]:
     wanted = list(_sizes(logs)[:-1])
     for log in logs:
         events = [event for event in log.events if event.dtype in FLOATS]
-        for begin in range(len(events)):
+        for begin, event in enumerate(events):
+            if event.numel != wanted[0]:
+                continue
             run = events[begin : begin + len(wanted)]
-            if [event.numel for event in run] == wanted:
-                return [event.shape for event in run]
+            if [piece.numel for piece in run] == wanted:
+                return [piece.shape for piece in run]
     return []
 
 

@@ -143,7 +143,7 @@ def _with_step(plan: ArrangedLog, down: str, up: str) -> ArrangedLog:
         return plan
     lr, miss = _step(plan, down, up)
     described = params.get("lr")
-    if miss < SGD and (described is None or abs(described - lr) <= SGD * lr):
+    if lr > 0 and miss < SGD and (described is None or abs(described - lr) <= SGD * lr):
         params["lr"] = described or lr
         return replace(plan, description=replace(plan.description, params=params))
     params["server"] = "unknown"

@@ -170,8 +170,12 @@ def _read(folder: Path, file: Path, found: list[Message]) -> str:
 
 def _lines(file: Path) -> Iterator[tuple[int, bytes]]:
     """Yield the lines of a file that are not blank, with their numbers from 1."""
+    try:
+        opened = file.open("rb")
+    except OSError as error:
+        raise LeakauditError(f"cannot read {file}: {error.strerror}") from None
     number = 0
-    with file.open("rb") as opened:
+    with opened:
         while True:
             line = opened.readline(LONGEST)
             number += 1

@@ -16,6 +16,7 @@ from leakaudit.capture.tap.arranged import ArrangedLog
 from leakaudit.capture.tap.description import Description
 from leakaudit.capture.tap.log import Log
 from leakaudit.capture.tap.merge import IMPORTED
+from leakaudit.capture.tap.observed import Observed
 from leakaudit.capture.tap.streams import POSITION
 from leakaudit.capture.wire.folder import Folder, Message, listed
 from leakaudit.errors import LeakauditError, suggest
@@ -159,7 +160,7 @@ def _example(description: Description, shapes: Sequence[tuple[int, ...]]) -> str
     layout = description.task.layout
     found = layouts.arrangements(shapes)
     if len(found) == 1 and len(shapes) == len(layout.names):
-        order = found[0].order(layout.names) or list(layout.names)
+        order = found[0].order(layout.names)
         with_axes = layouts.places(order, layout)
         if [place.shape for place in with_axes] == list(shapes):
             entries = ", ".join(f'"{entry}"' for entry in order)
@@ -168,6 +169,33 @@ def _example(description: Description, shapes: Sequence[tuple[int, ...]]) -> str
         "list the parameters in the order of the message, e.g. [messages] order = "
         '["layer1.bias", "layer1.weight.T"], where .T means stored as (in, out)'
     )
+
+
+def check_complete(folder: Folder, seen: Observed, description: Description) -> None:
+    """Reject messages that would be ignored because they do not have the size of the model.
+
+    Args:
+        folder: the messages.
+        seen: those that have the size of the model.
+        description: the description of the messages.
+
+    Raises:
+        LeakauditError: a message is not among them; the message names its line.
+    """
+    held: set[tuple[object, ...]] = set()
+    for stream in seen.streams.values():
+        held.update((m.src, m.dst, m.index, m.tag, m.note("kind") or "") for m in stream)
+    for message in folder.messages:
+        line = message.line
+        if not _is_used(description, message):
+            continue
+        for dst in message.dst:
+            if (line.src, dst, line.round - folder.first, line.tag, line.kind) not in held:
+                raise LeakauditError(
+                    f"{message.where}: tensors {listed(message.payload)} are not a model of "
+                    f"{seen.sizes[-1]} numbers; leave such messages out, or give them another tag "
+                    "and select the others by [messages] tags"
+                )
 
 
 def check_kinds(folder: Folder, plan: ArrangedLog) -> None:

@@ -34,7 +34,7 @@ def add(actions: Any) -> None:
             "Makes a trace of messages that any program, in any language, wrote in the wire "
             "format: lines of JSON beside files of numbers (docs/wire.md).",
             "leakaudit trace import messages/ -o trace.pt",
-            "leakaudit trace import messages/ --describe trace.toml --truth data.npz -o trace.pt",
+            "leakaudit trace import messages/ --describe trace.toml -o trace.pt",
         ),
     )
     sub.add_argument("folder", type=Path, help="folder with messages.jsonl")

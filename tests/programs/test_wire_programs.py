@@ -91,32 +91,17 @@ def test_dpsgd_in_jax_is_inferred_and_its_pictures_come_back(
     assert not Path("no.pt").exists()
 
 
-PROGRAM = r"""
-#include <fstream>
-
-int main() {
-    std::ofstream numbers("messages/m.bin", std::ios::binary);
-    std::ofstream lines("messages/messages.jsonl");
-    for (int node = 0; node < 2; ++node) {
-        float w[6] = {0.5f, -1.0f, 0.25f, 2.0f, float(node), 0.125f};
-        lines << "{\"round\": 1, \"src\": " << node << ", \"dst\": " << 1 - node
-              << ", \"file\": \"m.bin\", \"offset\": " << numbers.tellp()
-              << ", \"dtype\": \"float32\", \"shapes\": [[6]]}\n";
-        numbers.write(reinterpret_cast<char*>(w), sizeof w);
-    }
-}
-"""
-
-
 @pytest.mark.slow
-def test_a_program_in_cpp_writes_two_messages(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_program_in_cpp_of_the_page_writes_two_messages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, project: Path
 ) -> None:
     compiler = shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         pytest.skip("no C++ compiler")
     monkeypatch.chdir(tmp_path)
-    Path("program.cpp").write_text(PROGRAM)
+    page = (project / "docs" / "wire.md").read_text()
+    program = page[page.index("#include") :]
+    Path("program.cpp").write_text(program[: program.index("```")])
     Path("messages").mkdir()
     subprocess.run([compiler, "program.cpp", "-o", "program"], check=True, timeout=300)
     subprocess.run(["./program"], check=True, timeout=60)

@@ -144,7 +144,7 @@ def _read(folder: Path, file: Path, found: list[Message]) -> str:
     pending = ""  # what the line before lacks; an error unless it is the last
     for number, text in _lines(file):
         if pending:
-            raise LeakauditError(pending)
+            raise LeakauditError(f"{file}, {pending}")
         where = f"{file}, line {number}"
         try:
             value = lines.parse(text)
@@ -160,12 +160,12 @@ def _read(folder: Path, file: Path, found: list[Message]) -> str:
                 known[form] = payloads.find(folder, line)
             found.append(Message(where, line, known[form]))
         except Unfinished as error:
-            pending = f"{where}: {error}"
+            pending = f"line {number}: {error}"
         except LeakauditError as error:
             raise LeakauditError(f"{where}: {error}") from None
         if len(found) > MOST:
             raise LeakauditError(f"{file}: more than {MOST} messages; record fewer rounds")
-    return pending.removeprefix(f"{file}, ")
+    return pending
 
 
 def _lines(file: Path) -> Iterator[tuple[int, bytes]]:

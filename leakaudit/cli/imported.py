@@ -164,7 +164,11 @@ def _write(
     if confirm.is_proved(used, seen):
         say("recomputed gradients confirm the model and the order of its parameters", args)
     else:
-        say("not confirmed: no gradient could be recomputed, so the description is believed", args)
+        say(
+            "not confirmed: no recomputed gradient equals those of the messages (several records "
+            "per gradient, another kind of first layer, or a wrong description)",
+            args,
+        )
     for line in merge.warnings(trace):
         say(f"leakaudit trace import: {line}", args)
     for file, why in messages.cut.items():

@@ -14,10 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from torch import Generator, Tensor
 
 import leakaudit as la
 from leakaudit.capture.tap import layouts
+from leakaudit.capture.wire import folder as wire_folder
 from leakaudit.cli import main
 from leakaudit.tasks.task import Task
 from leakaudit.trace import Layout, Trace
@@ -214,7 +217,7 @@ def test_the_axes_of_a_convolution_are_turned() -> None:
 
 
 def test_shapes_that_allow_both_axes_and_gradients_that_prove_none_leave_a_gap(send: Send) -> None:
-    square = np.float32(np.random.default_rng(0).standard_normal((5, 5)))
+    square = np.random.default_rng(0).standard_normal((5, 5)).astype(np.float32)
     for i in range(3):
         send(0, i, others(i), {"w": square, "b": square[0] + 0.01 * i})
     imported(code=3)
@@ -532,6 +535,8 @@ REFUSED: list[tuple[list[Any], str]] = [
     ([{**LINE, "file": "empty.npy"}], "empty.npy holds an empty array"),
     ([{**LINE, "file": "ok.npy", "names": ["a", "b"]}], "names: a .npy file holds one tensor"),
     ([{**LINE, "file": "cut.safetensors"}, RAW], "cannot read cut.safetensors as .safetensors"),
+    ([{**LINE, "file": "odd.safetensors"}, RAW], "names: expected 1 to 500 printable characters"),
+    ([{**LINE, "file": "worse.safetensors"}, RAW], "cannot read worse.safetensors"),
     ([{**LINE, "file": "ok.safetensors", "names": ["b"]}], "ok.safetensors has no tensor 'b'"),
     ([{**LINE, "file": "ok.safetensors", "names": ["i"]}], "tensor 'i' holds I64"),
     # the model
@@ -567,6 +572,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     text += b" " * (-len(text) % 8)
     content = len(text).to_bytes(8, "little") + text + np.ones(6, "<f4").tobytes() + bytes(8)
     (path / "ok.safetensors").write_bytes(content)
+    (path / "odd.safetensors").write_bytes(
+        content.replace(b'{"a":', b'{"\\n":').replace(b"   ", b"  ", 1)
+    )
+    (path / "worse.safetensors").write_bytes(content.replace(b"F32", b"\\nF"))
     Path("own.toml").write_text(
         'payload = "weights"\nfirst = "update"\n[params]\nalpha = 0.1\n'
         '[model]\nname = "logistic"\nshape = [2]\nclasses = 2\n'
@@ -629,3 +638,43 @@ def test_a_messages_file_that_is_a_link_is_refused(
     (folder / "messages.jsonl").symlink_to(Path("elsewhere.jsonl").resolve())
     assert main(["trace", "import", "messages", "-o", "no.pt"]) == 2
     assert "not a regular file" in capsys.readouterr().err
+
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**30), 10**30)
+    | st.floats()
+    | st.text(max_size=5)
+    | st.sampled_from(["all", "m.bin", "ok.npy", "float32", "..", "fifo.bin"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=5,
+)
+
+
+@given(
+    lines=st.lists(
+        st.dictionaries(st.sampled_from([*RAW, "kind", "tag", "offset", "names"]), VALUES),
+        min_size=1,
+        max_size=3,
+    ),
+    cut=st.integers(0, 20),
+)
+@settings(
+    max_examples=300, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck)
+)
+def test_whatever_a_line_contains_only_our_own_errors_are_raised(
+    folder: Path, lines: list[dict[str, Any]], cut: int
+) -> None:
+    text = "".join(
+        json.dumps({**RAW, "src": k, "dst": k + 1, **line}) + "\n" for k, line in enumerate(lines)
+    )
+    (folder / "messages.jsonl").write_text(text[: len(text) - cut])
+    said = ""
+    try:
+        found = wire_folder.read(folder, 1e9)
+    except la.LeakauditError as error:
+        said = str(error)
+    assert said or found.nodes > 1
+    assert said.isprintable()
+    assert len(said) < 2000

@@ -18,11 +18,11 @@ from leakaudit.traces.recorder import human
 
 FILES = re.compile(r"messages[\w.-]{0,60}\.jsonl", re.ASCII)
 LONGEST = 1 << 20  # bytes of a line
-MOST = 2_000_000  # messages, each counted for every receiver: a choice that bounds the memory
+MOST = 1_000_000  # messages, each counted for every receiver: a choice that bounds the memory
 SHOWN = 6  # tensors that an error message lists
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Message:
     """One message of the folder.
 

@@ -46,7 +46,7 @@ class _Line(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     names: Annotated[tuple[str, ...], Meta(description="a list of names")] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Line:
     """A message as its line describes it.
 
@@ -117,8 +117,8 @@ def checked(value: object) -> Line:
         _in_range("offset", line.offset, COUNT)
     kind = line.kind or ""
     if line.kind is not None:
-        _require_name("kind", kind, KEY)
-    _require_name("file", line.file, NAME)
+        require_name("kind", kind, KEY)
+    require_name("file", line.file, NAME)
     _check_names(line.names)
     if line.shapes is not None:
         _check_shapes(line.shapes)
@@ -176,12 +176,22 @@ def _check_names(names: Sequence[str]) -> None:
     if len(names) > TENSORS:
         raise LeakauditError(f"names: expected at most {TENSORS} tensors, got {len(names)}")
     for name in names:
-        _require_name("names", name, NAME)
+        require_name("names", name, NAME)
     if len(set(names)) < len(names):
         raise LeakauditError("names: expected each tensor once")
 
 
-def _require_name(key: str, name: str, limit: int) -> None:
+def require_name(key: str, name: str, limit: int) -> None:
+    """Reject a name that is empty, too long, or not printable.
+
+    Args:
+        key: the key that contains it, for the message.
+        name: the name.
+        limit: maximum number of characters.
+
+    Raises:
+        LeakauditError: it is not such a name.
+    """
     if not 0 < len(name) <= limit or not name.isprintable():
         raise LeakauditError(f"{key}: expected 1 to {limit} printable characters, got {name!r:.60}")
 

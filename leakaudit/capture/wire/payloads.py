@@ -15,7 +15,7 @@ from torch import Tensor
 
 from leakaudit.capture.tap.log import DTYPES
 from leakaudit.capture.tap.streams import FLOATS
-from leakaudit.capture.wire.lines import Line
+from leakaudit.capture.wire.lines import NAME, Line, require_name
 from leakaudit.errors import LeakauditError, suggest
 
 SAFETENSORS = ".safetensors"
@@ -214,6 +214,8 @@ def _of_safetensors(path: Path, line: Line) -> Payload:
         raise Unfinished(
             f"file: cannot read {path.name} as .safetensors: {_first_line(error)}"
         ) from None
+    for name in shapes:
+        require_name("names", name, NAME)
     skipped = [name for name, format in formats.items() if format not in SAFETENSORS_FLOATS]
     wanted = line.names or tuple(name for name in shapes if name not in skipped)
     for name in wanted:
@@ -262,4 +264,5 @@ def _safetensors() -> Any:
 
 def _first_line(error: Exception) -> str:
     lines = str(error).splitlines()
-    return lines[0][:NEAR] if lines else type(error).__name__
+    first = lines[0][:NEAR] if lines else type(error).__name__
+    return first.encode("unicode_escape").decode()  # it may repeat what the file contains

@@ -261,6 +261,64 @@ def test_gradients_that_a_program_scales_are_found_or_contradicted(
     assert "messages.scale: 1 contradicts the messages" in capsys.readouterr().err
 
 
+def averaged(send: Send, steps: int, updates: bool, records: int = 1) -> None:
+    """FedAvg: a server and three clients that take several local steps."""
+    random = Generator().manual_seed(5)
+    x = torch.randint(0, 256, (3, records, 1, 4, 4), generator=random).double() / 255
+    y = torch.arange(3 * records).reshape(3, records) % 3
+    w = TASK.init(Generator().manual_seed(1))
+    for t in range(6):
+        send(t, 3, "all", as_jax(w))
+        own = w.repeat(3, 1)
+        for _ in range(steps):
+            own = own - ALPHA * TASK.gradients(own, x, y)
+        for i in range(3):
+            send(t, i, 3, as_jax(own[i] - w if updates else own[i]))
+        w = own.mean(0)
+
+
+def test_updates_of_one_step_are_gradients(send: Send) -> None:
+    averaged(send, 1, updates=True)
+    trace = imported()
+    assert trace is not None
+    assert trace.params["lr"] == ALPHA
+    assert f"scale = {-1 / ALPHA}" in Path("trace.toml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("steps", "updates", "records", "unknown"),
+    [
+        (5, True, 1, ["payload", "protocol"]),  # equal no gradient at the server's model
+        (1, True, 4, ["model.name", "model.shape", "model.classes"]),  # several records
+        (1, False, 1, ["protocol", "model.name", "model.shape", "model.classes"]),
+        (5, False, 1, ["protocol", "model.name", "model.shape", "model.classes"]),
+    ],
+)
+def test_what_is_not_proved_is_not_named(
+    send: Send,
+    steps: int,
+    updates: bool,
+    records: int,
+    unknown: list[str],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    averaged(send, steps, updates, records)
+    imported(code=3)
+    assert f"to be filled in: {', '.join(unknown)};" in capsys.readouterr().err
+    assert Path("trace.toml").read_text().count('"NOT KNOWN"') == len(unknown)
+
+
+def test_noise_between_peers_is_not_named(send: Send, capsys: pytest.CaptureFixture[str]) -> None:
+    random = np.random.default_rng(0)
+    for t in range(4):
+        for i in range(3):
+            shapes = {"b": (6,), "k": (16, 6)}
+            send(t, i, others(i), {name: random.standard_normal(n) for name, n in shapes.items()})
+    imported(code=3)
+    said = capsys.readouterr().err
+    assert "protocol NOT KNOWN; to be filled in: protocol, model.name" in said
+
+
 # --- files of payloads --------------------------------------------------------------------------
 
 

@@ -130,7 +130,7 @@ def guess(logs: Sequence[RankLog], task: Task | None = None, named: bool = False
     else:
         known = f"{_listed(values['params'])}; {_named(values['model'])}"
     return Guess(
-        said=f"{sent.payload} ({sent.sure}), {values['protocol']}; {known}",
+        said=f"{_headline(draft, sent)}; {known}",
         evidence=evidence,
         toml=starter.toml(values, draft.comments, evidence),
         description=None if gaps else description.of(values),
@@ -177,6 +177,18 @@ def _explained(seen: observed.Observed, task: Task | None) -> tuple[observed.Pay
     return sent, _model_behind(seen, sent, task)
 
 
+def _headline(draft: _Draft, sent: observed.PayloadGuess) -> str:
+    """Return payload and protocol, as far as they are known."""
+    gaps = draft.gaps
+    payload = f"{sent.payload} ({sent.sure})"
+    if "payload" in gaps:
+        payload = f"payload {starter.ASK}"
+    protocol = draft.values["protocol"]
+    if "protocol" in gaps:
+        protocol = f"protocol {starter.ASK}"
+    return f"{payload}, {protocol}"
+
+
 def _best(models: Sequence[_Model]) -> list[int]:
     """Return the numbers of the models that explain most: one that is proved, else all possible."""
     for k, model in enumerate(models):
@@ -194,6 +206,7 @@ class _Model:
         task: the best of the models that were tried; None if there was none to try.
         levels: 255 if the inputs are proved to be k/255, else 0.
         found: the fit of recomputed gradients, if it proves the model.
+        contradicted: whether gradients could be recomputed, but none equals the messages.
         solved: the constants behind duals, if they are proved.
     """
 
@@ -201,6 +214,7 @@ class _Model:
     levels: int = 0
     found: fit.ModelFit | None = None
     solved: duals.Solved | None = None
+    contradicted: bool = False
 
 
 def _model_behind(
@@ -222,7 +236,7 @@ def _model_behind(
     if found is None:
         return _Model(tasks[0])
     if not _is_proved(found, solved):
-        return _Model(found.task)
+        return _Model(found.task, contradicted=True)
     return _Model(found.task, fit.levels(found.task, samples), found, solved)
 
 
@@ -237,6 +251,12 @@ def _begun(seen: observed.Observed, sent: observed.PayloadGuess) -> _Draft:
             first = "start"
             comment = "the ranks' first messages are equal"
         comments["first"] = Comment(comment)
+        if observed.hub(seen.graph) is not None:
+            asked = "models travel between a server and clients: see 'leakaudit list victims'"
+            comments["protocol"] = Comment(asked, known=False)
+    elif payload == "gradients" and len(seen.graph.edges) > 1 and observed.hub(seen.graph) is None:
+        asked = "vectors travel between nodes without a server: see 'leakaudit list victims'"
+        comments["protocol"] = Comment(asked, known=False)
     values = {
         "payload": payload,
         "protocol": description.USUAL[payload],
@@ -297,16 +317,31 @@ def _evidence(model: _Model, given: bool, size: int) -> str:
 def _add_params(draft: _Draft, payload: observed.Payload, model: _Model) -> None:
     """Add the protocol's constants."""
     comments = draft.comments
+    if payload == "weights" and "protocol" in comments:
+        return
     if payload == "weights":
         _add_weights(draft, model.found)
     elif payload == "duals":
         _add_duals(draft, model.solved)
     else:
-        comments["protocol"] = Comment("gradients are sent to a server, or added up")
+        usual = Comment("gradients are sent to a server, or added up")
+        comments.setdefault("protocol", usual)
+        if model.contradicted:
+            _ask_payload(draft)
         _add_scale(draft, model.found)
     if model.found is not None:
         draft.values["params"]["samples"] = 1
         comments["params.samples"] = Comment("records per gradient")
+
+
+def _ask_payload(draft: _Draft) -> None:
+    """Leave open what is sent: vectors that show single records, but equal no gradient."""
+    draft.comments["payload"] = Comment(
+        "gradients of another model (activation, loss), or updates after several steps: no "
+        "recomputed gradient equals them",
+        known=False,
+    )
+    draft.comments["protocol"] = Comment("see 'leakaudit list victims'", known=False)
 
 
 def _add_scale(draft: _Draft, found: fit.ModelFit | None) -> None:

@@ -415,12 +415,12 @@ def _gradients(seen: Observed) -> Iterator[fit.GradientSample]:
         if op == "model":
             models = stream
             break
-    hub = _hub(seen.graph)
+    server = hub(seen.graph)
     for rank, stream in seen.own.items():
-        if rank == hub:
+        if rank == server:
             continue
-        if hub is not None:
-            models = seen.streams.get((hub, rank, "send"), [])
+        if server is not None:
+            models = seen.streams.get((server, rank, "send"), [])
         for message in stream[:2]:
             near = [model for model in models if model.index == message.index]
             points = {}
@@ -429,8 +429,12 @@ def _gradients(seen: Observed) -> Iterator[fit.GradientSample]:
             yield fit.GradientSample(seen.value(message), points)
 
 
-def _hub(graph: Graph) -> int | None:
-    """Return the node to which all others are connected, and nobody else; None if there is none."""
+def hub(graph: Graph) -> int | None:
+    """Return the node to which all others are connected, and nobody else; None if there is none.
+
+    Args:
+        graph: the graph of the nodes that exchange messages one to one.
+    """
     if len(graph.edges) < 2:
         return None
     shared = set.intersection(*map(set, graph.edges))

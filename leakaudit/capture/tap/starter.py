@@ -21,8 +21,8 @@ MODEL = {  # default comment for a key of [model]
 }
 SCALE = "the sent value times this is the protocol's value"
 HEAD = (
-    "# The program's messages, for `leakaudit tap --describe`. "
-    "Written by `leakaudit tap describe`: check and correct it."
+    "# The program's messages, for --describe of `leakaudit tap` and `leakaudit trace import`. "
+    "Inferred from them: check and correct it."
 )
 PARAMS = (
     "[params]  # the protocol's constants; for omitted ones, the defaults of "

@@ -291,14 +291,24 @@ def explained(task: Task, value: Tensor, theta: Tensor) -> tuple[float, float] |
         return None
     value = value.double()
     bias = value[task.layout.slices[task.last_linear[1]]]
-    tried: list[tuple[float, float]] = []
-    for y in (bias.argmin(), bias.argmax()):
-        try:
-            g = task.gradient(theta.double(), x, y.reshape(1))
-        except (RuntimeError, LeakauditError):
-            return None
-        square = float(g @ g)
-        step = float(value @ g) / square if square else 0.0
-        tried.append((float((value - step * g).norm() / value.norm()), step))
-    miss, step = min(tried)
-    return step, miss
+    usual = _compared(task, value, theta, x, bias.argmin())
+    if usual is None or usual[1] < RANK_ONE:
+        return usual
+    negative = _compared(task, value, theta, x, bias.argmax())
+    # A search over constants compares misses, so the other label counts only if it fits.
+    if negative is not None and negative[1] < RANK_ONE:
+        return negative
+    return usual
+
+
+def _compared(
+    task: Task, value: Tensor, theta: Tensor, x: Tensor, y: Tensor
+) -> tuple[float, float] | None:
+    """Return factor and relative miss of the gradient at one record; None without a gradient."""
+    try:
+        g = task.gradient(theta.double(), x, y.reshape(1))
+    except (RuntimeError, LeakauditError):
+        return None
+    square = float(g @ g)
+    step = float(value @ g) / square if square else 0.0
+    return step, float((value - step * g).norm() / value.norm())

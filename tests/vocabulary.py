@@ -43,7 +43,7 @@ TELLS = (
     Tell(r"\blisteners?\b", "adversary, eavesdropper"),
     Tell(r"\bwho hears\b", "who observes"),
     Tell(r"\b(?:hears|heard)\b", "observes, observed"),
-    Tell(r"\bwires?\b", "channel, message"),
+    Tell(r"\bwires?\b(?!\.md| format)", "channel, message"),
     Tell(r"\b(?:priced|prices|pricing)\b", "bound, evaluate"),
     Tell(r"\bpromises?\b(?! of this program)", "claim, guarantee"),
     Tell(r"\b(?:quieter|louder|loud)\b", "smaller, larger"),

@@ -1,4 +1,4 @@
-"""`leakaudit trace`: inspect, verify, lint and convert traces."""
+"""`leakaudit trace`: inspect, verify, lint, convert and import traces."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from leakaudit.cli import curves, lint
+from leakaudit.cli import curves, imported, lint
 from leakaudit.cli._options import described, formats, say, settings, shared, trust
 
 
@@ -21,10 +21,10 @@ def add(verbs: Any) -> None:
     """
     actions = verbs.add_parser(
         "trace",
-        help="inspect, verify, lint or convert a trace; show the curves of a run",
+        help="inspect, verify, lint, convert or import a trace; show the curves of a run",
         **described(
-            "Inspects, verifies, checks or converts a trace, or shows the training curves of a "
-            "run.",
+            "Inspects, verifies, checks, converts or imports a trace, or shows the training curves "
+            "of a run.",
             "leakaudit trace info trace.pt",
             "leakaudit trace lint trace.pt",
         ),
@@ -91,6 +91,7 @@ def add(verbs: Any) -> None:
     for sub in (info, verify, convert):
         shared(sub, "threads")
         sub.set_defaults(run=run)
+    imported.add(actions)
     curves.add(actions)
     lint.add(actions)
 

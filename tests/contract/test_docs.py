@@ -53,6 +53,11 @@ NOT_RUN: dict[tuple[str, str], str] = {  # (page, how the line begins): why
     ): "needs weights that are not part of leakaudit",
     ("selfcheck.md", "leakaudit selfcheck"): LONG,
     (
+        "wire.md",
+        "python examples/wire/jax_dpsgd.py",
+    ): "needs JAX; tests/programs runs it where JAX is installed",
+    ("wire.md", "leakaudit trace import jax/"): "needs the messages of the JAX program",
+    (
         "tutorial-own.md",
         "leakaudit tap -o own.pt -- torchrun --nproc-per-node 4 your_program.py",
     ): "is the reader's program",

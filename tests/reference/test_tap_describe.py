@@ -141,7 +141,7 @@ def test_the_examples_descriptions_can_be_read(name: str, project: Path) -> None
         ),
         (
             'payload = "weights"\n[model]\nname = "mlp"\nshape = [4]\n[messages]\norder = ["x"]',
-            "messages.order: expected each parameter once",
+            "messages.order: the model has no parameter 'x'",
         ),
         (
             'payload = "weights"\n[model]\nname = "mlp"\nshape = [4]\n[messages]\nscale = 0.0',

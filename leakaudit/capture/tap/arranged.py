@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from leakaudit.capture.tap.description import Description
+from leakaudit.capture.tap.layouts import Place
 from leakaudit.capture.tap.streams import LoggedMessage
 from leakaudit.trace import Graph
 
@@ -78,10 +79,9 @@ class ArrangedLog:
     optional_senders: frozenset[int] = frozenset()
 
     @property
-    def slices(self) -> list[slice]:
-        """The position of each parameter of a message in the model's vector."""
-        layout = self.description.task.layout
-        return [layout.slices[name] for name in self.description.order or layout.names]
+    def slices(self) -> list[Place]:
+        """The place of each parameter of a message in the model's vector."""
+        return self.description.places
 
 
 def receivers(message: LoggedMessage, nodes: int) -> tuple[int, ...]:

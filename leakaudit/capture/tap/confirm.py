@@ -7,9 +7,10 @@ The messages prove them where a gradient that is recomputed at a record equals w
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from leakaudit import registry
-from leakaudit.capture.tap import duals, local_optimiser, observed
+from leakaudit.capture.tap import duals, fit, layouts, local_optimiser, observed, stepping
 from leakaudit.capture.tap.description import USUAL, Description
 from leakaudit.capture.tap.guess import PROVED, SPREADS
 from leakaudit.capture.tap.reading import RankLog
@@ -20,7 +21,7 @@ def contradictions(described: Description, logs: Sequence[RankLog]) -> list[str]
     """Return how a description contradicts the messages.
 
     Only descriptions in the form that `guess` writes are compared: a usual protocol, all messages,
-    their values up to the sign, and the model's own order of parameters.
+    and their values up to the sign.
 
     Args:
         described: the description.
@@ -29,28 +30,75 @@ def contradictions(described: Description, logs: Sequence[RankLog]) -> list[str]
     Returns:
         One line per value, with the value that the messages prove.
     """
-    usual = USUAL[described.payload] == described.protocol and abs(described.scale) == 1
-    if not usual or described.order or described.tags is not None or described.kinds:
+    usual = USUAL[described.payload] == described.protocol
+    if abs(described.scale) != 1 and described.payload != "gradients":
+        usual = False
+    if not usual or described.tags is not None or described.kinds:
         return []
     try:
-        seen = observed.collect(logs, described.task)
+        seen = observed.collect(logs, described.task, described.places)
     except LeakauditError:
         return []
     if described.payload == "weights":
-        return list(_of_weights(described, seen))
+        wrong = list(_of_weights(described, seen))
+    elif described.payload == "duals":
+        wrong = list(_of_duals(described, seen))
+    else:
+        wrong = list(_of_gradients(described, seen))
+    if not wrong and not is_proved(described, seen):
+        return list(_of_axes(described, logs))
+    return wrong
+
+
+def is_proved(described: Description, seen: observed.Observed) -> bool:
+    """Return whether recomputed gradients equal those of the messages.
+
+    Args:
+        described: the description.
+        seen: the messages, in the order that it declares.
+    """
+    if described.payload == "weights":
+        return _optimiser(described, seen) is not None
     if described.payload == "duals":
-        return list(_of_duals(described, seen))
-    return []
+        solved = duals.solve(seen, [described.task])
+        return solved is not None and _is_solved(solved)
+    found = _gradient(described, seen)
+    return found is not None and _is_one(found.step * described.scale)
+
+
+def _of_axes(described: Description, logs: Sequence[RankLog]) -> Iterator[str]:
+    """Yield a line if the messages prove other axes of the parameters than those described."""
+    for order in layouts.toggled(described.order, described.task.layout):
+        other = replace(described, order=order)
+        seen = observed.collect(logs, other.task, other.places)
+        if is_proved(other, seen):
+            yield (
+                f"messages.order: {_written(described)} contradicts the messages; the gradients "
+                f"that follow from them show {_written(other)}"
+            )
+            return
+
+
+def _written(described: Description) -> str:
+    entries = described.order or described.task.layout.names
+    return f"[{', '.join(entries)}]"
+
+
+def _optimiser(
+    described: Description, seen: observed.Observed
+) -> tuple[str, stepping.Stepping] | None:
+    """Return the optimiser of the nodes, and where they compute gradients, if both are proved."""
+    samples = observed.samples(seen, "weights")
+    if not samples:
+        return None
+    return local_optimiser.identify(described.task, sorted(samples[0].thetas), samples)
 
 
 def _of_weights(described: Description, seen: observed.Observed) -> Iterator[str]:
     """Compare order, optimiser and step size of decentralised SGD."""
-    samples = observed.samples(seen, "weights")
-    if not samples:
-        return
     declared = {**registry.values(described.victim), **described.params}
     order = declared["order"]
-    found = local_optimiser.identify(described.task, sorted(samples[0].thetas), samples)
+    found = _optimiser(described, seen)
     if found is None:
         return
     point, named = found
@@ -72,10 +120,33 @@ def _of_weights(described: Description, seen: observed.Observed) -> Iterator[str
         yield from _unequal("alpha", declared["alpha"], named.rate, named.miss)
 
 
+def _gradient(described: Description, seen: observed.Observed) -> fit.ModelFit | None:
+    """Return how recomputed gradients equal those that were sent; None if they do not."""
+    samples = observed.samples(seen, "gradients")
+    found = fit.fit([described.task], samples)
+    if found is None or found.miss >= PROVED:
+        return None
+    return found
+
+
+def _of_gradients(described: Description, seen: observed.Observed) -> Iterator[str]:
+    """Compare the factor of gradients: a program may send multiples of them."""
+    found = _gradient(described, seen)
+    if found is not None and not _is_one(found.step * described.scale):
+        yield (
+            f"messages.scale: {described.scale:g} contradicts the messages, which are "
+            f"{found.step:.6g} times the recomputed gradients and need {1 / found.step:.6g}"
+        )
+
+
+def _is_one(factor: float) -> bool:
+    return abs(factor - 1) < PROVED
+
+
 def _of_duals(described: Description, seen: observed.Observed) -> Iterator[str]:
     """Compare sign, step size and penalty of PDMM."""
     solved = duals.solve(seen, [described.task])
-    if solved is None or solved.fit.miss > PROVED or abs(solved.fit.step - 1) > PROVED:
+    if solved is None or not _is_solved(solved):
         return
     if solved.sign != described.scale:
         yield (
@@ -85,6 +156,11 @@ def _of_duals(described: Description, seen: observed.Observed) -> Iterator[str]:
     declared = {**registry.values(described.victim), **described.params}
     yield from _unequal("alpha", declared["alpha"], solved.alpha, solved.fit.spread)
     yield from _unequal("rho", declared["rho"], solved.rho, solved.fit.spread)
+
+
+def _is_solved(solved: duals.Solved) -> bool:
+    """Return whether the constants behind duals are proved."""
+    return solved.fit.miss <= PROVED and _is_one(solved.fit.step)
 
 
 def _unequal(name: str, declared: float, proved: float, spread: float) -> Iterator[str]:

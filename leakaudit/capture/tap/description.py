@@ -13,6 +13,8 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from leakaudit import registry
 from leakaudit._util import config
 from leakaudit._util.forms import Number, Numbers, Words, present
+from leakaudit.capture.tap import layouts
+from leakaudit.capture.tap.layouts import Place
 from leakaudit.capture.tap.starter import ASK
 from leakaudit.errors import LeakauditError, suggest
 from leakaudit.tasks.task import Task
@@ -87,7 +89,8 @@ class Description:
             compute.
         tags: tags of the messages to use; None for all.
         kinds: tag -> kind, if the protocol has several kinds.
-        order: parameters in the order of a message; empty for the model's order.
+        order: parameters in the order of a message, with a suffix for other axes (`layouts`); empty
+            for the model's order.
     """
 
     payload: str
@@ -116,9 +119,13 @@ class Description:
     @property
     def sizes(self) -> tuple[int, ...]:
         """Lengths of the parameters in the order of a message, followed by the model's length."""
-        slices = self.task.layout.slices
-        sizes = [slices[name].stop - slices[name].start for name in self.order or slices]
+        sizes = [place.stop - place.start for place in self.places]
         return (*sizes, self.task.layout.size)
+
+    @property
+    def places(self) -> list[Place]:
+        """The place of each parameter of a message in the model's vector."""
+        return layouts.places(self.order, self.task.layout)
 
 
 def read(path: Path, trusted: bool = True) -> Description:
@@ -173,7 +180,7 @@ def of(values: Mapping[str, Any], trusted: bool = True, text: str = "") -> Descr
     body = needed.only("model", "messages").decode(_Body, _Body)
     task = Task.build(_spec(body.model), trusted=trusted)
     messages = body.messages
-    order = _order(messages.order, task)
+    layouts.places(messages.order, task.layout)  # rejects unknown names
     tags, kinds = _tags_and_kinds(messages)
     scale = float(messages.scale)
     if not 0 < abs(scale) < float("inf"):
@@ -190,7 +197,7 @@ def of(values: Mapping[str, Any], trusted: bool = True, text: str = "") -> Descr
         server=messages.server,
         tags=tags,
         kinds=kinds,
-        order=order,
+        order=messages.order,
     )
 
 
@@ -216,14 +223,6 @@ def _spec(model: _Model) -> TaskSpec:
     values = present(model)
     values["model"] = values.pop("name")
     return TaskSpec(**values)
-
-
-def _order(order: tuple[str, ...], task: Task) -> tuple[str, ...]:
-    """Return the order of the parameters in a message; empty for the model's own."""
-    if order and sorted(order) != sorted(task.layout.names):
-        names = ", ".join(task.layout.names)
-        raise LeakauditError(f"messages.order: expected each parameter once: {names}")
-    return order
 
 
 def _tags_and_kinds(messages: _Messages) -> tuple[frozenset[int] | None, dict[int, str]]:

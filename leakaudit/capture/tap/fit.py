@@ -281,14 +281,27 @@ def explained(task: Task, value: Tensor, theta: Tensor) -> tuple[float, float] |
 
     Args:
         task: the model.
-        value: (d,) a gradient up to a factor.
+        value: (d,) a gradient up to a factor, which is negative if a program sends its steps.
         theta: (d,) the parameters at which it was computed.
 
     Returns:
         The factor, by least squares, and the relative miss; None if the model's layers or loss do
         not allow the computation.
     """
-    found = labelled(task, value)
+    usual = _compared(task, value, theta, labelled(task, value))
+    if usual is None or usual[1] < RANK_ONE:
+        return usual
+    negative = _compared(task, value, theta, labelled(task, -value))
+    # A search over constants compares misses, so the other sign counts only if it fits.
+    if negative is not None and negative[1] < RANK_ONE:
+        return negative
+    return usual
+
+
+def _compared(
+    task: Task, value: Tensor, theta: Tensor, found: tuple[Tensor, Tensor] | None
+) -> tuple[float, float] | None:
+    """Return factor and relative miss of the gradient at one record; None without a gradient."""
     if found is None:
         return None
     g = recomputed(task, *found, theta)
@@ -308,7 +321,7 @@ def labelled(task: Task, value: Tensor) -> tuple[Tensor, Tensor] | None:
 
     Args:
         task: the model.
-        value: (d,) a gradient up to a factor.
+        value: (d,) a gradient up to a positive factor.
 
     Returns:
         (1, *shape) and (1,); None if the model's layers or loss do not show them.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +18,7 @@ from leakaudit.capture.tap import (
 )
 from leakaudit.capture.tap.description import Description
 from leakaudit.capture.tap.digits import shortest
+from leakaudit.capture.tap.layouts import Arrangement, arrangements
 from leakaudit.capture.tap.reading import RankLog
 from leakaudit.capture.tap.starter import Comment
 from leakaudit.capture.tap.wires import latest
@@ -98,19 +100,23 @@ def named(
     return Task.build(spec, trusted=True)
 
 
-def guess(logs: Sequence[RankLog], task: Task | None = None) -> Guess:
+def guess(logs: Sequence[RankLog], task: Task | None = None, named: bool = False) -> Guess:
     """Guess a description from the messages of a log.
 
     Args:
         logs: the logs of all processes.
         task: the task of the model that is sent, if known.
+        named: whether the tensors have names of their own, so that the description has to state
+            which parameters they are.
 
     Raises:
         LeakauditError: the log contains no vectors, or none of the size of the model.
     """
-    seen = observed.collect(latest(logs), task)
-    sent = observed.payload(seen)
-    model = _model_behind(seen, sent, task)
+    readings = list(_readings(latest(logs), task))
+    explained = [_explained(seen, task) for seen, _ in readings]
+    best = _best([model for _, model in explained])
+    seen, arrangement = readings[best[0]]
+    sent, model = explained[best[0]]
 
     size = seen.sizes[-1]
     count = sum(map(len, seen.streams.values()))
@@ -122,6 +128,8 @@ def guess(logs: Sequence[RankLog], task: Task | None = None) -> Guess:
     draft = _begun(seen, sent)
     _add_params(draft, sent.payload, model)
     _add_model(draft, model)
+    if arrangement is not None and (named or len(best) > 1 or not arrangement.usual):
+        _add_order(draft, model, arrangement, len(best))
 
     values = draft.values
     gaps = draft.gaps
@@ -130,11 +138,72 @@ def guess(logs: Sequence[RankLog], task: Task | None = None) -> Guess:
     else:
         known = f"{_listed(values['params'])}; {_named(values['model'])}"
     return Guess(
-        said=f"{sent.payload} ({sent.sure}), {values['protocol']}; {known}",
+        said=f"{_headline(draft, sent)}; {known}",
         evidence=evidence,
         toml=starter.toml(values, draft.comments, evidence),
         description=None if gaps else description.of(values),
     )
+
+
+def unknown(why: str) -> Guess:
+    """Return a guess in which nothing is known.
+
+    Args:
+        why: the reason.
+    """
+    comments = {"payload": Comment("weights, gradients or duals", known=False)}
+    comments["protocol"] = Comment("see 'leakaudit list victims'", known=False)
+    values = {"payload": "", "protocol": "", "first": "update", "params": {}}
+    draft = _Draft(values, comments)
+    _add_model(draft, _Model(None))
+    return Guess(
+        said=f"to be filled in: {', '.join(draft.gaps)}",
+        evidence=(why,),
+        toml=starter.toml(values, comments, (why,)),
+        description=None,
+    )
+
+
+def _readings(
+    logs: Sequence[RankLog], task: Task | None
+) -> Iterator[tuple[observed.Observed, Arrangement | None]]:
+    """Yield the messages in each order and with the axes in which they may hold the parameters."""
+    shapes = observed.shapes(logs)
+    found = arrangements(shapes)
+    if task is not None:
+        sizes = observed.sizes_of(task)
+        lengths = [math.prod(shape) for shape in shapes]
+        found = [one for one in found if one.sizes(lengths) == sizes]
+    if not found:
+        yield observed.collect(logs, task), None
+    for one in found:
+        yield observed.collect(logs, task, one.places(shapes)), one
+
+
+def _explained(seen: observed.Observed, task: Task | None) -> tuple[observed.PayloadGuess, _Model]:
+    sent = observed.payload(seen)
+    return sent, _model_behind(seen, sent, task)
+
+
+def _headline(draft: _Draft, sent: observed.PayloadGuess) -> str:
+    """Return payload and protocol, as far as they are known."""
+    gaps = draft.gaps
+    payload = f"{sent.payload} ({sent.sure})"
+    if "payload" in gaps:
+        payload = f"payload {starter.ASK}"
+    protocol = draft.values["protocol"]
+    if "protocol" in gaps:
+        protocol = f"protocol {starter.ASK}"
+    return f"{payload}, {protocol}"
+
+
+def _best(models: Sequence[_Model]) -> list[int]:
+    """Return the numbers of the models that explain most: one that is proved, else all possible."""
+    for k, model in enumerate(models):
+        if model.found is not None:
+            return [k]
+    possible = [k for k, model in enumerate(models) if model.task is not None]
+    return possible or [0]
 
 
 @dataclass(frozen=True)
@@ -145,6 +214,7 @@ class _Model:
         task: the best of the models that were tried; None if there was none to try.
         levels: 255 if the inputs are proved to be k/255, else 0.
         found: the fit of recomputed gradients, if it proves the model.
+        contradicted: whether gradients could be recomputed, but none equals the messages.
         solved: the constants behind duals, if they are proved.
         stepping: the optimiser of the local steps, if it is proved.
     """
@@ -153,6 +223,7 @@ class _Model:
     levels: int = 0
     found: fit.ModelFit | None = None
     solved: duals.Solved | None = None
+    contradicted: bool = False
     stepping: stepping.Stepping | None = None
 
 
@@ -178,7 +249,7 @@ def _model_behind(
     if sent.payload == "weights":
         return _of_steps(found, samples)
     if not _is_proved(found, solved):
-        return _Model(found.task)
+        return _Model(found.task, contradicted=True)
     return _Model(found.task, fit.levels(found.task, samples), found, solved)
 
 
@@ -196,7 +267,7 @@ def _of_steps(found: fit.ModelFit, samples: Sequence[fit.GradientSample]) -> _Mo
         return _Model(task, levels if proved else 0, proved)
     named = local_optimiser.identify(task, sorted(samples[0].thetas), samples)
     if named is None:
-        return _Model(task)
+        return _Model(task, contradicted=True)
     point, optimiser = named
     rate = 0.0 if optimiser.rate is None else optimiser.rate
     proved = fit.ModelFit(task, point, rate, optimiser.miss, optimiser.miss)
@@ -214,6 +285,12 @@ def _begun(seen: observed.Observed, sent: observed.PayloadGuess) -> _Draft:
             first = "start"
             comment = "the ranks' first messages are equal"
         comments["first"] = Comment(comment)
+        if observed.hub(seen.graph) is not None:
+            asked = "models travel between a server and clients: see 'leakaudit list victims'"
+            comments["protocol"] = Comment(asked, known=False)
+    elif payload == "gradients" and len(seen.graph.edges) > 1 and observed.hub(seen.graph) is None:
+        asked = "vectors travel between nodes without a server: see 'leakaudit list victims'"
+        comments["protocol"] = Comment(asked, known=False)
     values = {
         "payload": payload,
         "protocol": description.USUAL[payload],
@@ -274,15 +351,37 @@ def _evidence(model: _Model, given: bool, size: int) -> str:
 def _add_params(draft: _Draft, payload: observed.Payload, model: _Model) -> None:
     """Add the protocol's constants."""
     comments = draft.comments
+    if payload == "weights" and "protocol" in comments:
+        return
     if payload == "weights":
         _add_weights(draft, model)
     elif payload == "duals":
         _add_duals(draft, model.solved)
     else:
-        comments["protocol"] = Comment("gradients are sent to a server, or added up")
+        usual = Comment("gradients are sent to a server, or added up")
+        comments.setdefault("protocol", usual)
+        if model.contradicted:
+            _ask_payload(draft)
+        _add_scale(draft, model.found)
     if model.found is not None:
         draft.values["params"]["samples"] = 1
         comments["params.samples"] = Comment("records per gradient")
+
+
+def _ask_payload(draft: _Draft) -> None:
+    """Leave open what is sent: vectors that show single records, but equal no gradient."""
+    draft.comments["payload"] = Comment(
+        "gradients of another model (activation, loss), or updates after several steps: no "
+        "recomputed gradient equals them",
+        known=False,
+    )
+    draft.comments["protocol"] = Comment("see 'leakaudit list victims'", known=False)
+
+
+def _add_scale(draft: _Draft, found: fit.ModelFit | None) -> None:
+    """Add the factor of gradients, if a program sends multiples of them."""
+    if found is not None and found.step and abs(found.step - 1) > PROVED:
+        draft.values["messages"] = {"scale": _rounded(1 / found.step, found.spread)}
 
 
 def _add_weights(draft: _Draft, model: _Model) -> None:
@@ -376,6 +475,30 @@ def _add_model(draft: _Draft, model: _Model) -> None:
     draft.values["model"] = values
     if model.found is None:
         draft.comments["model.name"] = Comment("of the right size, but not proved")
+
+
+def _add_order(draft: _Draft, model: _Model, arrangement: Arrangement, possible: int) -> None:
+    """Add the order of the parameters in a message.
+
+    Args:
+        draft: the description.
+        model: the model behind the messages.
+        arrangement: the order and axes that explain the messages best.
+        possible: number of arrangements that explain them equally well.
+    """
+    if model.task is None:
+        return
+    proved = model.found is not None
+    order = arrangement.order(model.task.layout.names)
+    draft.values.setdefault("messages", {})["order"] = order
+    text = "the parameters in a message; .T: stored as (in, out)"
+    if proved:
+        draft.comments["messages.order"] = Comment(f"{text}; proved by the recomputed gradient")
+    elif possible == 1:
+        draft.comments["messages.order"] = Comment(f"{text}; of the right shapes, not proved")
+    else:
+        asked = "the parameters in a message, with .T if stored as (in, out): shapes fit both"
+        draft.comments["messages.order"] = Comment(asked, known=False)
 
 
 def _rounded(value: float, spread: float) -> float:

@@ -22,6 +22,7 @@ from leakaudit.traces._storage import sidecar
 from leakaudit.traces.recorder import Recorder
 
 Truth = tuple[np.ndarray, np.ndarray, np.ndarray]  # x (s, *shape), y (s,), node (s,)
+IMPORTED = "imported"  # in the first line of a log: an import wrote it, not the program
 ARRAYS = ("x", "y", "node")
 
 
@@ -199,6 +200,8 @@ def about(plan: ArrangedLog, logs: Sequence[RankLog], code: int) -> dict[str, Js
             }
         )
     why = f"its process did not end normally; the program's exit code was {code}"
+    if any(log.about.get(IMPORTED) is True for log in logs):
+        why = "the file of its messages ends within a message"
     ended: list[Json] = []
     for rank in sorted(cut):
         ended.append({"nodes": [rank], "round": last[rank], "why": why})

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from leakaudit.capture.tap import fit
+from leakaudit.capture.tap.layouts import Place
 from leakaudit.capture.tap.reading import RankLog
 from leakaudit.capture.tap.streams import FLOATS, POINT, LoggedMessage, Wire, assemble
 from leakaudit.errors import LeakauditError
@@ -61,13 +62,13 @@ class Observed:
 
     Attributes:
         streams: the messages with payloads, by channel.
-        slices: the position of each parameter in a vector.
-        sizes: lengths of the parameters, followed by the model's own length.
+        slices: the place of each parameter in a vector, in the order of a message.
+        sizes: lengths of the parameters in the model's order, followed by the model's own length.
         graph: the graph of the ranks that exchange messages one to one.
     """
 
     streams: Mapping[Wire, list[LoggedMessage]]
-    slices: list[slice]
+    slices: list[Place]
     sizes: tuple[int, ...]
     graph: Graph
 
@@ -110,21 +111,22 @@ class PayloadGuess:
     why: str
 
 
-def collect(logs: Sequence[RankLog], task: Task | None) -> Observed:
+def collect(logs: Sequence[RankLog], task: Task | None, places: Sequence[Place] = ()) -> Observed:
     """Combine the log's tensors into messages.
 
     Args:
         logs: one per rank.
         task: the task of the model that is sent; None uses the sizes of tensors that repeat.
+        places: the place of each parameter, in the order of a message; empty if messages hold the
+            parameters in the model's order and axes.
 
     Raises:
         LeakauditError: the log contains no vectors, or none of the size of the model.
     """
-    if task is not None:
-        slices = task.layout.slices.values()
-        sizes = (*(part.stop - part.start for part in slices), task.layout.size)
-    else:
-        sizes = _sizes(logs)
+    if not places:
+        places = _usual(sizes_of(task) if task is not None else _sizes(logs))
+    sent = [place.stop - place.start for place in places]
+    sizes = (*sent, sum(sent))
     streams: dict[Wire, list[LoggedMessage]] = {}
     for wire, stream in assemble(logs, sizes).messages.items():
         kept = [message for message in stream if message.kept]
@@ -135,9 +137,46 @@ def collect(logs: Sequence[RankLog], task: Task | None) -> Observed:
             f"the log contains no message of the model's size ({sizes[-1]} numbers); "
             "specify the model that was trained"
         )
+    ordered = [place.stop - place.start for place in sorted(places, key=_start)]
+    return Observed(streams, list(places), (*ordered, sizes[-1]), _graph(streams))
+
+
+def sizes_of(task: Task) -> tuple[int, ...]:
+    """Return the lengths of a model's parameters, followed by its own length.
+
+    Args:
+        task: the task of the model.
+    """
+    slices = task.layout.slices.values()
+    return (*(part.stop - part.start for part in slices), task.layout.size)
+
+
+def _usual(sizes: Sequence[int]) -> list[Place]:
+    """Return the places of parameters that messages hold in the model's order and axes."""
     starts = np.cumsum([0, *sizes[:-1]]).tolist()
-    places = [slice(begin, end) for begin, end in pairwise(starts)]
-    return Observed(streams, places, sizes, _graph(streams))
+    return [Place(begin, end) for begin, end in pairwise(starts)]
+
+
+def _start(place: Place) -> int:
+    return place.start
+
+
+def shapes(logs: Sequence[RankLog]) -> list[tuple[int, ...]]:
+    """Return the shapes of the tensors of a message; empty if they do not repeat.
+
+    Args:
+        logs: one per rank.
+    """
+    wanted = list(_sizes(logs)[:-1])
+    for log in logs:
+        events = [event for event in log.events if event.dtype in FLOATS]
+        for begin, event in enumerate(events):
+            if event.numel != wanted[0]:
+                continue
+            run = events[begin : begin + len(wanted)]
+            if [piece.numel for piece in run] == wanted:
+                return [piece.shape for piece in run]
+    return []
 
 
 def _graph(wires: Mapping[Wire, object]) -> Graph:
@@ -370,19 +409,36 @@ def samples(seen: Observed, payload: Payload) -> list[fit.GradientSample]:
 
 
 def _gradients(seen: Observed) -> Iterator[fit.GradientSample]:
-    """Yield each rank's first two messages, at the models that were logged with them."""
+    """Yield each rank's first two messages, at the models that were logged or sent with them."""
     models: list[LoggedMessage] = []
     for (_, _, op), stream in seen.streams.items():
         if op == "model":
             models = stream
             break
-    for stream in seen.own.values():
+    server = hub(seen.graph)
+    for rank, stream in seen.own.items():
+        if rank == server:
+            continue
+        if server is not None:
+            models = seen.streams.get((server, rank, "send"), [])
         for message in stream[:2]:
             near = [model for model in models if model.index == message.index]
             points = {}
             if near:
                 points["model"] = seen.value(near[0])
             yield fit.GradientSample(seen.value(message), points)
+
+
+def hub(graph: Graph) -> int | None:
+    """Return the node to which all others are connected, and nobody else; None if there is none.
+
+    Args:
+        graph: the graph of the nodes that exchange messages one to one.
+    """
+    if len(graph.edges) < 2:
+        return None
+    shared = set.intersection(*map(set, graph.edges))
+    return min(shared, default=None)
 
 
 def _steps(seen: Observed) -> Iterator[fit.GradientSample]:

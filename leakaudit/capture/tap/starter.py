@@ -21,8 +21,8 @@ MODEL = {  # default comment for a key of [model]
 }
 SCALE = "the sent value times this is the protocol's value"
 HEAD = (
-    "# The program's messages, for `leakaudit tap --describe`. "
-    "Written by `leakaudit tap describe`: check and correct it."
+    "# The program's messages, for --describe of `leakaudit tap` and `leakaudit trace import`. "
+    "Inferred from them: check and correct it."
 )
 PARAMS = (
     "[params]  # the protocol's constants; for omitted ones, the defaults of "
@@ -32,8 +32,8 @@ SAMPLES = "# samples = 1              # records per gradient, if known"
 MESSAGES = (
     f"# scale = 4.0              # {SCALE}, e.g. if ranks divide gradients by 4 before the sum",
     "# tags = [0]               # tags of the messages to use",
-    '# order = ["layer1.bias"]  # order of the parameters in a message, '
-    "if it is not that of the model",
+    '# order = ["layer1.bias", "layer1.weight.T"]  # the parameters in the order of a message; '
+    ".T: stored as (in, out)",
 )
 
 
@@ -83,7 +83,7 @@ def toml(
     messages = values.get("messages", {})
     lines += ["", "[messages]" if messages else "# [messages]"]
     for name, value in messages.items():
-        lines.append(_line(name, value, Comment(SCALE)))
+        lines.append(_line(name, value, comments.get(f"messages.{name}", Comment(SCALE))))
     lines += MESSAGES
     return "\n".join(lines) + "\n"
 

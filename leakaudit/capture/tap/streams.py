@@ -10,12 +10,14 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from leakaudit.capture.tap.layouts import Place
 from leakaudit.capture.tap.log import LEFT_OUT
 from leakaudit.capture.tap.reading import Event, RankLog
 from leakaudit.errors import LeakauditError
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 POINT = ("send", "gather", "reduce", "scatter")  # operations with one receiver
+POSITION = "position"  # the note of the position on a channel, if messages may be missing
 Wire: TypeAlias = tuple[int, int | None, str]  # src, dst (None: all others), op
 
 
@@ -27,7 +29,7 @@ class LoggedMessage:
         src: rank that sent it.
         dst: rank that receives it; None if all others do.
         op: the operation that sent it.
-        index: its position among the messages of its channel.
+        index: its position among the messages of its channel; as noted by an import.
         tag: tag of the message.
         log: the log that contains it.
         pieces: the tensors of which it consists. A note ``parameters`` of a piece lists the
@@ -69,11 +71,11 @@ class LoggedMessage:
         """
         return self.pieces[0].notes.get(name)
 
-    def value(self, slices: Sequence[slice]) -> Tensor:
+    def value(self, slices: Sequence[Place]) -> Tensor:
         """Return the vector (d,).
 
         Args:
-            slices: position of each parameter in the vector, in the order of the message.
+            slices: place of each parameter in the vector, in the order of the message.
 
         Raises:
             LeakauditError: its pieces are not the model's parameters.
@@ -88,7 +90,7 @@ class LoggedMessage:
         for parameter in self._parameters(len(slices)):
             target = slices[parameter]
             width = target.stop - target.start
-            out[target] = flat[at : at + width]
+            out[target.start : target.stop] = target.arranged(flat[at : at + width])
             at += width
         return out
 
@@ -107,11 +109,11 @@ class LoggedMessage:
         return numbers
 
 
-def _in_order(slices: Sequence[slice]) -> bool:
-    """Return whether slices follow each other from 0 on without gaps."""
+def _in_order(slices: Sequence[Place]) -> bool:
+    """Return whether places follow each other from 0 on without gaps, in the model's own axes."""
     end = 0
     for part in slices:
-        if part.start != end:
+        if part.start != end or part.axes:
             return False
         end = part.stop
     return True
@@ -165,12 +167,20 @@ def assemble(
                 others[f"{event.op} of {event.numel} numbers"] += 1
             elif whole:
                 pieces = tuple(pending.pop(key))
-                index = len(streams[key])
+                index = _position(pieces[0], len(streams[key]))
                 streams[key].append(LoggedMessage(*wire, index, event.tag, log, pieces))
     messages: dict[Wire, list[LoggedMessage]] = {}
     for (wire, _), found in streams.items():
         messages.setdefault(wire, []).extend(found)
     return Streams(messages, others)
+
+
+def _position(event: Event, counted: int) -> int:
+    """Return the position of a message on its channel: as noted by an import, else as counted."""
+    noted = event.notes.get(POSITION)
+    if type(noted) is int and 0 <= noted < 1 << 31:
+        return noted
+    return counted
 
 
 def _may_be_model(event: Event, tags: frozenset[int] | None) -> bool:

@@ -1,0 +1,206 @@
+"""One line of a file of messages; its content is not trusted before it has been checked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, TypeAlias
+
+import msgspec
+from msgspec import Meta, Struct
+
+from leakaudit._util import decoding
+from leakaudit.capture.tap.event import COUNT, DIMENSIONS, KEY, LENGTH
+from leakaudit.errors import LeakauditError, suggest
+
+ALL = "all"
+# Far above what programs use. They prevent a malformed file from using up memory.
+ROUNDS = 1 << 31
+NODES = 100_000
+TENSORS = 10_000  # of one message
+NAME = 500  # characters of a tensor's or file's name
+
+Whole: TypeAlias = Annotated[int, Meta(description="a whole number")]
+Text: TypeAlias = Annotated[str, Meta(description="text")]
+Shapes: TypeAlias = Annotated[
+    tuple[tuple[int, ...], ...], Meta(description="a list with the shape of each tensor")
+]
+Receivers: TypeAlias = Annotated[
+    int | tuple[int, ...] | str, Meta(description='a node, a list of nodes, or "all"')
+]
+
+
+class _Line(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The keys of a line; those of `Line`."""
+
+    round: Whole
+    src: Whole
+    dst: Receivers
+    file: Text
+    kind: Text | None = None
+    tag: Whole = 0
+    offset: Whole | None = None
+    dtype: Text | None = None
+    shapes: Shapes | None = None
+    names: Annotated[tuple[str, ...], Meta(description="a list of names")] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A message as its line describes it.
+
+    Attributes:
+        round: the program's own number of the round.
+        src: node that sent it.
+        dst: nodes that receive it; None if all others do.
+        kind: its name in the protocol; empty if the line has none.
+        tag: distinguishes several messages of a round on one channel.
+        file: file of the payload.
+        names: names of its tensors; empty if they have none.
+        offset: offset of the first tensor in a raw file; None if not given.
+        dtype: number format of a raw file; None if not given.
+        shapes: shapes of the tensors in a raw file; None if not given.
+    """
+
+    round: int
+    src: int
+    dst: tuple[int, ...] | None
+    kind: str
+    tag: int
+    file: str
+    names: tuple[str, ...]
+    offset: int | None
+    dtype: str | None
+    shapes: tuple[tuple[int, ...], ...] | None
+
+
+def parse(text: bytes) -> object:
+    """Parse one line as JSON.
+
+    Args:
+        text: the line.
+
+    Returns:
+        Its value.
+
+    Raises:
+        LeakauditError: it is not JSON, for example because it was truncated.
+    """
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise LeakauditError("expected one JSON object") from None
+
+
+def checked(value: object) -> Line:
+    """Check the values of a line.
+
+    Args:
+        value: the result of `parse`.
+
+    Returns:
+        The message that it describes.
+
+    Raises:
+        LeakauditError: a key is missing, unknown or out of range; the message names it.
+    """
+    try:
+        line = msgspec.convert(value, _Line)
+    except (msgspec.ValidationError, TypeError, ValueError, RecursionError) as error:
+        raise LeakauditError(_departure(value) or str(error)) from None
+    _in_range("round", line.round, ROUNDS)
+    _in_range("src", line.src, NODES)
+    if abs(line.tag) >= COUNT:
+        raise LeakauditError(f"tag: expected a number below 2^48, got {line.tag!r:.40}")
+    if line.offset is not None:
+        _in_range("offset", line.offset, COUNT)
+    kind = line.kind or ""
+    if line.kind is not None:
+        require_name("kind", kind, KEY)
+    require_name("file", line.file, NAME)
+    _check_names(line.names)
+    if line.shapes is not None:
+        _check_shapes(line.shapes)
+    return Line(
+        round=line.round,
+        src=line.src,
+        dst=_receivers(line.dst, line.src),
+        kind=kind,
+        tag=line.tag,
+        file=line.file,
+        names=line.names,
+        offset=line.offset,
+        dtype=line.dtype,
+        shapes=line.shapes,
+    )
+
+
+def _departure(value: object) -> str:
+    """Return where a value departs from the form of a line."""
+    if not isinstance(value, dict):
+        return "expected one JSON object"
+    found = decoding.first(value, _Line)
+    if found is None:
+        return ""
+    if found.fault == "unknown":
+        name = str(found.value)[:NAME]
+        return f"unknown key {name!r:.60}{suggest(name, found.known)}"
+    return str(found)
+
+
+def _in_range(name: str, value: int, limit: int) -> None:
+    if not 0 <= value < limit:
+        raise LeakauditError(f"{name}: expected a number from 0 to {limit - 1}, got {value!r:.40}")
+
+
+def _receivers(dst: int | tuple[int, ...] | str, src: int) -> tuple[int, ...] | None:
+    """Return the receivers; None if all other nodes receive the message."""
+    if dst == ALL:
+        return None
+    if isinstance(dst, str):
+        raise LeakauditError(f'dst: expected a node, a list of nodes, or "all", got {dst!r:.40}')
+    to = (dst,) if isinstance(dst, int) else dst
+    if not to:
+        raise LeakauditError("dst: expected at least one node, got an empty list")
+    for node in to:
+        _in_range("dst", node, NODES)
+    if src in to:
+        raise LeakauditError(f"dst: node {src} sends to itself; leave such messages out")
+    if len(set(to)) < len(to):
+        raise LeakauditError("dst: expected each node once")
+    return to
+
+
+def _check_names(names: Sequence[str]) -> None:
+    if len(names) > TENSORS:
+        raise LeakauditError(f"names: expected at most {TENSORS} tensors, got {len(names)}")
+    for name in names:
+        require_name("names", name, NAME)
+    if len(set(names)) < len(names):
+        raise LeakauditError("names: expected each tensor once")
+
+
+def require_name(key: str, name: str, limit: int) -> None:
+    """Reject a name that is empty, too long, or not printable.
+
+    Args:
+        key: the key that contains it, for the message.
+        name: the name.
+        limit: maximum number of characters.
+
+    Raises:
+        LeakauditError: it is not such a name.
+    """
+    if not 0 < len(name) <= limit or not name.isprintable():
+        raise LeakauditError(f"{key}: expected 1 to {limit} printable characters, got {name!r:.60}")
+
+
+def _check_shapes(shapes: Sequence[Sequence[int]]) -> None:
+    if not 0 < len(shapes) <= TENSORS:
+        raise LeakauditError(f"shapes: expected 1 to {TENSORS} tensors, got {len(shapes)}")
+    for shape in shapes:
+        if len(shape) > DIMENSIONS or not all(0 < n < LENGTH for n in shape):
+            raise LeakauditError(
+                f"shapes: expected up to {DIMENSIONS} positive lengths, got {list(shape)!r:.60}"
+            )

@@ -1,0 +1,175 @@
+"""`leakaudit trace import`: make a trace of messages that any program wrote in the wire format."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from leakaudit.cli import tapped
+from leakaudit.cli._options import described, say, settings, shared
+from leakaudit.errors import LeakauditError
+
+if TYPE_CHECKING:
+    from leakaudit.capture.tap.description import Description
+    from leakaudit.capture.tap.guess import Guess
+    from leakaudit.capture.tap.reading import RankLog
+    from leakaudit.capture.wire.folder import Folder
+
+UNDESCRIBED = 3  # exit code if the messages were read, but could not be interpreted
+
+
+def add(actions: Any) -> None:
+    """Add the action's parser.
+
+    Args:
+        actions: The subparsers of `leakaudit trace`.
+    """
+    sub = actions.add_parser(
+        "import",
+        help="make a trace of messages that a program wrote in the wire format",
+        **described(
+            "Makes a trace of messages that any program, in any language, wrote in the wire "
+            "format: lines of JSON beside files of numbers (docs/wire.md).",
+            "leakaudit trace import messages/ -o trace.pt",
+            "leakaudit trace import messages/ --describe trace.toml -o trace.pt",
+        ),
+    )
+    sub.add_argument("folder", type=Path, help="folder with messages.jsonl")
+    sub.add_argument(
+        "--describe",
+        type=Path,
+        metavar="FILE",
+        help="TOML file that describes the messages (default: inferred from the messages)",
+    )
+    tapped.written(sub)
+    shared(sub, "threads", "max_bytes")
+    sub.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Read the messages and write the trace.
+
+    Args:
+        args: The parsed arguments.
+
+    Returns:
+        The exit code: 3 if the messages need a description.
+    """
+    chosen = settings(args)
+    from leakaudit.capture.tap import description
+    from leakaudit.capture.tap.reading import read_logs
+    from leakaudit.capture.wire import folder, to_log
+
+    if not args.output.name:
+        raise LeakauditError(f"-o: expected the name of a trace file, got {str(args.output)!r}")
+    given = description.read(args.describe) if args.describe else None
+    messages = folder.read(args.folder, chosen.max_bytes)
+    beside = args.output.parent if args.output.parent.is_dir() else None
+    with tempfile.TemporaryDirectory(prefix=".import-", dir=beside) as scratch:
+        extra = to_log.write(messages, Path(scratch), given)
+        logs = read_logs(scratch)
+        guessed = None
+        if given is None:
+            guessed = _inferred(messages, logs)
+            if guessed.description is None:
+                _ask(args, guessed)
+                return UNDESCRIBED
+            given = guessed.description
+        _write(args, chosen, messages, logs, given)
+        if guessed is not None:
+            _keep_inferred(args, guessed)
+    skipped = (*messages.skipped, *extra)
+    if skipped:
+        say(f"not part of the model, and left out: {', '.join(skipped[:10])}", args)
+    return 0
+
+
+def _inferred(messages: Folder, logs: Sequence[RankLog]) -> Guess:
+    """Infer the description."""
+    from leakaudit.capture.tap.guess import guess, unknown
+
+    several = messages.ambiguous
+    if several is None:
+        return guess(logs, named=any(message.payload.names for message in messages.messages))
+    return unknown(
+        f"{several.where}: a second message of its round on its channel, so the kinds of "
+        "messages have to be described"
+    )
+
+
+def _ask(args: argparse.Namespace, found: Guess) -> None:
+    """Write an incomplete description beside the trace, and state what to do."""
+    beside = args.output.with_suffix(".toml")
+    next = f"complete it, and run: leakaudit trace import {args.folder} --describe {beside}"
+    if not _keep(beside, found.toml):
+        next = f"it exists and was kept; {next}"
+    say(f"{beside}: {found.said}; {next}", args)
+
+
+def _keep_inferred(args: argparse.Namespace, found: Guess) -> None:
+    """Write the description of a trace beside it."""
+    beside = args.output.with_suffix(".toml")
+    if _keep(beside, found.toml):
+        say(f"{beside}: inferred: {found.said}; check it", args)
+    else:
+        say(f"{beside} exists and differs, so it was kept; inferred: {found.said}", args)
+
+
+def _keep(path: Path, text: str) -> bool:
+    """Write a description, unless a different one exists; return whether the file has this text."""
+    from leakaudit._util.files import replacing
+
+    if path.exists():
+        return path.read_bytes() == text.encode()
+    with replacing(path) as file:
+        file.write(text.encode())
+    return True
+
+
+def _write(
+    args: argparse.Namespace,
+    chosen: argparse.Namespace,
+    messages: Folder,
+    logs: Sequence[RankLog],
+    used: Description,
+) -> None:
+    """Write the trace, and report its size, what is proved, and what is missing."""
+    from leakaudit.capture.tap import confirm, merge, observed, wires
+    from leakaudit.capture.wire import to_log
+    from leakaudit.rendering import console
+    from leakaudit.results import provenance
+
+    plan = wires.plan(used, logs)
+    seen = observed.collect(logs, used.task, used.places)
+    to_log.check_complete(messages, seen, used)
+    to_log.check_kinds(messages, plan)
+    wrong = confirm.contradictions(used, logs) if args.describe else []
+    if wrong:
+        raise LeakauditError(f"the description is wrong: {'; '.join(wrong)}")
+    truth = None
+    if args.truth:
+        truth = merge.read_truth(args.truth, used.task.spec.shape, plan.graph.nodes)
+    with console.shown(chosen.progress):
+        trace = merge.write(
+            plan, logs, args.output, 0, truth, chosen.max_bytes, provenance.command()
+        )
+    size = (
+        f"{trace.graph.nodes} nodes, {len(trace.graph.edges)} edges, {trace.rounds} rounds, "
+        f"{len(trace)} messages"
+    )
+    say(f"{args.output}: {trace.protocol}, {size}", args)
+    if confirm.is_proved(used, seen):
+        say("recomputed gradients confirm the model and the order of its parameters", args)
+    else:
+        say(
+            "not confirmed: no recomputed gradient equals those of the messages (several records "
+            "per gradient, another kind of first layer, or a wrong description)",
+            args,
+        )
+    for line in merge.warnings(trace):
+        say(f"leakaudit trace import: {line}", args)
+    for file, why in messages.cut.items():
+        say(f"leakaudit trace import: {file}: {why}, so the trace is incomplete", args)

@@ -1,0 +1,457 @@
+"""Check the equations of a protocol file on the recorded messages.
+
+Every relation with a single unknown vector defines it, and every relation without one is a test.
+Without the truth, gradients are unknown: an equation whose gradient occurs nowhere else fits any
+messages, which is reported as not testable, never as correct.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+import torch
+from torch import Tensor
+
+from leakaudit import registry
+from leakaudit._util.plain import Figures
+from leakaudit.adversary import Adversary
+from leakaudit.errors import LeakauditError
+from leakaudit.lint.case import Case
+from leakaudit.lint.pitfall import Pitfall
+from leakaudit.lint.samples import state
+from leakaudit.protocols.declared import SLACK
+from leakaudit.protocols.equations.declare import Declared
+from leakaudit.protocols.equations.syntax import Indexed, Line, Repeat, shown
+from leakaudit.protocols.equations.written import Written
+from leakaudit.relations import Vector
+from leakaudit.relations.checks import CHANNEL
+from leakaudit.relations.estimate import recorded
+from leakaudit.tasks.task import Task
+from leakaudit.verdict import Verdict
+
+ROUNDS = 8  # number of rounds that are tested: later ones repeat the same equations
+WIDTH = 4096  # coordinates that are tested if no gradient is computed: a choice
+NUMBERS = 1 << 26  # numbers in memory at once: 512 MiB
+NAMED = 3  # unknown vectors that a sentence names
+TRIES = 6  # steps of the secant method for a constant; a linear one needs two
+
+Gradient = Callable[[Vector, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An equation that the messages contradict.
+
+    Attributes:
+        lines: The equations, one of which is wrong; usually a single one.
+        round: The first round in which it fails.
+        label: The vector that it defines there.
+        residual: Norm of the difference of both sides, relative to their largest term.
+        allowed: The residual that rounding can cause.
+        hint: A value of a constant with which all equations hold; empty if there is none.
+    """
+
+    lines: tuple[Line, ...]
+    round: int
+    label: str
+    residual: float
+    allowed: float
+    hint: str = ""
+
+
+@dataclass(frozen=True)
+class Untested:
+    """An equation that fits any messages.
+
+    Attributes:
+        line: The equation.
+        why: The reason, in words.
+    """
+
+    line: Line
+    why: str
+
+
+@dataclass(frozen=True)
+class Examined:
+    """What the messages say about the equations of a file.
+
+    Attributes:
+        failure: The first equation that fails; None if none does.
+        untested: Equations that cannot be tested.
+        rounds: Number of rounds that were examined.
+    """
+
+    failure: Failure | None
+    untested: tuple[Untested, ...]
+    rounds: int
+
+
+def check(case: Case) -> Iterator[Pitfall]:
+    """Yield the first equation of a protocol file that the messages contradict.
+
+    Args:
+        case: The input; with a truth, gradients are computed from its data.
+    """
+    found = examine(case)
+    if found is None or found.failure is None:
+        return
+    failure = found.failure
+    said = " or ".join(f"'{shown(one.text)}' (line {one.number})" for one in failure.lines)
+    which = "the equation"
+    if len(failure.lines) > 1:
+        which = "one of the equations"
+    says = (
+        f"{which} {said} fails in round {failure.round} ({failure.label}): its two sides differ by "
+        f"{failure.residual:.2g} of their largest term; rounding explains {failure.allowed:.1g}"
+    )
+    if failure.hint:
+        says += f"; {failure.hint}"
+    figures: Figures = {
+        "lines": [one.number for one in failure.lines],
+        "equations": [one.text for one in failure.lines],
+        "round": failure.round,
+        "residual": failure.residual,
+        "allowed": failure.allowed,
+    }
+    yield Pitfall(21, Verdict.REFUTED, says, figures)
+
+
+def examine(case: Case) -> Examined | None:
+    """Test the equations of a protocol file.
+
+    Args:
+        case: The input.
+
+    Returns:
+        The results; None if the protocol is not from a file, or cannot be declared on this graph.
+    """
+    if case.protocol is None or not isinstance(case.protocol.victim, Written):
+        return None
+    rounds = min(case.trace.rounds, ROUNDS)
+    try:
+        declared = case.protocol.victim.declared(case.trace.graph, rounds)
+    except LeakauditError:
+        return None
+    task = _task(case)
+    if task is not None and len(declared.relations.vectors) * case.trace.layout.size > NUMBERS:
+        task = None
+    known = _known(case, declared, whole=task is not None)
+    tests = _Tests(case, declared, known, task)
+    failure = tests.failure
+    if failure is not None:
+        failure = replace(failure, hint=_hint(case, tests, rounds))
+    return Examined(failure, tuple(tests.untested()), rounds)
+
+
+def not_testable(case: Case) -> list[str]:
+    """Return which equations of a protocol file the recording cannot test.
+
+    Args:
+        case: The input.
+
+    Returns:
+        One sentence per equation; none if the protocol is not from a file.
+    """
+    found = examine(case)
+    if found is None:
+        return []
+    return [
+        f"equation '{shown(one.line.text)}' (line {one.line.number}): {one.why}"
+        for one in found.untested
+    ]
+
+
+def _task(case: Case) -> Task | None:
+    """Return the task with which gradients are computed; None if they cannot be.
+
+    They cannot without the data, with a model of the user's own code, which a lint does not run, or
+    if a gradient is not that of all records of a node.
+    """
+    trace = case.trace
+    if case.truth is None or not len(case.truth.node) or ":" in trace.task.model:
+        return None
+    if trace.columns != (0, trace.layout.size) or case.number("batch") or case.number("clip"):
+        return None
+    return Task.build(trace.task)
+
+
+def _known(case: Case, declared: Declared, whole: bool) -> dict[int, Tensor]:
+    """Return the recorded vectors by their place: messages, public vectors, and kept states.
+
+    Args:
+        case: The input.
+        declared: The declaration.
+        whole: Whether all coordinates are needed.
+    """
+    everybody = Adversary(corrupt=frozenset(range(case.trace.graph.nodes)))
+    read = recorded(everybody.view(case.trace))
+    once = _assigned_once(declared, case)
+    width = case.trace.columns[1] - case.trace.columns[0]
+    chosen = torch.arange(width)
+    if not whole and width > WIDTH:
+        chosen = torch.linspace(0, width - 1, WIDTH).round().long()
+    found: dict[int, Tensor] = {}
+    for k, vector in enumerate(declared.relations.vectors):
+        value: Tensor | None = None
+        if vector.kind in ("message", "public"):
+            try:
+                value = read(vector)
+            except LeakauditError:
+                value = None
+        elif vector.name in once and case.trace.columns == (0, case.trace.layout.size):
+            value = state(case, vector)
+        if value is not None and len(value) == width:
+            found[k] = value[chosen].double()
+    return found
+
+
+def _assigned_once(declared: Declared, case: Case) -> set[str]:
+    """Return the vectors whose recorded value of a round is the one that their equation defines.
+
+    A vector that is assigned several times in a round is recorded once, at its end.
+    """
+    victim = case.protocol.victim if case.protocol else None
+    if not isinstance(victim, Written):
+        return set()
+    counts: dict[str, int] = {}
+    for block in (victim.definition.start, victim.definition.first, victim.definition.round):
+        for statement in block:
+            if isinstance(statement, Repeat):
+                for inner in statement.body:
+                    name = getattr(getattr(inner, "target", None), "name", "")
+                    counts[name] = 2
+            elif isinstance(statement.target, Indexed) and block is victim.definition.round:
+                counts[statement.target.name] = counts.get(statement.target.name, 0) + 1
+    return {name for name, count in counts.items() if count == 1}
+
+
+@dataclass(frozen=True)
+class _Value:
+    """A vector, the size of the terms that determine its rounding error, and its equations."""
+
+    value: Tensor
+    size: float
+    lines: frozenset[Line]
+
+
+class _Tests:
+    """Evaluates the relations until nothing more follows from the recorded vectors.
+
+    Args:
+        case: The input.
+        declared: The declaration.
+        known: Recorded vectors by their place.
+        task: Computes gradients; None if they are unknown.
+    """
+
+    def __init__(
+        self, case: Case, declared: Declared, known: Mapping[int, Tensor], task: Task | None
+    ) -> None:
+        self.case = case
+        self.declared = declared
+        self.known = known
+        self.task = task
+        self.tolerance = SLACK * torch.finfo(case.trace.dtype).eps
+        self.values: dict[int, _Value] = {}
+        for k, value in known.items():
+            self.values[k] = _Value(value, float(value.norm()), frozenset())
+        self.tested: set[Line] = set()
+        self.defines: dict[int, int] = {}  # relation -> the vector that it defines
+        self.failures: list[tuple[int, int, Failure]] = []
+        self.misses: dict[int, Tensor] = {}  # relation -> the difference of its sides
+        self.pending = list(range(len(declared.relations.relations)))
+        self._run()
+
+    @property
+    def failure(self) -> Failure | None:
+        """The first failure."""
+        if not self.failures:
+            return None
+        return min(self.failures, key=lambda one: one[:2])[2]
+
+    def _run(self) -> None:
+        progress = True
+        while progress:
+            left = [k for k in self.pending if not self._use(k)]
+            progress = len(left) < len(self.pending)
+            self.pending = left
+
+    def _use(self, k: int) -> bool:
+        """Test a relation, or define its only unknown vector; False if it has several."""
+        terms = dict(self.declared.relations.relations[k].terms)
+        for place in terms:
+            self._gradient(place)
+        unknown = [place for place in terms if place not in self.values]
+        if len(unknown) > 1 or len(unknown) == len(terms):
+            return False
+        line = self.declared.lines[k]
+        if not unknown:
+            self._test(k, line, terms)
+            return True
+        scale = -float(terms.pop(unknown[0]))
+        total = self._sum(terms)
+        lines = total.lines | {line}
+        self.values[unknown[0]] = _Value(total.value / scale, total.size / abs(scale), lines)
+        self.defines[k] = unknown[0]
+        return True
+
+    def _gradient(self, place: int) -> None:
+        """Compute a gradient if its model is known."""
+        point = self.declared.relations.points.get(place)
+        if self.task is None or place in self.values or point is None:
+            return
+        if not point.at.terms or not point.at.terms.keys() <= self.values.keys():
+            return
+        model = self._sum(dict(point.at.terms))
+        vector = self.declared.relations.vectors[place]
+        truth = self.case.truth
+        if truth is None or vector.owner is None:
+            return
+        x, y = truth.of(vector.owner)
+        if not len(x):
+            return
+        value = self.task.gradients(model.value[None], x.double()[None], y[None])[0].double()
+        lines = model.lines
+        origin = self.declared.origins[place]
+        if origin is not None:
+            lines = lines | {origin}
+        self.values[place] = _Value(value, float(value.norm()), lines)
+
+    def _sum(self, terms: Mapping[int, Fraction]) -> _Value:
+        total = torch.zeros(())
+        size = 0.0
+        lines: frozenset[Line] = frozenset()
+        for place, coefficient in terms.items():
+            held = self.values[place]
+            total = total + held.value * float(coefficient)
+            size = max(size, held.size * abs(float(coefficient)))
+            lines |= held.lines
+        return _Value(total, size, lines)
+
+    def _test(self, k: int, line: Line, terms: Mapping[int, Fraction]) -> None:
+        total = self._sum(terms)
+        if not total.size:
+            return
+        relation = self.declared.relations.relations[k]
+        vectors = self.declared.relations.vectors
+        error = float(total.value.norm()) / total.size
+        allowed = self.tolerance
+        for place, coefficient in terms.items():
+            if vectors[place].kind != "noise":
+                channel = abs(float(coefficient)) * vectors[place].std
+                allowed += CHANNEL * channel * math.sqrt(len(total.value)) / total.size
+        self.tested |= total.lines | {line}
+        self.misses[k] = total.value / total.size
+        if error <= allowed:
+            return
+        # What only copies a vector into a message has no coefficient that could be wrong.
+        lines = {one for one in total.lines | {line} if not self._copies(one)} or {line}
+        ordered = tuple(sorted(lines, key=lambda one: one.number))
+        label = vectors[max(relation.terms)].label
+        failure = Failure(ordered, relation.round, label, error, allowed)
+        self.failures.append((relation.round, k, failure))
+
+    def _copies(self, line: Line) -> bool:
+        """Return whether all relations of an equation say that two vectors are equal."""
+        for k, one in enumerate(self.declared.lines):
+            if one == line:
+                terms = self.declared.relations.relations[k].terms
+                if len(terms) != 2 or sum(terms.values(), Fraction(0)):
+                    return False
+        return line in self.declared.lines
+
+    def untested(self) -> Iterator[Untested]:
+        """Yield the equations that were neither tested nor used in a test."""
+        seen = set(self.tested)
+        for k, line in enumerate(self.declared.lines):
+            if line in seen:
+                continue
+            seen.add(line)
+            yield Untested(line, self._why(k))
+
+    def _why(self, k: int) -> str:
+        """Return why a relation could not be tested."""
+        vectors = self.declared.relations.vectors
+        open_ = [k for k in (self.defines.get(k),) if k is not None]
+        if not open_:
+            terms = self.declared.relations.relations[k].terms
+            open_ = [place for place in terms if place not in self.values]
+        names = ", ".join(vectors[place].label for place in open_[:NAMED])
+        kinds = {vectors[place].kind for place in open_}
+        if "message" in kinds:
+            return f"the recording does not contain {names}"
+        why = f"the messages fit any value of {names}"
+        if "noise" in kinds:
+            return f"{why}; requires --truth with the noise (recorded as states)"
+        if self.task is None:
+            return f"{why}; requires --truth with the records, to compute gradients"
+        return f"{why}; requires a truth with this vector (recorded as a state)"
+
+
+def _hint(case: Case, tests: _Tests, rounds: int) -> str:
+    """Return the value of a constant with which every equation holds; empty if there is none.
+
+    The difference of both sides of the failing relation is a function of the constant. Its zero is
+    found by the secant method on the projection onto the first difference; all tests must then
+    pass.
+    """
+    victim = case.protocol.victim if case.protocol else None
+    if not isinstance(victim, Written):
+        return ""
+    failed = min(tests.failures, key=lambda one: one[:2])[1]
+    found: list[str] = []
+    for name in victim.definition.constants:
+        given = float(registry.values(victim)[name])
+        solved = _solved(case, tests, failed, name, given, rounds)
+        if solved is not None:
+            found.append(f"all equations hold with {name} = {solved:.6g} instead of {given:g}")
+    # Two constants that explain the same difference cannot be told apart.
+    if len(found) != 1:
+        return ""
+    return found[0]
+
+
+def _solved(
+    case: Case, tests: _Tests, failed: int, name: str, given: float, rounds: int
+) -> float | None:
+    """Return the value of one constant with which all tests pass; None if there is none."""
+    direction = tests.misses[failed]
+    old = given
+    old_miss = float(direction @ direction)
+    new = given / 2 or 0.1  # any other value serves as the second point
+    for _ in range(TRIES):
+        changed = _changed(case, tests, name, new, rounds)
+        if changed is None or failed not in changed.misses:
+            return None
+        if not changed.failures:
+            return new
+        miss = float(changed.misses[failed] @ direction)
+        if miss == old_miss:
+            return None
+        step = miss * (new - old) / (miss - old_miss)
+        old = new
+        old_miss = miss
+        new = new - step
+        if not math.isfinite(new):
+            return None
+    return None
+
+
+def _changed(case: Case, tests: _Tests, name: str, value: float, rounds: int) -> _Tests | None:
+    """Repeat the tests with another value of a constant; None if it is not a valid one."""
+    victim = case.protocol.victim if case.protocol else None
+    if not isinstance(victim, Written):
+        return None
+    kind = type(registry.values(victim)[name])
+    try:
+        other = registry.configure(type(victim), {**registry.values(victim), name: kind(value)})
+        declared = other.declared(case.trace.graph, rounds)
+    except LeakauditError:
+        return None
+    if declared.relations.vectors != tests.declared.relations.vectors:
+        return None
+    return _Tests(case, declared, tests.known, tests.task)

@@ -36,6 +36,7 @@ ROUNDS = 8  # number of rounds that are tested: later ones repeat the same equat
 WIDTH = 4096  # coordinates that are tested if no gradient is computed: a choice
 NUMBERS = 1 << 26  # numbers in memory at once: 512 MiB
 NAMED = 3  # unknown vectors that a sentence names
+DIGITS = 6  # most digits of a proposed constant; rounding errors determine about as many
 TRIES = 6  # steps of the secant method for a constant; a linear one needs two
 
 Gradient = Callable[[Vector, Tensor], Tensor]
@@ -177,6 +178,19 @@ def _task(case: Case) -> Task | None:
     if trace.columns != (0, trace.layout.size) or case.number("batch") or case.number("clip"):
         return None
     return Task.build(trace.task)
+
+
+def _obstacle(case: Case) -> str:
+    """Return why gradients cannot be computed in spite of a truth."""
+    if case.truth is None or not len(case.truth.node):
+        return "the truth contains no records"
+    if ":" in case.trace.task.model:
+        return "the model is code of your own, which a lint does not run"
+    if case.number("batch") or case.number("clip"):
+        return "mini-batches and clipping are not recorded"
+    if case.trace.columns != (0, case.trace.layout.size):
+        return "only some columns of the model were recorded"
+    return "the model is too large for this check"
 
 
 def _known(case: Case, declared: Declared, whole: bool) -> dict[int, Tensor]:
@@ -368,7 +382,7 @@ class _Tests:
         """Yield the equations that were neither tested nor used in a test."""
         seen = set(self.tested)
         for k, line in enumerate(self.declared.lines):
-            if line in seen:
+            if line in seen or self._copies(line):
                 continue
             seen.add(line)
             yield Untested(line, self._why(k))
@@ -387,8 +401,10 @@ class _Tests:
         why = f"the messages fit any value of {names}"
         if "noise" in kinds:
             return f"{why}; requires --truth with the noise (recorded as states)"
-        if self.task is None:
+        if self.case.truth is None:
             return f"{why}; requires --truth with the records, to compute gradients"
+        if self.task is None:
+            return f"{why}; its gradients cannot be computed ({_obstacle(self.case)})"
         return f"{why}; requires a truth with this vector (recorded as a state)"
 
 
@@ -428,7 +444,7 @@ def _solved(
         if changed is None or failed not in changed.misses:
             return None
         if not changed.failures:
-            return new
+            return _shortest(case, tests, name, new, rounds)
         miss = float(changed.misses[failed] @ direction)
         if miss == old_miss:
             return None
@@ -439,6 +455,16 @@ def _solved(
         if not math.isfinite(new):
             return None
     return None
+
+
+def _shortest(case: Case, tests: _Tests, name: str, value: float, rounds: int) -> float:
+    """Return the value with the fewest digits for which all tests pass, as its author wrote it."""
+    for digits in range(1, DIGITS):
+        short = float(f"{value:.{digits}g}")
+        changed = _changed(case, tests, name, short, rounds)
+        if changed is not None and not changed.failures:
+            return short
+    return value
 
 
 def _changed(case: Case, tests: _Tests, name: str, value: float, rounds: int) -> _Tests | None:

@@ -183,8 +183,7 @@ class _Checker:
             says = f"'{index.name}' is no index of this equation"
             if index.name in self.known.constants:
                 says = f"'{index.name}' is a constant, not an index"
-            known = suggest(index.name, [*scope.letters, *((SERVER,) * self.known.server)])
-            index.place.error(f"{says}; sum over it, or put it on the left-hand side{known}")
+            index.place.error(f"{says}; sum over it, or put it on the left-hand side")
 
     def _number(self, expression: Expr, scope: _Scope, what: str) -> None:
         if self._sort(expression, scope) == "vector":

@@ -39,9 +39,10 @@ from leakaudit.relations import Expression, Relations, decimal
 from leakaudit.relations.expression import Form, Law
 from leakaudit.trace import Graph
 
-# Bounds for malicious files. A protocol with four equations on a graph of 100 nodes and degree 6
-# needs about 1e5 steps per round. A coefficient with 4096 bits has 1,200 digits.
-STEPS = 30_000_000
+# Bounds for malicious files. A protocol with four equations on a graph of degree 6 needs about 200
+# steps per node and round; a sum over 1,000 nodes needs 5,000. A coefficient with 4096 bits has
+# 1,200 digits.
+STEPS = 20_000
 BITS = 4096
 MOST = 1000  # repetitions, and the largest exponent
 
@@ -141,9 +142,11 @@ class _Declaration:
         self.turn = 0
         self.used: dict[tuple[str, int, int], int] = {}
         self.steps = 0
+        self.most = STEPS
 
     def run(self, rounds: int) -> None:
         """Declare the start and all rounds."""
+        self.most = STEPS * self.graph.nodes * (rounds + 1)
         self._block(self.definition.start)
         for t in self.p.rounds(rounds):
             # Vectors are never changed in place, so a shallow copy keeps the values of a round.
@@ -324,10 +327,10 @@ class _Declaration:
     def _value(self, expression: Expr, frame: _Frame, name: str) -> Form:
         """Evaluate an expression; a vector that it creates receives the name of the equation."""
         self.steps += 1
-        if self.steps > STEPS:
+        if self.steps > self.most:
             expression.place.error(
-                f"the equations need more than {STEPS:.0e} steps on this graph; declare fewer "
-                "rounds, or sum over neighbours instead of all nodes"
+                f"the equations need more than {STEPS} steps per node and round; repeat less, or "
+                "sum over neighbours instead of all nodes"
             )
         if isinstance(expression, Constant):
             return expression.value

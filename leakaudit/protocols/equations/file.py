@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 
 from leakaudit._util import config
-from leakaudit._util.forms import Number, Words
+from leakaudit._util.forms import Words
 from leakaudit.errors import LeakauditError, suggest
 from leakaudit.protocols.equations.check import check
 from leakaudit.protocols.equations.definition import RULES, Definition, Rows, Rule
@@ -23,6 +23,7 @@ from leakaudit.protocols.equations.syntax import FUNCTIONS, GROUPS
 from leakaudit.protocols.equations.written import Written
 
 LARGEST = 100_000  # characters of a file: a choice, fifty times the longest bundled example
+LARGEST_CONSTANT = 1e300
 KEPT = 64  # files whose victims are kept: a choice
 NAME = re.compile(r"(own:)?[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 WORD = re.compile(r"[^\W\d]\w*")
@@ -40,7 +41,7 @@ class _File(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     paper: _Text = "a protocol file"
     graph: Annotated[str, Meta(description="any or server")] = "any"
     public: Words = ("w0",)
-    constants: Annotated[Mapping[str, Number], Meta(description="a table of numbers")] = {}
+    constants: Annotated[Mapping[str, Any], Meta(description="a table of numbers")] = {}
     matrices: Annotated[Mapping[str, Any], Meta(description="a table of matrices")] = {}
     start: Annotated[str, Meta(description="equations, as text")] = ""
     first: Annotated[str, Meta(description="equations, as text")] = ""
@@ -126,8 +127,10 @@ def read(text: str) -> Definition:
     constants: dict[str, float] = {}
     for name, value in given.constants.items():
         _check_name(table, "constants", name)
-        if not abs(value) < 1e300:
-            raise table.error(f"constants.{name}: expected a finite number", "constants", name)
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not abs(value) < LARGEST_CONSTANT:
+            says = f"constants.{name}: expected a finite number, got {value!r:.40}"
+            raise table.error(says, "constants", name)
         constants[name] = value
     for name in given.public:
         _check_name(table, "public", name)

@@ -83,8 +83,16 @@ def sentences(text: str, first: int) -> list[Sentence]:
             continue
         if not held:
             indent = len(content) - len(content.lstrip())
+        scanned = list(_scan(content, number))
+        if held and any(raw.text == "=" for raw in scanned):
+            # No equation contains another one, so the parentheses above were not closed.
+            found.append(_sentence(held, words, indent))
+            held = []
+            words = []
+            depth = 0
+            indent = len(content) - len(content.lstrip())
         words.append(" ".join(content.split()))
-        for raw in _scan(content, number):
+        for raw in scanned:
             depth += (raw.text in OPEN) - (raw.text in CLOSED)
             held.append(raw)
         if depth > 0 and len(held) <= LONGEST:

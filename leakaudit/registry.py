@@ -112,7 +112,7 @@ def _import(modules: Iterable[str]) -> None:
 
 def _read_file(path: str) -> None:
     """Register the victim of a protocol file, unless it is registered already."""
-    if path in _files:
+    if _files.get(path) in _found["victims"]:
         return
     kind = importlib.import_module(READER).load(path)
     name = kind.definition.name
@@ -127,7 +127,7 @@ def _read_file(path: str) -> None:
 def _forget(path: str) -> None:
     """Forget a protocol file, so that it is read again: it may have been edited."""
     if path in _files:
-        del _found["victims"][_files.pop(path)]
+        _found["victims"].pop(_files.pop(path), None)
 
 
 def names(group: str) -> list[str]:
@@ -208,8 +208,8 @@ def get(group: str, name: str) -> Any:
                 "messages"
             )
             raise LeakauditError(
-                f"{says}; declare it in one file (docs/add-a-victim.md), or record a declared "
-                "protocol"
+                f"{says}; declare it in one file (docs/protocol-file.md, docs/add-a-victim.md), or "
+                "record a declared protocol"
             )
         if name not in names(group):
             where = f"see 'leakaudit list {group}', or name the module that has it with --plugin"

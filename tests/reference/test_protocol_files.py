@@ -65,7 +65,9 @@ def pair(name: str, graph: Graph, rounds: int) -> tuple[Relations, Relations]:
 
 
 def sent(p: Relations) -> list[tuple[Any, ...]]:
-    return sorted((v.round, v.name, v.owner, v.dst, v.secure) for v in p.vectors if v.kind == "message")
+    return sorted(
+        (v.round, v.name, v.owner, v.dst, v.secure) for v in p.vectors if v.kind == "message"
+    )
 
 
 def mu(p: Relations, adversary: Adversary, node: int) -> tuple[Any, ...]:
@@ -150,7 +152,12 @@ def test_an_attack_on_a_trace_with_a_file_finds_the_same(name: str, seed: int) -
     for one in (trace, carrying(trace, text_of(name))):
         attacked = la.attack(la.leaks(one), generator=torch.Generator().manual_seed(0))
         scores = la.score(attacked, truth)
-        found.append([(s.node, s.exact, s.label_correct, r.certificate.name) for s, r in zip(scores, attacked, strict=True)])
+        found.append(
+            [
+                (s.node, s.exact, s.label_correct, r.certificate.name)
+                for s, r in zip(scores, attacked, strict=True)
+            ]
+        )
     assert found[0] == found[1]
     assert len(found[0]) == len(set(truth.node.tolist()))
 
@@ -171,8 +178,8 @@ def kite(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def runs(kite: str) -> Iterator[dict[str, tuple[Trace, Truth]]]:
-    yield {name: run(name, "star" if name == "fedavg" else kite) for name in RUNS}
+def runs(kite: str) -> dict[str, tuple[Trace, Truth]]:
+    return {name: run(name, "star" if name == "fedavg" else kite) for name in RUNS}
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -241,7 +248,9 @@ def test_what_messages_contradict_needs_no_truth(runs: dict[str, tuple[Trace, Tr
     assert "(line 9)" in found.says
 
 
-def test_an_equation_that_fits_any_messages_is_said_to(runs: dict[str, tuple[Trace, Truth]]) -> None:
+def test_an_equation_that_fits_any_messages_is_said_to(
+    runs: dict[str, tuple[Trace, Truth]],
+) -> None:
     trace, truth = runs["dpsgd_combine"]
     text = text_of("dpsgd_combine")
     for one in (text, text.replace("alpha = 0.1", "alpha = 0.2")):
@@ -318,7 +327,12 @@ def test_a_trace_carries_its_protocol_file(own: Path, capsys: pytest.CaptureFixt
     scores = la.score(la.attack(la.leaks(trace), generator=Generator().manual_seed(0)), truth)
     assert len(scores) == 4
     assert all(score.statistics("relative_error")["mean"] < 1e-5 for score in scores)
-    for command in ("explain own.pt --node 2", "bound own.pt", "attack own.pt -o out -q", "trace info own.pt"):
+    for command in (
+        "explain own.pt --node 2",
+        "bound own.pt",
+        "attack own.pt -o out -q",
+        "trace info own.pt",
+    ):
         assert main(command.split()) == 0
     assert "g[2,3]" in capsys.readouterr().out
     assert main(["trace", "lint", "own.pt", "--truth", "own.truth.pt", "--strict"]) == 0
@@ -328,7 +342,8 @@ def test_a_file_of_the_user_goes_before_the_text_in_a_trace(
     own: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = (EXAMPLES / "heavyball.toml").read_text()
-    call = "trace lint own.pt --truth own.truth.pt --strict --plugin mine.toml".split()
+    lint_it = "trace lint own.pt --truth own.truth.pt --strict --plugin"
+    call = [*lint_it.split(), "mine.toml"]
     (own / "mine.toml").write_text(text.replace("beta = 0.5", "beta = 0.9"))
     assert main(call) == 1
     said = capsys.readouterr().out
@@ -502,7 +517,9 @@ def test_a_wrong_key_is_named(text: str, complaint: str) -> None:
 
 
 def test_matrices_are_rules_or_rows() -> None:
-    block = "w[i] = sum(j in closed_neighbours: W[i,j] * w[j]) - grad(w[i])\nm[i -> neighbours] = w[i]"
+    block = (
+        "w[i] = sum(j in closed_neighbours: W[i,j] * w[j]) - grad(w[i])\nm[i -> neighbours] = w[i]"
+    )
     line = Graph(3, ((0, 1), (1, 2)))
     rows = '[["1/2", 0.5, 0], [0.25, 0.5, 0.25], [0, "1/2", "1/2"]]'
     kind = victim(made(block).replace('"metropolis"', rows))
@@ -565,7 +582,9 @@ def test_malicious_equations_end_in_one_line_and_bounded_time(block: str) -> Non
     assert len(str(caught.value)) < 400
 
 
-@pytest.mark.parametrize("text", ["a" * 200_000, "[" * 50_000, 'name = "\\u0000"\nround = ""', "\x00"])
+@pytest.mark.parametrize(
+    "text", ["a" * 200_000, "[" * 50_000, 'name = "\\u0000"\nround = ""', "\x00"]
+)
 def test_malicious_files_are_rejected(text: str) -> None:
     with pytest.raises(LeakauditError) as caught:
         read(text)
@@ -573,5 +592,7 @@ def test_malicious_files_are_rejected(text: str) -> None:
 
 
 def test_files_of_the_repository_can_be_read() -> None:
-    names = {load(path).definition.name for path in [*FILES.glob("*.toml"), *EXAMPLES.glob("*.toml")]}
+    names = {
+        load(path).definition.name for path in [*FILES.glob("*.toml"), *EXAMPLES.glob("*.toml")]
+    }
     assert len(names) >= 8

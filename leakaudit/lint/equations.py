@@ -168,13 +168,41 @@ def not_testable(case: Case) -> list[str]:
     Returns:
         One sentence per equation; none if the protocol is not from a file.
     """
-    found = examine(case)
-    if found is None:
+    if case.protocol is None or not isinstance(case.protocol.victim, Written):
         return []
-    return [
-        f"equation '{shown(one.line.text)}' (line {one.line.number}): {one.why}"
-        for one in found.untested
-    ]
+    try:
+        declared = case.protocol.victim.declared(case.trace.graph, min(case.trace.rounds, ROUNDS))
+    except LeakauditError as error:
+        return [f"the equations of the protocol file: {error}"]
+    said = list(_undeclared(case, declared))
+    found = examine(case)
+    if found is not None:
+        for one in found.untested:
+            said.append(f"equation '{shown(one.line.text)}' (line {one.line.number}): {one.why}")
+    return said
+
+
+def _undeclared(case: Case, declared: Declared) -> Iterator[str]:
+    """Yield a sentence about each kind with recorded messages that the file does not send."""
+    sent: set[tuple[int, str, int | None, int | None]] = set()
+    for vector in declared.relations.vectors:
+        if vector.kind == "message":
+            for receiver in vector.dst or (None,):
+                sent.add((vector.round, vector.name, vector.owner, receiver))
+    seen: set[str] = set()
+    for table in case.trace.messages:
+        columns = (table.round, table.kind, table.src, table.dst)
+        for t, number, src, dst in zip(*(one.tolist() for one in columns), strict=True):
+            kind = table.kinds[number]
+            if t > declared.relations.round or kind in seen:
+                continue
+            if (t, kind, src, dst) in sent or (t, kind, src, None) in sent:
+                continue
+            seen.add(kind)
+            yield (
+                f"messages of kind {kind!r}: the protocol file does not send the one from {src} "
+                f"to {dst} in round {t}"
+            )
 
 
 def _task(case: Case) -> Task | None:

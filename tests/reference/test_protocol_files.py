@@ -296,6 +296,40 @@ def test_another_gradient_may_be_the_reason(runs: dict[str, tuple[Trace, Truth]]
     assert "if gradients are those of all records of a node" in found.says
 
 
+def test_what_the_file_does_not_send_is_said(runs: dict[str, tuple[Trace, Truth]]) -> None:
+    trace, truth = runs["tracking"]
+    said = unexamined(carrying(trace, text_of("dpsgd_combine")), truth)
+    assert [s for s in said if "of kind" in s] == [
+        "messages of kind 'y': the protocol file does not send the one from 0 to 1 in round 0"
+    ]
+    rows = '[["1/2", "1/2"], ["1/2", "1/2"]]'
+    small = text_of("dpsgd_combine").replace('"metropolis"', rows)
+    assert any(
+        "2 rows, but the graph has 5 nodes" in s for s in unexamined(carrying(trace, small), None)
+    )
+
+
+def test_a_quantised_channel_is_allowed_for(kite: str) -> None:
+    scenario = la.Scenario(
+        victim="pdmm", nodes=5, graph=kite, rounds=4, data="faces", model="mlp",
+        set={"hidden": 16, "quantize": 1e-3},
+    )  # fmt: skip
+    trace, truth = la.record(scenario)
+    text = text_of("pdmm").replace("A[i,j] * w[i])\n", "A[i,j] * w[i]) + rounding(q)\n")
+    text = text.replace("[constants]", "[constants]\nq = 0.001")
+    assert "rounding" in text
+    assert wrong(trace, truth, text) == []
+    (found,) = wrong(trace, truth, text.replace("alpha = 0.05", "alpha = 0.5"))
+    assert "(line 8)" in found.says
+    written = registry.configure(victim(text), {})
+    bundled = registry.configure(registry.get("victims", "pdmm"), {"quantize": 1e-3})
+    stds = [
+        sorted({round(v.std, 12) for v in p.vectors if v.kind == "message"})
+        for p in (written.relations(STAR, 2, {}), bundled.relations(STAR, 2, {}))
+    ]
+    assert stds[0] == stds[1]
+
+
 def test_noise_is_tested_if_it_is_recorded(kite: str) -> None:
     scenario = la.Scenario(
         victim="dpsgd", nodes=5, graph=kite, rounds=4, data="faces", model="mlp",
@@ -365,7 +399,10 @@ def test_a_trace_carries_its_protocol_file(own: Path, capsys: pytest.CaptureFixt
         "trace info own.pt",
     ):
         assert main(command.split()) == 0
-    assert "g[2,3]" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "g[2,3]" in said
+    assert "characters (shown by -f json)" in said
+    assert "closed_neighbours" not in said
     assert main(["trace", "lint", "own.pt", "--truth", "own.truth.pt", "--strict"]) == 0
 
 

@@ -58,7 +58,7 @@ class Failure:
         round: The first round in which it fails.
         label: The vector that it defines there.
         residual: Norm of the difference of both sides, relative to their largest term.
-        allowed: The residual that rounding can cause.
+        allowed: The residual that rounding and imprecise gradients can cause.
         computed: Whether gradients were computed from the records.
         hint: A value of a constant with which all equations hold; empty if there is none.
     """
@@ -116,7 +116,8 @@ def check(case: Case) -> Iterator[Pitfall]:
         which = "one of the equations"
     says = (
         f"{which} {said} fails in round {failure.round} ({failure.label}): its two sides differ by "
-        f"{failure.residual:.2g} of their largest term; rounding explains {failure.allowed:.1g}"
+        f"{failure.residual:.2g} of their largest term, and numerical errors explain "
+        f"{failure.allowed:.1g}"
     )
     if failure.computed:
         says += ", if gradients are those of all records of a node"

@@ -4,7 +4,9 @@ A leaf is one file in `leakaudit.victims`, `leakaudit.attacks` or `leakaudit.rep
 one class or function with `@victim`, `@attack` or `@renderer`; the file has the registered name.
 Other distributions register through entry points with the same group names. A module outside any
 distribution is named in the environment variable LEAKAUDIT_PLUGINS or with `--plugin`. A
-configuration file cannot name one, because reading it would then execute code.
+configuration file cannot name one, because reading it would then execute code. A protocol file
+(docs/protocol-file.md) is named in the same way; reading it executes no code, so a trace may carry
+its text.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import math
 import os
 import pkgutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, field, fields, is_dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -26,8 +28,12 @@ from leakaudit.errors import LeakauditError, suggest
 T = TypeVar("T")
 GROUPS = ("victims", "attacks", "reports")
 OWN = "own:"  # prefix of the name of an undeclared protocol in a recording
+FILE = ".toml"  # end of the name of a protocol file
+TEXT = "protocol_file"  # key in the provenance of a trace: the text of its protocol file
+READER = "leakaudit.protocols.equations.file"  # reads protocol files; a leaf of the core
 PLUGINS = "LEAKAUDIT_PLUGINS"  # modules, separated by commas; child processes find them too
 _found: dict[str, dict[str, Any]] = {group: {} for group in GROUPS}
+_files: dict[str, str] = {}  # path of a protocol file -> name of its victim
 
 
 def _decorator(group: str) -> Callable[[str], Callable[[T], T]]:
@@ -68,11 +74,15 @@ def add_plugins(modules: Iterable[str]) -> None:
     Child processes import them too.
 
     Args:
-        modules: Names of modules of the current folder, or of installed ones.
+        modules: Names of modules of the current folder, or of installed ones; or paths of protocol
+            files, which end in ``.toml``.
 
     Raises:
-        LeakauditError: One of them cannot be imported.
+        LeakauditError: One of them cannot be imported or read.
     """
+    modules = [os.path.abspath(name) if name.endswith(FILE) else name for name in modules]
+    for name in modules:
+        _forget(name)
     _import(modules)
     os.environ[PLUGINS] = ",".join(dict.fromkeys([*_told(), *modules]))
 
@@ -83,6 +93,9 @@ def _told() -> list[str]:
 
 def _import(modules: Iterable[str]) -> None:
     for name in modules:
+        if name.endswith(FILE):
+            _read_file(name)
+            continue
         if name in sys.modules:
             continue
         if "" not in sys.path:
@@ -97,6 +110,26 @@ def _import(modules: Iterable[str]) -> None:
             ) from e
 
 
+def _read_file(path: str) -> None:
+    """Register the victim of a protocol file, unless it is registered already."""
+    if _files.get(path) in _found["victims"]:
+        return
+    kind = importlib.import_module(READER).load(path)
+    name = kind.definition.name
+    if name in _known("victims"):
+        raise LeakauditError(
+            f"protocol {path}: another victim is called {name!r}; choose another name"
+        )
+    _files[path] = name
+    _found["victims"][name] = kind
+
+
+def _forget(path: str) -> None:
+    """Forget a protocol file, so that it is read again: it may have been edited."""
+    if path in _files:
+        _found["victims"].pop(_files.pop(path), None)
+
+
 def names(group: str) -> list[str]:
     """Return the names of a group. Plug-ins are imported, bundled files are not.
 
@@ -107,7 +140,12 @@ def names(group: str) -> list[str]:
         Sorted names.
     """
     _import(_told())
-    return sorted({*_own(group), *_found[group], *(entry.name for entry in _installed(group))})
+    return sorted(_known(group))
+
+
+def _known(group: str) -> set[str]:
+    """Return the names of a group that are known so far."""
+    return {*_own(group), *_found[group], *(entry.name for entry in _installed(group))}
 
 
 def _own(group: str) -> list[str]:
@@ -156,11 +194,13 @@ def get(group: str, name: str) -> Any:
 
     Args:
         group: One of `GROUPS`.
-        name: Its registered name.
+        name: Its registered name; for a victim, also the path of a protocol file.
 
     Raises:
         LeakauditError: There is none of this name; the message suggests a similar one.
     """
+    if group == "victims" and name.endswith(FILE):
+        return importlib.import_module(READER).load(name)
     if name not in _found[group]:
         if group == "victims" and name.startswith(OWN):
             says = (
@@ -168,8 +208,8 @@ def get(group: str, name: str) -> Any:
                 "messages"
             )
             raise LeakauditError(
-                f"{says}; declare it in one file (docs/add-a-victim.md), or record a declared "
-                "protocol"
+                f"{says}; declare it in one file (docs/protocol-file.md, docs/add-a-victim.md), or "
+                "record a declared protocol"
             )
         if name not in names(group):
             where = f"see 'leakaudit list {group}', or name the module that has it with --plugin"
@@ -182,6 +222,34 @@ def get(group: str, name: str) -> Any:
         if name not in _found[group]:
             importlib.import_module(f"leakaudit.{group}.{name}")
     return _found[group][name]
+
+
+def of_trace(protocol: str, provenance: Mapping[str, Any]) -> Any:
+    """Return the victim of a trace.
+
+    A registered victim is used if there is one, so that the user's own file has precedence over the
+    text in a trace; otherwise the text of the protocol file that the trace carries.
+
+    Args:
+        protocol: The protocol that the trace names.
+        provenance: The provenance of the trace.
+
+    Raises:
+        LeakauditError: There is none of this name, or the text in the trace is wrong.
+    """
+    text = provenance.get(TEXT)
+    if not isinstance(text, str) or protocol in names("victims"):
+        return get("victims", protocol)
+    try:
+        kind = importlib.import_module(READER).victim(text)
+    except LeakauditError as error:
+        raise LeakauditError(f"the protocol file in the trace: {error}") from None
+    if kind.definition.name != protocol:
+        raise LeakauditError(
+            f"the trace names the protocol {protocol!r}, but carries the protocol file of "
+            f"{kind.definition.name!r}"
+        )
+    return kind
 
 
 def everything(group: str) -> Iterator[tuple[str, Any]]:

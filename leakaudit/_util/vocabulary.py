@@ -37,7 +37,7 @@ class Vocabulary:
     only its channels are checked.
 
     Args:
-        protocol: a registered victim, or ``own:NAME``.
+        protocol: a registered victim, the path of a protocol file, or ``own:NAME``.
         params: its constants.
         graph: its network.
         rounds: number of rounds, None if unknown.
@@ -56,22 +56,28 @@ class Vocabulary:
         public: Mapping[str, Tensor],
     ) -> None:
         self.protocol, self.graph, self.rounds, self.public = protocol, graph, rounds, public
+        self.provenance: dict[str, Json] = {}
         self.victim: Victim | None = None
         self._seen = set[str]()
         if protocol.startswith(registry.OWN):
             return
-        if protocol not in registry.names("victims"):
+        is_file = protocol.endswith(registry.FILE)
+        if not is_file and protocol not in registry.names("victims"):
             near = suggest(protocol, registry.names("victims"))
             raise LeakauditError(
                 f"protocol: unknown {protocol!r}{near}; to record a protocol without a victim, "
-                "name it 'own:NAME'"
+                "name a protocol file (docs/protocol-file.md), or 'own:NAME'"
             )
         kind = registry.get("victims", protocol)
+        written = getattr(kind, "definition", None)
+        if written is not None:
+            self.protocol = written.name
+            self.provenance[registry.TEXT] = written.text
         known = registry.parameters(kind)
         for name in params:
             if name not in known and name not in SAID:
                 raise LeakauditError(
-                    f"params: {protocol} has no constant {name!r}{suggest(name, known)}"
+                    f"params: {self.protocol} has no constant {name!r}{suggest(name, known)}"
                 )
         self.victim = registry.configure(kind, {k: v for k, v in params.items() if k in known})
 

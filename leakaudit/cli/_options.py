@@ -126,7 +126,8 @@ def shared(sub: argparse.ArgumentParser, *names: str) -> None:
         metavar="MODULE",
         help=(
             "import a module with your own victims, attacks or reports, from the current folder or "
-            "installed; this executes its code; repeatable"
+            "installed; this executes its code. A protocol file (.toml) is read without executing "
+            "code; repeatable"
         ),
     )
     sub.add_argument(

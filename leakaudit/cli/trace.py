@@ -134,11 +134,16 @@ def run(args: argparse.Namespace) -> int:
 
 def _write(facts: Mapping[str, Any]) -> None:
     """Print one row for each fact."""
+    from leakaudit import registry
     from leakaudit.rendering import console
     from leakaudit.rendering.tables import Column, table
 
     rows = []
     for key, value in facts.items():
+        if key == "provenance" and registry.TEXT in value:
+            value = dict(value)
+            size = len(value.pop(registry.TEXT))
+            rows.append(("protocol file", f"{size} characters (shown by -f json)"))
         said = value if isinstance(value, str) else json.dumps(value)
         rows.append((key, said))
     columns = (Column("field"), Column("value", text=True))

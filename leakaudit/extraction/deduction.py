@@ -114,8 +114,13 @@ class Deduction:
 
     @cached_property
     def assumed(self) -> str:
-        """Constants that the trace does not state, with the defaults that replace them."""
-        missing = []
+        """Constants that the trace does not state, with the defaults that replace them.
+
+        A protocol file states its constants itself.
+        """
+        missing: list[str] = []
+        if hasattr(self._protocol.victim, "definition"):
+            return ""
         for name, value in registry.values(self._protocol.victim).items():
             if name not in self.trace.params:
                 missing.append(f"{name}={value}")

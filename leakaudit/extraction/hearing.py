@@ -75,6 +75,6 @@ def targets(trace: Trace, adversary: Adversary) -> tuple[int, ...]:
         adversary: Who observes it.
     """
     holders = trace.graph.nodes
-    if registry.get("victims", trace.protocol).centralised:
+    if registry.of_trace(trace.protocol, trace.provenance).centralised:
         holders -= 1  # the server, which is the last node
     return tuple(n for n in range(holders) if n not in adversary.corrupt)

@@ -242,7 +242,7 @@ def _is_own(check: Check, made: Recorded | None) -> bool:
     """Return whether the code under test is one of leakaudit's own victims."""
     if check.run or made is None:
         return False
-    victim = registry.get("victims", made.trace.protocol)
+    victim = registry.of_trace(made.trace.protocol, made.trace.provenance)
     return bool(victim.__module__.startswith("leakaudit.victims."))
 
 

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from leakaudit import registry
 from leakaudit._util import config
 from leakaudit.errors import ProgramError
 from leakaudit.gate.config import Check
@@ -200,6 +201,12 @@ class _Function:
             raise self._error(
                 "run returned without closing its recorder, so the recording is incomplete; "
                 "use the recorder in a with block"
+            )
+        # A program must not describe itself as one that reveals nothing.
+        if registry.TEXT in trace.provenance and trace.protocol not in registry.names("victims"):
+            raise self._error(
+                f"the program describes its protocol {trace.protocol!r} itself; review its "
+                "protocol file, and pass it to the gate with --plugin FILE"
             )
         return trace, truth
 

@@ -5,7 +5,7 @@ The checks examine the constants, the declared relations, the messages and, if g
 
 from __future__ import annotations
 
-from leakaudit.lint import bounded, claimed, gradients, noise, seeds, views, wire
+from leakaudit.lint import bounded, claimed, equations, gradients, noise, seeds, views, wire
 from leakaudit.lint.case import Case
 from leakaudit.lint.pitfall import NAMES, Pitfall, order
 from leakaudit.progress import step
@@ -17,6 +17,7 @@ from leakaudit.verdict import Verdict
 __all__ = ["NAMES", "Case", "Pitfall", "lint", "unexamined"]
 
 CHECKS = (
+    equations.check,
     claimed.check,
     bounded.check,
     views.check,
@@ -60,11 +61,12 @@ def unexamined(trace: Trace, truth: Truth | None) -> list[str]:
         trace: The recording.
         truth: The truth of the same run, or None.
     """
+    found: list[str] = []
     records = "gradients of single records against the declared sensitivity (P05)"
     if truth is None:
-        return [f"the noise, its seed, and {records}: requires --truth"]
-    if not truth.states:
-        return [f"{records}: requires a truth recorded with --states"]
-    if ":" in trace.task.model:
-        return [f"{records}: the model is code of your own, which a lint does not run"]
-    return []
+        found.append(f"the noise, its seed, and {records}: requires --truth")
+    elif not truth.states:
+        found.append(f"{records}: requires a truth recorded with --states")
+    elif ":" in trace.task.model:
+        found.append(f"{records}: the model is code of your own, which a lint does not run")
+    return [*found, *equations.not_testable(Case(gaps.before(trace), truth))]

@@ -39,7 +39,8 @@ class Case:
     @cached_property
     def protocol(self) -> Protocol | None:
         """The registered protocol over its first rounds; None for a training loop of a user."""
-        if self.trace.protocol not in registry.names("victims"):
+        known = self.trace.protocol in registry.names("victims")
+        if not known and registry.TEXT not in self.trace.provenance:
             return None
         return protocol_of(self.trace, min(self.trace.rounds, FEW))
 

@@ -77,6 +77,11 @@ NAMES = {  # number -> name, fix; 1 to 17 as in docs/bounds.md
         "insufficient noise",
         "draw the noise that is declared and that the claim requires (see 'leakaudit bound')",
     ),
+    21: (
+        "wrong equation",
+        "correct the protocol file so that it describes the program, and lint the same trace "
+        "again with --plugin FILE",
+    ),
 }
 
 

@@ -181,7 +181,7 @@ def protocol_of(trace: Trace, rounds: int | None = None) -> Protocol:
     Raises:
         LeakauditError: No victim of that name is registered.
     """
-    kind = registry.get("victims", trace.protocol)
+    kind = registry.of_trace(trace.protocol, trace.provenance)
     known = registry.parameters(kind)
     constants = {k: v for k, v in trace.params.items() if k in known}
     victim: Victim = registry.configure(kind, constants)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 import leakaudit
+from leakaudit import registry
 from leakaudit._util.vocabulary import Vocabulary, finite
 from leakaudit.errors import LeakauditError
 from leakaudit.tasks.task import Task
@@ -45,8 +46,9 @@ class Recorder:
     Args:
         path: A .pt file. A folder (if it exists, or if the text ends with "/") receives shards.
             None records in memory.
-        protocol: A registered victim, with `params` as its constants and its own kinds of messages,
-            or ``own:NAME`` for a protocol without a declaration.
+        protocol: A registered victim, with `params` as its constants and its own kinds of messages;
+            the path of a protocol file, which ends in ``.toml`` and whose text the trace then
+            carries; or ``own:NAME`` for a protocol without a declaration.
         task: The learning task.
         graph: Defines who can send to whom.
         params: Constants of the protocol.
@@ -151,9 +153,12 @@ class Recorder:
         self._vocabulary: Vocabulary | None = None
         if check:
             self._vocabulary = Vocabulary(protocol, constants, graph, rounds, self.public)
+            protocol = self._vocabulary.protocol
 
         # A copy of a trace without a number of its own receives none, because its truth has none.
         said = _provenance(provenance, rounds, check)
+        if self._vocabulary is not None:
+            said |= self._vocabulary.provenance
         own = dict(private or {})
         if check or truth is not False:
             own[RECORDING] = said.setdefault(RECORDING, secrets.token_hex(16))
@@ -493,6 +498,7 @@ def _provenance(
     if check:
         said.pop("planned", None)
         said.pop(RECORDING, None)
+        said.pop(registry.TEXT, None)
         said |= {"created": created, "checked": True}
         if rounds is not None:
             said["planned"] = rounds

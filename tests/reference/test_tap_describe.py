@@ -173,6 +173,23 @@ def test_a_description_that_does_not_fit_is_refused_by_key(
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("order", ["combine", "adapt"])
+def test_a_protocol_may_be_described_in_a_file(tmp_path: Path, project: Path, order: str) -> None:
+    file = project / "tests" / "protocol_files" / f"dpsgd_{order}.toml"
+    first = "start" if order == "combine" else "update"
+    given: dict[str, Any] = {"protocol": str(file), "params": {"alpha": 0.05}, "first": first}
+    trace = trace_of(tmp_path / "mine", 3, averaging(order), **given)
+    given |= {"protocol": "dpsgd", "params": {"alpha": 0.05, "order": order}}
+    bundled = trace_of(tmp_path / "bundled", 3, averaging(order), **given)
+    assert trace.protocol == f"dpsgd-{order}"
+    assert trace.params == {"alpha": 0.05}
+    assert trace.rounds == bundled.rounds
+    for mine, theirs in zip(la.leaks(trace), la.leaks(bundled), strict=True):
+        assert mine.node == theirs.node
+        assert torch.equal(mine.combination, theirs.combination)
+        torch.testing.assert_close(mine.value, theirs.value, rtol=1e-9, atol=1e-12)
+
+
 def test_a_models_own_factory_is_found_beside_the_description(tmp_path: Path) -> None:
     (tmp_path / "my_tapped_net.py").write_text(
         "from torch import nn\ndef net(shape, classes): return nn.Linear(shape[0], classes)\n"

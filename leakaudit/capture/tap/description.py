@@ -37,7 +37,9 @@ class _Head(Struct, frozen=True, kw_only=True):
     payload: Annotated[
         Literal["weights", "gradients", "duals"], Meta(description="weights, gradients or duals")
     ]
-    protocol: Annotated[str, Meta(description="the name of a victim")] | None = None
+    protocol: (
+        Annotated[str, Meta(description="the name of a victim or of a protocol file")] | None
+    ) = None
     first: Annotated[Literal["start", "update"], Meta(description="start or update")] | None = None
     params: Annotated[Mapping[str, Any], Meta(description="a table [params]")] = {}
 
@@ -79,7 +81,7 @@ class Description:
 
     Attributes:
         payload: weights, gradients or duals.
-        protocol: name of a victim.
+        protocol: name of a victim, or path of a protocol file.
         params: the protocol's constants in the program.
         task: the task.
         first: ``start`` if the first message of a channel is the initial model, ``update`` if it is
@@ -149,9 +151,17 @@ def read(path: Path, trusted: bool = True) -> Description:
     if trusted and beside not in sys.path:
         sys.path.append(beside)
     try:
-        return of(file.values, trusted, file.text)
+        return of(_beside(path, file.values), trusted, file.text)
     except LeakauditError as error:
         raise LeakauditError(f"description {path}: {error}") from None
+
+
+def _beside(path: Path, values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the values of a description with a protocol file in its own folder."""
+    protocol = values.get("protocol")
+    if isinstance(protocol, str) and protocol.endswith(registry.FILE):
+        return {**values, "protocol": str(path.resolve().parent / protocol)}
+    return values
 
 
 def of(values: Mapping[str, Any], trusted: bool = True, text: str = "") -> Description:

@@ -88,6 +88,9 @@ def write(
     public = {}
     if plan.start is not None:
         public["w0"] = plan.start.to(dtype) * description.scale
+    constants = dict(description.params)
+    if not hasattr(description.victim, "definition"):  # a protocol file states its own constants
+        constants = {**registry.values(description.victim), **constants}
     fresh = not path.exists()
     try:
         with Recorder(
@@ -95,7 +98,7 @@ def write(
             protocol=description.protocol,
             task=description.task,
             graph=plan.graph,
-            params={**registry.values(description.victim), **description.params},
+            params=constants,
             messages=sum(len(sent.dst) for sent in plan.sent),
             rows=len(groups),
             dtype=dtype,

@@ -127,6 +127,11 @@ def _directions(description: Description, graph: Graph) -> tuple[str, str]:
         if vector.kind == "message" and vector.round:
             way = down if vector.owner == graph.nodes - 1 else up
             way.append(vector.name)
+    if not down or not up:
+        raise LeakauditError(
+            f"{description.protocol}: expected messages from the server to the clients and back, "
+            "as in every protocol with a server"
+        )
     return down[0], up[0]
 
 

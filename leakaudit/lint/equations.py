@@ -1,0 +1,571 @@
+"""Check the equations of a protocol file on the recorded messages.
+
+Every relation with a single unknown vector defines it, and every relation without one is a test.
+Without the truth, gradients are unknown: an equation whose gradient occurs nowhere else fits any
+messages, which is reported as not testable, never as correct.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+import torch
+from torch import Tensor
+
+from leakaudit import registry
+from leakaudit._util.plain import Figures
+from leakaudit.adversary import Adversary
+from leakaudit.errors import LeakauditError
+from leakaudit.lint.case import Case
+from leakaudit.lint.pitfall import Pitfall
+from leakaudit.lint.samples import state
+from leakaudit.protocols.equations.declare import Declared
+from leakaudit.protocols.equations.syntax import Indexed, Line, Repeat, shown
+from leakaudit.protocols.equations.written import Written
+from leakaudit.relations import Vector
+from leakaudit.relations.checks import CHANNEL
+from leakaudit.relations.estimate import recorded
+from leakaudit.tasks.task import Task
+from leakaudit.verdict import Verdict
+
+ROUNDS = 8  # number of rounds that are tested: later ones repeat the same equations
+WIDTH = 4096  # coordinates that are tested if no gradient is computed: a choice
+NUMBERS = 1 << 26  # numbers in memory at once: 512 MiB
+# Rounding error of a recorded vector, in units of its number format and relative to its norm. The
+# bundled victims reach 6; the rest is a margin for devices that add in a different order.
+ROUNDING = 100.0
+# Relative error of a program's gradients: 2^-8 is the precision of bfloat16, in which programs with
+# mixed precision compute them. A wrong constant of a gradient is noticed beyond this.
+GRADIENT = 5e-3
+COARSE = 1e-2  # relative rounding error beyond which messages test nothing; bfloat16 is beyond it
+STRONG = 3.0  # a term is tested if it exceeds the errors of all terms together by this factor
+NAMED = 3  # unknown vectors that a sentence names
+DIGITS = 6  # most digits of a proposed constant; rounding errors determine about as many
+TRIES = 6  # steps of the secant method for a constant; a linear one needs two
+
+Gradient = Callable[[Vector, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An equation that the messages contradict.
+
+    Attributes:
+        lines: The equations, one of which is wrong; usually a single one.
+        round: The first round in which it fails.
+        label: The vector that it defines there.
+        residual: Norm of the difference of both sides, relative to their largest term.
+        allowed: The residual that rounding and imprecise gradients can cause.
+        computed: Whether gradients were computed from the records.
+        hint: A value of a constant with which all equations hold; empty if there is none.
+    """
+
+    lines: tuple[Line, ...]
+    round: int
+    label: str
+    residual: float
+    allowed: float
+    computed: bool
+    hint: str = ""
+
+
+@dataclass(frozen=True)
+class Untested:
+    """An equation that fits any messages.
+
+    Attributes:
+        line: The equation.
+        why: The reason, in words.
+    """
+
+    line: Line
+    why: str
+
+
+@dataclass(frozen=True)
+class Examined:
+    """What the messages say about the equations of a file.
+
+    Attributes:
+        failure: The first equation that fails; None if none does.
+        untested: Equations that cannot be tested.
+        rounds: Number of rounds that were examined.
+    """
+
+    failure: Failure | None
+    untested: tuple[Untested, ...]
+    rounds: int
+
+
+def check(case: Case) -> Iterator[Pitfall]:
+    """Yield the first equation of a protocol file that the messages contradict.
+
+    Args:
+        case: The input; with a truth, gradients are computed from its data.
+    """
+    found = examine(case)
+    if found is None or found.failure is None:
+        return
+    failure = found.failure
+    said = " or ".join(f"'{shown(one.text)}' (line {one.number})" for one in failure.lines)
+    which = "the equation"
+    if len(failure.lines) > 1:
+        which = "one of the equations"
+    says = (
+        f"{which} {said} fails in round {failure.round} ({failure.label}): its two sides differ by "
+        f"{failure.residual:.2g} of their largest term, and numerical errors explain "
+        f"{failure.allowed:.1g}"
+    )
+    if failure.computed:
+        says += ", if gradients are those of all records of a node"
+    if failure.hint:
+        says += f"; {failure.hint}"
+    figures: Figures = {
+        "lines": [one.number for one in failure.lines],
+        "equations": [one.text for one in failure.lines],
+        "round": failure.round,
+        "residual": failure.residual,
+        "allowed": failure.allowed,
+    }
+    yield Pitfall(21, Verdict.REFUTED, says, figures)
+
+
+def examine(case: Case) -> Examined | None:
+    """Test the equations of a protocol file.
+
+    Args:
+        case: The input.
+
+    Returns:
+        The results; None if the protocol is not from a file, or cannot be declared on this graph.
+    """
+    if case.protocol is None or not isinstance(case.protocol.victim, Written):
+        return None
+    rounds = min(case.trace.rounds, ROUNDS)
+    try:
+        declared = case.protocol.victim.declared(case.trace.graph, rounds)
+    except LeakauditError:
+        return None
+    task = _task(case)
+    if task is not None and len(declared.relations.vectors) * case.trace.layout.size > NUMBERS:
+        task = None
+    known = _known(case, declared, whole=task is not None)
+    tests = _Tests(case, declared, known, task)
+    failure = tests.failure
+    if failure is not None:
+        failure = replace(failure, hint=_hint(case, tests, rounds))
+    return Examined(failure, tuple(tests.untested()), rounds)
+
+
+def not_testable(case: Case) -> list[str]:
+    """Return which equations of a protocol file the recording cannot test.
+
+    Args:
+        case: The input.
+
+    Returns:
+        One sentence per equation; none if the protocol is not from a file.
+    """
+    if case.protocol is None or not isinstance(case.protocol.victim, Written):
+        return []
+    try:
+        declared = case.protocol.victim.declared(case.trace.graph, min(case.trace.rounds, ROUNDS))
+    except LeakauditError as error:
+        return [f"the equations of the protocol file: {error}"]
+    said = list(_undeclared(case, declared))
+    found = examine(case)
+    if found is not None:
+        for one in found.untested:
+            said.append(f"equation '{shown(one.line.text)}' (line {one.line.number}): {one.why}")
+    return said
+
+
+def _undeclared(case: Case, declared: Declared) -> Iterator[str]:
+    """Yield a sentence about each kind with recorded messages that the file does not send."""
+    sent: set[tuple[int, str, int | None, int | None]] = set()
+    for vector in declared.relations.vectors:
+        if vector.kind == "message":
+            for receiver in vector.dst or (None,):
+                sent.add((vector.round, vector.name, vector.owner, receiver))
+    seen: set[str] = set()
+    for table in case.trace.messages:
+        columns = (table.round, table.kind, table.src, table.dst)
+        for t, number, src, dst in zip(*(one.tolist() for one in columns), strict=True):
+            kind = table.kinds[number]
+            if t > declared.relations.round or kind in seen:
+                continue
+            if (t, kind, src, dst) in sent or (t, kind, src, None) in sent:
+                continue
+            seen.add(kind)
+            yield (
+                f"messages of kind {kind!r}: the protocol file does not send the one from {src} "
+                f"to {dst} in round {t}"
+            )
+
+
+def _task(case: Case) -> Task | None:
+    """Return the task with which gradients are computed; None if they cannot be.
+
+    They cannot without the data, with a model of the user's own code, which a lint does not run, or
+    if a gradient is not that of all records of a node.
+    """
+    trace = case.trace
+    if case.truth is None or not len(case.truth.node) or ":" in trace.task.model:
+        return None
+    if trace.columns != (0, trace.layout.size) or case.number("batch") or case.number("clip"):
+        return None
+    return Task.build(trace.task)
+
+
+def _obstacle(case: Case) -> str:
+    """Return why gradients cannot be computed in spite of a truth."""
+    if case.truth is None or not len(case.truth.node):
+        return "the truth contains no records"
+    if ":" in case.trace.task.model:
+        return "the model is code of your own, which a lint does not run"
+    if case.number("batch") or case.number("clip"):
+        return "mini-batches and clipping are not recorded"
+    if case.trace.columns != (0, case.trace.layout.size):
+        return "only some columns of the model were recorded"
+    return "the model is too large for this check"
+
+
+def _known(case: Case, declared: Declared, whole: bool) -> dict[int, Tensor]:
+    """Return the recorded vectors by their place: messages, public vectors, and kept states.
+
+    Args:
+        case: The input.
+        declared: The declaration.
+        whole: Whether all coordinates are needed.
+    """
+    everybody = Adversary(corrupt=frozenset(range(case.trace.graph.nodes)))
+    read = recorded(everybody.view(case.trace))
+    once = _assigned_once(declared, case)
+    width = case.trace.columns[1] - case.trace.columns[0]
+    chosen = torch.arange(width)
+    if not whole and width > WIDTH:
+        chosen = torch.linspace(0, width - 1, WIDTH).round().long()
+    found: dict[int, Tensor] = {}
+    for k, vector in enumerate(declared.relations.vectors):
+        value: Tensor | None = None
+        if vector.kind in ("message", "public"):
+            try:
+                value = read(vector)
+            except LeakauditError:
+                value = None
+        elif vector.name in once and case.trace.columns == (0, case.trace.layout.size):
+            value = state(case, vector)
+        if value is not None and len(value) == width:
+            found[k] = value[chosen].double()
+    return found
+
+
+def _assigned_once(declared: Declared, case: Case) -> set[str]:
+    """Return the vectors whose recorded value of a round is the one that their equation defines.
+
+    A vector that is assigned several times in a round is recorded once, at its end.
+    """
+    victim = case.protocol.victim if case.protocol else None
+    if not isinstance(victim, Written):
+        return set()
+    counts: dict[str, int] = {}
+    for block in (victim.definition.start, victim.definition.first, victim.definition.round):
+        for statement in block:
+            if isinstance(statement, Repeat):
+                for inner in statement.body:
+                    name = getattr(getattr(inner, "target", None), "name", "")
+                    counts[name] = 2
+            elif isinstance(statement.target, Indexed) and block is victim.definition.round:
+                counts[statement.target.name] = counts.get(statement.target.name, 0) + 1
+    return {name for name, count in counts.items() if count == 1}
+
+
+@dataclass(frozen=True)
+class _Value:
+    """A vector in the evaluation of the relations.
+
+    Attributes:
+        value: Its coordinates.
+        size: Norm of the largest term from which it was computed.
+        error: Largest norm of its error.
+        lines: The equations from which it was computed.
+        computed: Whether gradients were used.
+    """
+
+    value: Tensor
+    size: float
+    error: float
+    lines: frozenset[Line]
+    computed: bool = False
+
+
+class _Tests:
+    """Evaluates the relations until nothing more follows from the recorded vectors.
+
+    Args:
+        case: The input.
+        declared: The declaration.
+        known: Recorded vectors by their place.
+        task: Computes gradients; None if they are unknown.
+    """
+
+    def __init__(
+        self, case: Case, declared: Declared, known: Mapping[int, Tensor], task: Task | None
+    ) -> None:
+        self.case = case
+        self.declared = declared
+        self.known = known
+        self.task = task
+        self.rounding = ROUNDING * torch.finfo(case.trace.dtype).eps
+        self.values: dict[int, _Value] = {}
+        for k, value in known.items():
+            self.values[k] = self._recorded(k, value)
+        self.tested: set[Line] = set()
+        self.strong: set[Line] = set()  # equations of which every term was tested
+        self.weak: dict[Line, str] = {}  # equation -> a term that is too small to be tested
+        self.defines: dict[int, int] = {}  # relation -> the vector that it defines
+        self.failures: list[tuple[int, int, Failure]] = []
+        self.misses: dict[int, Tensor] = {}  # relation -> the difference of its sides
+        self.pending = list(range(len(declared.relations.relations)))
+        if self.rounding <= COARSE:
+            self._run()
+
+    def _recorded(self, place: int, value: Tensor) -> _Value:
+        """Return a recorded vector, with its rounding error and that of its channel."""
+        vector = self.declared.relations.vectors[place]
+        size = float(value.norm())
+        error = self.rounding * size
+        if vector.kind == "message":
+            error += CHANNEL * vector.std * math.sqrt(len(value))
+        return _Value(value, size, error, frozenset())
+
+    @property
+    def failure(self) -> Failure | None:
+        """The first failure."""
+        if not self.failures:
+            return None
+        return min(self.failures, key=lambda one: one[:2])[2]
+
+    def _run(self) -> None:
+        progress = True
+        while progress:
+            left = [k for k in self.pending if not self._use(k)]
+            progress = len(left) < len(self.pending)
+            self.pending = left
+
+    def _use(self, k: int) -> bool:
+        """Test a relation, or define its only unknown vector; False if it has several."""
+        terms = dict(self.declared.relations.relations[k].terms)
+        for place in terms:
+            self._gradient(place)
+        unknown = [place for place in terms if place not in self.values]
+        if len(unknown) > 1 or len(unknown) == len(terms):
+            return False
+        line = self.declared.lines[k]
+        if not unknown:
+            self._test(k, line, terms)
+            return True
+        scale = -float(terms.pop(unknown[0]))
+        total = self._sum(terms)
+        self._weigh(line, terms, total)
+        self.values[unknown[0]] = _Value(
+            total.value / scale,
+            total.size / abs(scale),
+            total.error / abs(scale),
+            total.lines | {line},
+            total.computed,
+        )
+        self.defines[k] = unknown[0]
+        return True
+
+    def _gradient(self, place: int) -> None:
+        """Compute a gradient if its model is known."""
+        point = self.declared.relations.points.get(place)
+        if self.task is None or place in self.values or point is None:
+            return
+        if not point.at.terms or not point.at.terms.keys() <= self.values.keys():
+            return
+        model = self._sum(dict(point.at.terms))
+        vector = self.declared.relations.vectors[place]
+        truth = self.case.truth
+        if truth is None or vector.owner is None:
+            return
+        x, y = truth.of(vector.owner)
+        if not len(x):
+            return
+        value = self.task.gradients(model.value[None], x.double()[None], y[None])[0].double()
+        lines = model.lines
+        origin = self.declared.origins[place]
+        if origin is not None:
+            lines = lines | {origin}
+        size = float(value.norm())
+        self.values[place] = _Value(value, size, GRADIENT * size, lines, computed=True)
+
+    def _sum(self, terms: Mapping[int, Fraction]) -> _Value:
+        value = torch.zeros(())
+        size = 0.0
+        error = 0.0
+        lines: frozenset[Line] = frozenset()
+        computed = False
+        for place, coefficient in terms.items():
+            held = self.values[place]
+            factor = abs(float(coefficient))
+            value = value + held.value * float(coefficient)
+            size = max(size, held.size * factor)
+            error += held.error * factor
+            lines |= held.lines
+            computed = computed or held.computed
+        return _Value(value, size, error, lines, computed)
+
+    def _weigh(self, line: Line, terms: Mapping[int, Fraction], total: _Value) -> None:
+        """Note whether every term of an equation is large enough to matter."""
+        for place, coefficient in terms.items():
+            term = abs(float(coefficient)) * float(self.values[place].value.norm())
+            if term <= STRONG * total.error:
+                self.weak[line] = self.declared.relations.vectors[place].label
+                return
+        self.strong.add(line)
+
+    def _test(self, k: int, line: Line, terms: Mapping[int, Fraction]) -> None:
+        total = self._sum(terms)
+        if not total.size:
+            return
+        relation = self.declared.relations.relations[k]
+        vectors = self.declared.relations.vectors
+        error = float(total.value.norm()) / total.size
+        allowed = total.error / total.size
+        self._weigh(line, terms, total)
+        self.tested |= total.lines | {line}
+        self.misses[k] = total.value / total.size
+        if error <= allowed:
+            return
+        # What only copies a vector into a message has no coefficient that could be wrong.
+        lines = {one for one in total.lines | {line} if not self._copies(one)} or {line}
+        ordered = tuple(sorted(lines, key=lambda one: one.number))
+        label = vectors[max(relation.terms)].label
+        failure = Failure(ordered, relation.round, label, error, allowed, total.computed)
+        self.failures.append((relation.round, k, failure))
+
+    def _copies(self, line: Line) -> bool:
+        """Return whether all relations of an equation say that two vectors are equal."""
+        for k, one in enumerate(self.declared.lines):
+            if one == line:
+                terms = self.declared.relations.relations[k].terms
+                if len(terms) != 2 or sum(terms.values(), Fraction(0)):
+                    return False
+        return line in self.declared.lines
+
+    def untested(self) -> Iterator[Untested]:
+        """Yield the equations that were neither tested nor used in a test."""
+        if self.rounding > COARSE:
+            dtype = str(self.case.trace.dtype).removeprefix("torch.")
+            for line in dict.fromkeys(self.declared.lines):
+                yield Untested(line, f"messages in {dtype} are too coarse")
+            return
+        seen = set(self.tested)
+        for line in sorted(self.tested - self.strong, key=lambda one: one.number):
+            if line in self.weak:
+                yield Untested(line, f"its term {self.weak[line]} is too small beside the others")
+        for k, line in enumerate(self.declared.lines):
+            if line in seen or self._copies(line):
+                continue
+            seen.add(line)
+            yield Untested(line, self._why(k))
+
+    def _why(self, k: int) -> str:
+        """Return why a relation could not be tested."""
+        vectors = self.declared.relations.vectors
+        open_ = [k for k in (self.defines.get(k),) if k is not None]
+        if not open_:
+            terms = self.declared.relations.relations[k].terms
+            open_ = [place for place in terms if place not in self.values]
+        names = ", ".join(vectors[place].label for place in open_[:NAMED])
+        kinds = {vectors[place].kind for place in open_}
+        if "message" in kinds:
+            return f"the recording does not contain {names}"
+        why = f"the messages fit any value of {names}"
+        if "noise" in kinds:
+            return f"{why}; requires --truth with the noise (recorded as states)"
+        if self.case.truth is None:
+            return f"{why}; requires --truth with the records, to compute gradients"
+        if self.task is None:
+            return f"{why}; its gradients cannot be computed ({_obstacle(self.case)})"
+        return f"{why}; requires a truth with this vector (recorded as a state)"
+
+
+def _hint(case: Case, tests: _Tests, rounds: int) -> str:
+    """Return the value of a constant with which every equation holds; empty if there is none.
+
+    The difference of both sides of the failing relation is a function of the constant. Its zero is
+    found by the secant method on the projection onto the first difference; all tests must then
+    pass.
+    """
+    victim = case.protocol.victim if case.protocol else None
+    if not isinstance(victim, Written):
+        return ""
+    failed = min(tests.failures, key=lambda one: one[:2])[1]
+    found: list[str] = []
+    for name in victim.definition.constants:
+        given = float(registry.values(victim)[name])
+        solved = _solved(case, tests, failed, name, given, rounds)
+        if solved is not None:
+            found.append(f"all equations hold with {name} = {solved:.6g} instead of {given:g}")
+    # Two constants that explain the same difference cannot be told apart.
+    if len(found) != 1:
+        return ""
+    return found[0]
+
+
+def _solved(
+    case: Case, tests: _Tests, failed: int, name: str, given: float, rounds: int
+) -> float | None:
+    """Return the value of one constant with which all tests pass; None if there is none."""
+    direction = tests.misses[failed]
+    old = given
+    old_miss = float(direction @ direction)
+    new = given / 2 or 0.1  # any other value serves as the second point
+    for _ in range(TRIES):
+        changed = _changed(case, tests, name, new, rounds)
+        if changed is None or failed not in changed.misses:
+            return None
+        if not changed.failures:
+            return _shortest(case, tests, name, new, rounds)
+        miss = float(changed.misses[failed] @ direction)
+        if miss == old_miss:
+            return None
+        step = miss * (new - old) / (miss - old_miss)
+        old = new
+        old_miss = miss
+        new = new - step
+        if not math.isfinite(new):
+            return None
+    return None
+
+
+def _shortest(case: Case, tests: _Tests, name: str, value: float, rounds: int) -> float:
+    """Return the value with the fewest digits for which all tests pass, as its author wrote it."""
+    for digits in range(1, DIGITS):
+        short = float(f"{value:.{digits}g}")
+        changed = _changed(case, tests, name, short, rounds)
+        if changed is not None and not changed.failures:
+            return short
+    return value
+
+
+def _changed(case: Case, tests: _Tests, name: str, value: float, rounds: int) -> _Tests | None:
+    """Repeat the tests with another value of a constant; None if it is not a valid one."""
+    victim = case.protocol.victim if case.protocol else None
+    if not isinstance(victim, Written):
+        return None
+    kind = type(registry.values(victim)[name])
+    try:
+        other = registry.configure(type(victim), {**registry.values(victim), name: kind(value)})
+        declared = other.declared(case.trace.graph, rounds)
+    except LeakauditError:
+        return None
+    if declared.relations.vectors != tests.declared.relations.vectors:
+        return None
+    return _Tests(case, declared, tests.known, tests.task)

@@ -1,0 +1,140 @@
+"""Splits the text of a protocol file into equations, and these into words and signs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from leakaudit.protocols.equations.syntax import Line, Place
+
+# Limits that no paper comes near; they bound the time and the recursion that a malicious file can
+# cause. An equation of 400 words nests at most 400 deep, well below Python's own limit.
+LONGEST = 400
+LARGEST_NUMBER = 40
+
+_TOKEN = re.compile(
+    r"(?P<space>[ \t]+)|(?P<number>(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?)|(?P<name>[^\W\d]\w*)"
+    r"|(?P<sign>->|\*\*|[-+*/^=()\[\],:])|(?P<other>.)"
+)
+OPEN = "(["
+CLOSED = ")]"
+
+
+@dataclass(frozen=True)
+class Token:
+    """A word, a number or a sign.
+
+    Attributes:
+        kind: ``name``, ``number``, ``sign``, or ``end`` after the last one.
+        text: As it is written.
+        place: Where it is written.
+    """
+
+    kind: str
+    text: str
+    place: Place
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """One equation before it is parsed.
+
+    Attributes:
+        line: The equation.
+        indent: Number of spaces in front of it.
+        tokens: Its words and signs, ending with ``end``.
+    """
+
+    line: Line
+    indent: int
+    tokens: tuple[Token, ...]
+
+
+@dataclass(frozen=True)
+class _Raw:
+    kind: str
+    text: str
+    line: int
+    column: int
+
+
+def sentences(text: str, first: int) -> list[Sentence]:
+    """Split a block of equations.
+
+    Args:
+        text: The block; ``#`` begins a comment.
+        first: The line of the file on which it begins.
+
+    Returns:
+        The equations. One that ends inside parentheses continues on the next line.
+
+    Raises:
+        LeakauditError: A character or a number is not allowed, or an equation is too long.
+    """
+    found: list[Sentence] = []
+    held: list[_Raw] = []
+    words: list[str] = []
+    depth = 0
+    indent = 0
+    for number, written in enumerate(text.split("\n"), first):
+        content = written.partition("#")[0].rstrip().expandtabs(4)
+        if not content:
+            continue
+        if not held:
+            indent = len(content) - len(content.lstrip())
+        scanned = list(_scan(content, number))
+        if held and any(raw.text == "=" for raw in scanned):
+            # No equation contains another one, so the parentheses above were not closed.
+            found.append(_sentence(held, words, indent))
+            held = []
+            words = []
+            depth = 0
+            indent = len(content) - len(content.lstrip())
+        words.append(" ".join(content.split()))
+        for raw in scanned:
+            depth += (raw.text in OPEN) - (raw.text in CLOSED)
+            held.append(raw)
+        if depth > 0 and len(held) <= LONGEST:
+            continue
+        found.append(_sentence(held, words, indent))
+        held = []
+        words = []
+        depth = 0
+    if held:
+        found.append(_sentence(held, words, indent))
+    return found
+
+
+def _scan(content: str, number: int) -> Iterator[_Raw]:
+    for match in _TOKEN.finditer(content):
+        kind = str(match.lastgroup)
+        for group in ("number", "name", "sign", "other"):
+            if match.group(group) is not None:
+                kind = group
+        if match.group("space") is None:
+            yield _Raw(kind, match.group(), number, match.start() + 1)
+
+
+def _sentence(held: list[_Raw], words: list[str], indent: int) -> Sentence:
+    """Return an equation, after a check of its characters and its length."""
+    line = Line(held[0].line, " ".join(words))
+    tokens: list[Token] = []
+    for raw in held:
+        place = Place(line, raw.line, raw.column)
+        if raw.kind == "other":
+            place.error(f"the character {raw.text!r} is not part of the notation")
+        if raw.kind == "number" and len(raw.text) > LARGEST_NUMBER:
+            place.error(f"expected a number of at most {LARGEST_NUMBER} characters")
+        sign = raw.text
+        if sign == "**":
+            sign = "^"
+        tokens.append(Token(raw.kind, sign, place))
+    if len(tokens) > LONGEST:
+        tokens[0].place.error(
+            f"expected an equation of at most {LONGEST} words and signs, got {len(tokens)}; "
+            "split it"
+        )
+    last = held[-1]
+    end = Place(line, last.line, last.column + len(last.text))
+    return Sentence(line, indent, (*tokens, Token("end", "the end of the equation", end)))

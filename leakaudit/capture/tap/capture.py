@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Result = TypeVar("Result")
+Notes = dict[str, Any]
+Translate = Callable[[str, Any, Notes], tuple[str, Notes]]  # op, tensor and notes -> op and notes
+HOOK = "hook."  # beginning of the op of a message that a communication hook sends in its own form
 
 
 class Capture:
@@ -52,11 +55,12 @@ class Capture:
         self.sizes = sizes
         self.max_bytes = max_bytes
         self.receive = receive
-        # With `sizes`: numbers sent so far, by (op, peer). Otherwise: messages, by (op, peer, tag).
+        # With `sizes`: numbers sent so far, by (op, lane, peer); else messages, by tag, too.
         self._seen: dict[tuple[Any, ...], int] = defaultdict(int)
         self._log: Log | None = None
         self._broken = False
-        self._unlogged = threading.local()
+        self._here = threading.local()  # how calls in this thread are logged
+        self._hooks: list[str] = []  # communication hooks whose result is not there yet
         os.register_at_fork(after_in_child=self._forked)
 
     def event(
@@ -79,21 +83,40 @@ class Capture:
             notes: plain values to log with the event.
         """
         begun = time.perf_counter()
-        if self._broken or getattr(self._unlogged, "inside", False):
+        if self._broken or getattr(self._here, "unlogged", False):
             return
         try:
             log = self._log or self._open()
+            op, notes = self._translated(op, value, notes)
+            at = notes.pop("at", at)
             if LEFT_OUT not in notes:
-                reason = self._left_out(log.rank, op, value, peer, tag, at)
+                lane = str(notes.get("lane", ""))
+                reason = self._left_out(log.rank, op, value, (lane, peer, tag), at)
                 if reason:
                     notes[LEFT_OUT] = reason
             log.write(op, value, peer, tag, **notes)
             log.spent += time.perf_counter() - begun
         except Exception as error:
-            self._broken = True
-            sys.stderr.write(
-                f"leakaudit tap: recording of process {os.getpid()} stopped: {error}\n"
-            )
+            self._stop(error)
+
+    def quietly(self, call: Callable[..., None], *args: Any) -> None:
+        """Call a function of the tap; an error ends the recording and not the program.
+
+        Args:
+            call: the function.
+            args: its arguments.
+        """
+        if self._broken:
+            return
+        try:
+            call(*args)
+        except Exception as error:
+            self._stop(error)
+
+    def _stop(self, error: Exception) -> None:
+        """End the recording of this process."""
+        self._broken = True
+        sys.stderr.write(f"leakaudit tap: recording of process {os.getpid()} stopped: {error}\n")
 
     def unlogged(self, call: Callable[..., Result], *args: Any) -> Result:
         """Call a function without logging the messages that it sends.
@@ -105,11 +128,49 @@ class Capture:
         Returns:
             The result of the function.
         """
-        self._unlogged.inside = True
+        before = getattr(self._here, "unlogged", False)
+        self._here.unlogged = True
         try:
             return call(*args)
         finally:
-            self._unlogged.inside = False
+            self._here.unlogged = before
+
+    def within_hook(
+        self, name: str, translate: Translate, call: Callable[..., Any], *args: Any
+    ) -> Any:
+        """Call a communication hook, which sends gradients in a form of its own.
+
+        Args:
+            name: name of the hook.
+            translate: what the messages are that the hook sends before it returns. What it sends
+                later, in other threads, is logged as its own.
+            call: the hook.
+            args: its arguments.
+
+        Returns:
+            The future of the hook.
+        """
+        self._hooks.append(name)
+        self._here.translate = translate
+        try:
+            future = call(*args)
+        except BaseException:
+            self._hooks.remove(name)
+            raise
+        finally:
+            self._here.translate = None
+        future.add_done_callback(lambda _: self._hooks.remove(name))
+        return future
+
+    def _translated(self, op: str, value: Any, notes: Notes) -> tuple[str, Notes]:
+        """Return op and notes of an event, which differ for what a communication hook sends."""
+        translate = getattr(self._here, "translate", None)
+        if translate is not None:
+            translated: tuple[str, Notes] = translate(op, value, notes)
+            return translated
+        if self._hooks and op not in ("ddp", "model"):
+            return HOOK + op, {**notes, "hook": self._hooks[0]}
+        return op, notes
 
     @property
     def rank(self) -> int:
@@ -145,7 +206,12 @@ class Capture:
         return self._log
 
     def _left_out(
-        self, rank: int, op: str, value: Tensor | None, peer: int | None, tag: int, at: int | None
+        self,
+        rank: int,
+        op: str,
+        value: Tensor | None,
+        channel: tuple[str, int | None, int],
+        at: int | None,
     ) -> str:
         """Return why a payload is not kept; empty if it is."""
         if self.ranks is not None and rank not in self.ranks:
@@ -153,7 +219,7 @@ class Capture:
         if self.rounds is None or value is None:
             return ""
         if at is None:
-            at = self._place(op, value, peer, tag)
+            at = self._place(op, value, *channel)
         # Tensors that are not part of a model, and the initial model (round 0), are always kept.
         if at is None or at + self.start == 0:
             return ""
@@ -162,20 +228,22 @@ class Capture:
             return ""
         return "rounds"
 
-    def _place(self, op: str, value: Tensor, peer: int | None, tag: int) -> int | None:
+    def _place(
+        self, op: str, value: Tensor, lane: str, peer: int | None, tag: int
+    ) -> int | None:
         """Return the position, on its channel, of the message to which a tensor belongs.
 
         None if the tensor is not part of a model.
         """
         if self.sizes is None:
-            place = self._seen[op, peer, tag]
-            self._seen[op, peer, tag] += 1
+            place = self._seen[op, lane, peer, tag]
+            self._seen[op, lane, peer, tag] += 1
             return place
         count = int(value.numel())
-        before = self._seen[op, peer]
+        before = self._seen[op, lane, peer]
         if count not in self.sizes:
             return None
-        self._seen[op, peer] += count
+        self._seen[op, lane, peer] += count
         return before // self.sizes[-1]
 
     def _forked(self) -> None:
@@ -184,7 +252,8 @@ class Capture:
             self._log.abandon()
         self._log = None
         self._seen = defaultdict(int)
-        self._unlogged = threading.local()
+        self._here = threading.local()
+        self._hooks = []
 
     def end(self) -> None:
         """Close the log; nothing is logged afterwards."""

@@ -62,6 +62,7 @@ class _Messages(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     tags: Annotated[tuple[int, ...], Meta(description="whole numbers as tags")] | None = None
     kinds: dict[str, str] = {}
     order: Words = ()
+    stream: str | None = None
 
 
 class _Body(Struct, frozen=True, kw_only=True):
@@ -88,6 +89,7 @@ class Description:
         tags: tags of the messages to use; None for all.
         kinds: tag -> kind, if the protocol has several kinds.
         order: parameters in the order of a message; empty for the model's order.
+        stream: process group or model of the messages to use; None for that with most messages.
     """
 
     payload: str
@@ -100,6 +102,7 @@ class Description:
     tags: frozenset[int] | None = None
     kinds: Mapping[int, str] = field(default_factory=dict)
     order: tuple[str, ...] = ()
+    stream: str | None = None
 
     @property
     def victim(self) -> Victim:
@@ -191,6 +194,7 @@ def of(values: Mapping[str, Any], trusted: bool = True, text: str = "") -> Descr
         tags=tags,
         kinds=kinds,
         order=order,
+        stream=messages.stream,
     )
 
 

@@ -98,6 +98,7 @@ def write(
             messages=sum(len(sent.dst) for sent in plan.sent),
             rows=len(groups),
             dtype=dtype,
+            columns=plan.columns,
             public=public,
             max_bytes=max_bytes,
             provenance=provenance,

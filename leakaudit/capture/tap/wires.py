@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 
 from leakaudit.capture.tap.arranged import ArrangedLog, Missing
 from leakaudit.capture.tap.description import Description
@@ -12,26 +13,62 @@ from leakaudit.capture.tap.log import LEFT_OUT
 from leakaudit.capture.tap.peers import peers
 from leakaudit.capture.tap.reading import RankLog
 from leakaudit.capture.tap.star import star
-from leakaudit.capture.tap.streams import LoggedMessage, Streams, assemble
+from leakaudit.capture.tap.streams import GRADIENTS, LoggedMessage, Streams, assemble, one_lane
 from leakaudit.errors import LeakauditError
 
 # Every missing round costs a line in the trace, so a log with far more rounds than messages is
 # rejected. A choice: programs that number their rounds with gaps stay well below it.
 SPARSE = 10  # rounds per message ...
 SPARE = 100  # ... and messages that are added even for a short log
+SHOWN = 6  # names of parameters in one line
 PROCESSES = 100_000  # more than any program has: a larger number in a log is ignored
 
 
 def latest(logs: Iterable[RankLog]) -> list[RankLog]:
     """Return each rank's last process, because a restarted rank began anew.
 
+    If torchrun started the program again, only the processes of its last attempt count: a rank that
+    sent nothing in it has no log, and those of earlier attempts belong to another training.
+
     Args:
         logs: the logs of all processes, in any order.
     """
+    logs = list(logs)
+    last = max(map(_restart, logs), default=0)
     by_rank: dict[int, RankLog] = {}
     for log in sorted(logs, key=lambda log: (log.rank, log.attempt)):
-        by_rank[log.rank] = log
+        if _restart(log) == last:
+            by_rank[log.rank] = log
     return list(by_rank.values())
+
+
+def _restart(log: RankLog) -> int:
+    """Return how often torchrun had started the program before this process; 0 if unknown."""
+    count = log.about.get("restart", 0)
+    if type(count) is not int:
+        return 0
+    return count
+
+
+def restarts(logs: Sequence[RankLog]) -> list[str]:
+    """Return remarks about processes whose messages are not in the trace.
+
+    Args:
+        logs: the logs of all processes, including those that were started again.
+    """
+    used = latest(logs)
+    unused = len(logs) - len(used)
+    if not unused:
+        return []
+    last = max(map(_restart, logs))
+    if last:
+        return [
+            f"the program was started {last + 1} times: the trace contains the last attempt; "
+            f"the messages of {unused} earlier processes are not in it"
+        ]
+    again = sorted({log.rank for log in logs if log not in used})
+    ranks = ", ".join(map(str, again))
+    return [f"several processes had rank {ranks}: the trace contains the messages of the last one"]
 
 
 def plan(description: Description, logs: Sequence[RankLog]) -> ArrangedLog:
@@ -47,27 +84,79 @@ def plan(description: Description, logs: Sequence[RankLog]) -> ArrangedLog:
     """
     by_tag = bool(description.kinds)
     streams = assemble(latest(logs), description.sizes, description.tags, by_tag)
-    found = _found(streams)
+    messages, dropped = one_lane(streams.messages, description.stream)
+    found = _found(messages.values())
     if not found:
-        counted = [f"{count} {what}" for what, count in streams.others.most_common(3)]
-        others = ", ".join(counted) or "nothing at all"
         raise LeakauditError(
             f"no message has the size of the model ({description.task.layout.size} numbers in one "
-            f"tensor, or one tensor per parameter); the log contains {others}; describe the model "
-            "that was trained, or its order of parameters"
+            f"tensor, or one tensor per parameter); the log contains {listed(streams.others)}; "
+            "describe the model that was trained, or its order of parameters"
         )
     nodes = max(map(_processes, logs))
     for message in found:
         nodes = max(nodes, 1 + message.src, 1 + (message.dst or 0))
     arrange = star if description.victim.centralised else peers
-    return _counted(arrange(description, found, nodes), found)
+    arranged = _counted(arrange(description, found, nodes), found)
+    notes = (*arranged.notes, *restarts(logs), *_apart(dropped, streams), *_content(arranged))
+    return replace(arranged, notes=notes)
 
 
-def _found(streams: Streams) -> list[LoggedMessage]:
+def listed(others: Counter[str]) -> str:
+    """Return what a log contains besides models, in words.
+
+    Args:
+        others: description -> number.
+    """
+    counted = [f"{count} {what}" for what, count in others.most_common(3)]
+    return ", ".join(counted) or "nothing at all"
+
+
+def _apart(dropped: Counter[str], streams: Streams) -> Iterator[str]:
+    """Yield remarks about messages of other models and process groups."""
+    for lane, count in sorted(dropped.items()):
+        yield (
+            f"{count} messages of the same size in stream {lane!r} are not in the trace; "
+            f"[messages] stream = {lane!r} selects them"
+        )
+    for what, count in sorted(streams.others.items()):
+        op, _, of = what.partition(" of ")
+        if op in GRADIENTS and not of.endswith("numbers"):
+            yield f"{count} tensors of {of} ({op}) belong to a model of another size"
+
+
+def _content(plan: ArrangedLog) -> Iterator[str]:
+    """Yield remarks about messages that are not all of what a rank computed."""
+    names = plan.description.order or plan.description.task.layout.names
+    missing = [names[k] for k in range(len(names)) if k not in plan.covers]
+    if missing:
+        yield (
+            f"the messages contain {len(plan.covers)} of {len(names)} parameters; "
+            f"missing: {_shortened(missing)}"
+        )
+    hooks = Counter[tuple[str, str]]()
+    for sent in plan.sent:
+        for piece in sent.message.pieces:
+            if piece.notes.get("hook"):
+                hooks[str(piece.notes["hook"]), str(piece.dtype)] += 1
+    for (hook, dtype), count in sorted(hooks.items()):
+        yield (
+            f"{count} tensors were sent by {hook} in {dtype}: the trace contains what was sent, "
+            "which is rounded to this format"
+        )
+
+
+def _shortened(names: Sequence[str]) -> str:
+    """Return names in one line, the first and the last of them if there are many."""
+    if len(names) <= SHOWN:
+        return ", ".join(names)
+    return f"{', '.join(names[: SHOWN - 1])}, ... {names[-1]}"
+
+
+def _found(streams: Iterable[Sequence[LoggedMessage]]) -> list[LoggedMessage]:
     """Return each message once: from its sender's log if kept there, else from the receiver's."""
     found: list[LoggedMessage] = []
     received: list[LoggedMessage] = []
-    for message in streams:
+    for message in chain.from_iterable(streams):
         if message.op == "recv":
             received.append(message)
         else:
@@ -89,9 +178,9 @@ def _counted(plan: ArrangedLog, found: list[LoggedMessage]) -> ArrangedLog:
     """Add which rounds are incomplete, and why payloads are missing."""
     left_out = Counter[str]()
     for message in found:
-        notes = message.pieces[0].notes
-        if LEFT_OUT in notes:
-            left_out[str(notes[LEFT_OUT])] += 1
+        reasons = [p.notes[LEFT_OUT] for p in message.pieces if LEFT_OUT in p.notes]
+        if reasons:
+            left_out[str(reasons[0])] += 1
     kept = [sent for sent in plan.sent if sent.message.kept]
     last = max((sent.round for sent in plan.sent), default=0)
     if last > SPARSE * (len(found) + SPARE):

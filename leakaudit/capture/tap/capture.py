@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from leakaudit.capture.tap.layers import NOTE, chosen, place_of
 from leakaudit.capture.tap.log import LEFT_OUT, Log
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ class Capture:
             None if the model is not described: every message then counts as its own round.
         max_bytes: limit on the payloads of all processes together; None for no limit.
         receive: whether received messages are logged too.
+        layers: parameters to keep, see `layers.chosen`; None keeps all.
+        names: names of the described model's parameters, in the order of `sizes`.
     """
 
     def __init__(
@@ -47,6 +50,8 @@ class Capture:
         sizes: list[int] | None = None,
         max_bytes: float | None = None,
         receive: bool = False,
+        layers: list[str] | None = None,
+        names: list[str] | None = None,
     ) -> None:
         self.folder = folder
         self.ranks = ranks
@@ -55,6 +60,10 @@ class Capture:
         self.sizes = sizes
         self.max_bytes = max_bytes
         self.receive = receive
+        self.layers = layers
+        self._chosen = None
+        if names is not None:
+            self._chosen = chosen(names, layers)
         # With `sizes`: numbers sent so far, by (op, lane, peer); else messages, by tag, too.
         self._seen: dict[tuple[Any, ...], int] = defaultdict(int)
         self._log: Log | None = None
@@ -94,6 +103,8 @@ class Capture:
                 reason = self._left_out(log.rank, op, value, (lane, peer, tag), at)
                 if reason:
                     notes[LEFT_OUT] = reason
+            if self._chosen is not None and "parameters" not in notes:
+                value, notes = self._cut(op, value, peer, notes)
             log.write(op, value, peer, tag, **notes)
             log.spent += time.perf_counter() - begun
         except Exception as error:
@@ -196,7 +207,11 @@ class Capture:
         if self.max_bytes is not None:
             share = self.max_bytes / world
         program = os.path.basename(sys.argv[0])
-        self._log = Log(self.folder, self.rank, share, world=world, program=program)
+        about: dict[str, Any] = {"world": world, "program": program}
+        restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
+        if restart.isdecimal():
+            about["restart"] = int(restart)
+        self._log = Log(self.folder, self.rank, share, **about)
         util = sys.modules.get("multiprocessing.util")
         if util is not None and _is_child():
             # Children of multiprocessing exit without running atexit.
@@ -228,9 +243,7 @@ class Capture:
             return ""
         return "rounds"
 
-    def _place(
-        self, op: str, value: Tensor, lane: str, peer: int | None, tag: int
-    ) -> int | None:
+    def _place(self, op: str, value: Tensor, lane: str, peer: int | None, tag: int) -> int | None:
         """Return the position, on its channel, of the message to which a tensor belongs.
 
         None if the tensor is not part of a model.
@@ -245,6 +258,36 @@ class Capture:
             return None
         self._seen[op, lane, peer] += count
         return before // self.sizes[-1]
+
+    def _cut(
+        self, op: str, value: Tensor | None, peer: int | None, notes: Notes
+    ) -> tuple[Tensor | None, Notes]:
+        """Return the chosen parameters of a tensor that is a model or one of its parameters."""
+        if self.sizes is None or self._chosen is None or value is None:
+            return value, notes
+        sizes = self.sizes[:-1]
+        whole = self.sizes[-1]
+        count = int(value.numel())
+        lane = str(notes.get("lane", ""))
+        channel = (NOTE, op, lane, peer)
+        sent = self._seen[channel] % whole
+        if count == whole:
+            places = range(len(sizes))
+        else:
+            place = place_of(sizes, sent, count)
+            if place is None:
+                return value, notes
+            places = range(place, place + 1)
+        self._seen[channel] = (sent + count) % whole
+        flat = value.detach().reshape(-1)
+        parts = flat.split([sizes[place] for place in places])
+        held = [place for place in places if place in self._chosen]
+        kept = [parts[place - places.start] for place in held]
+        last = places.stop == len(sizes)
+        notes = {**notes, NOTE: True, "parameters": held, "of": len(sizes), "last": last}
+        import torch
+
+        return torch.cat([flat[:0], *kept]), notes
 
     def _forked(self) -> None:
         """Start a new log in the child of a fork; the parent continues its own."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from leakaudit.capture.tap.capture import HOOK, Capture, Notes
 from leakaudit.capture.tap.group import group_notes
+from leakaudit.capture.tap.layers import NOTE, chosen
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -89,6 +90,9 @@ class _Gradients:
         notes = group_notes(dist, model.process_group)
         self.notes: Notes = {**notes, "lane": f"model {number}", "of": len(self.named)}
         self.ranks = dist.get_process_group_ranks(model.process_group)
+        self.chosen = chosen([name for name, _ in self.named], capture.layers)
+        if self.chosen is not None:
+            self.notes[NOTE] = True
         self.step = -1
 
     def of_average(self, hook: Callable[..., Any]) -> Callable[..., Any]:
@@ -97,7 +101,10 @@ class _Gradients:
         @wraps(hook)
         def listening(state: object, bucket: Any) -> Any:
             notes = self._begin(bucket)
-            self.capture.event("ddp", _gradients(bucket), at=self.step, **notes)
+            if self.chosen is None:
+                self.capture.event("ddp", _gradients(bucket), at=self.step, **notes)
+            else:
+                self._log_chosen(bucket, notes)
             return self.capture.unlogged(hook, state, bucket)
 
         return listening
@@ -137,11 +144,27 @@ class _Gradients:
         places = [self.place[id(p)] for p in bucket.parameters()]
         return {**self.notes, "parameters": places, "last": bool(bucket.is_last())}
 
+    def _log_chosen(self, bucket: Any, notes: Notes) -> None:
+        """Log the gradients of the chosen parameters in a bucket."""
+        places: list[int] = []
+        gradients = [bucket.buffer()[:0]]
+        for place, gradient in zip(notes["parameters"], bucket.gradients(), strict=True):
+            if place in (self.chosen or ()):
+                places.append(place)
+                gradients.append(gradient)
+        if places or notes["last"]:
+            notes = {**notes, "parameters": places}
+            self.capture.event("ddp", flat(gradients), at=self.step, **notes)
+
     def _log_model(self) -> None:
         trained = [k for k, (_, p) in enumerate(self.named) if p.requires_grad]
         notes = dict(self.notes)
         if not self.step:
             notes |= names([name for name, _ in self.named], trained)
+        if self.chosen is not None:
+            trained = [k for k in trained if k in self.chosen]
+            if not trained:
+                return
         self.capture.event(
             "model",
             flat([self.named[k][1] for k in trained]),

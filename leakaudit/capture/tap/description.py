@@ -117,6 +117,11 @@ class Description:
         return 1
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the parameters in the order of a message."""
+        return self.order or self.task.layout.names
+
+    @property
     def sizes(self) -> tuple[int, ...]:
         """Lengths of the parameters in the order of a message, followed by the model's length."""
         slices = self.task.layout.slices

@@ -14,6 +14,7 @@ from typing import Any
 
 from leakaudit.capture.tap.capture import Capture, Notes
 from leakaudit.capture.tap.ddp import flat, names
+from leakaudit.capture.tap.layers import NOTE, chosen
 
 OWNER = "_leakaudit_tapped"  # attribute of a group of parameters: the model to which it belongs
 
@@ -27,14 +28,15 @@ def listen(module: ModuleType, capture: Capture) -> None:
     """
     from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 
-    kind = _fsdp_param_group.FSDPParamGroup
+    inside: Any = _fsdp_param_group  # not a public module
+    kind = inside.FSDPParamGroup
     state_kind = module.FSDPState
     numbers = count()
     initialise = state_kind._lazy_init
     finish = state_kind._root_post_backward_final_callback
     after_backward = kind.post_backward
-    gather = _fsdp_param_group.foreach_all_gather
-    reduce = _fsdp_param_group.foreach_reduce
+    gather = inside.foreach_all_gather
+    reduce = inside.foreach_reduce
     form = signature(reduce)
 
     @wraps(initialise)
@@ -47,8 +49,10 @@ def listen(module: ModuleType, capture: Capture) -> None:
     @wraps(finish)
     def finishing(self: Any) -> Any:
         done = finish(self)
-        for model in {getattr(group, OWNER, None) for group in groups(self)} - {None}:
-            capture.quietly(model.end)
+        for group in groups(self)[:1]:
+            model = getattr(group, OWNER, None)
+            if model is not None:
+                capture.quietly(model.end)
         return done
 
     @wraps(after_backward)
@@ -77,8 +81,8 @@ def listen(module: ModuleType, capture: Capture) -> None:
     state_kind._lazy_init = initialising
     state_kind._root_post_backward_final_callback = finishing
     kind.post_backward = backward
-    _fsdp_param_group.foreach_reduce = reducing
-    _fsdp_param_group.foreach_all_gather = gathering
+    inside.foreach_reduce = reducing
+    inside.foreach_all_gather = gathering
 
 
 def groups(root: Any) -> list[Any]:
@@ -120,6 +124,9 @@ class _Model:
         self.place = {name: k for k, (name, _) in enumerate(self.named)}
         self.notes: Notes = {"lane": f"fsdp {number}", "of": len(self.named)}
         self.ranks = list(range(dist.get_world_size()))
+        self.chosen = chosen([name for name, _ in self.named], capture.layers)
+        if self.chosen is not None:
+            self.notes[NOTE] = True
         self.step = 0
         self.begun = False
         for group in groups(root):
@@ -139,7 +146,7 @@ class _Model:
         if self.capture.rank != self.ranks[0]:
             return
         held = [p for p in group.fsdp_params if hasattr(p, "_unsharded_param")]
-        trained = [p for p in held if p.unsharded_param.requires_grad]
+        trained = [p for p in held if p.unsharded_param.requires_grad and self._is_chosen(p)]
         if trained:
             values = [p.unsharded_param for p in trained]
             self._event("model", trained, flat(values), **self._facts())
@@ -153,8 +160,11 @@ class _Model:
             dtype: number format in which they travel; None for their own.
         """
         self.begun = True
-        value = flat(gradients)
-        self._event("fsdp", parameters, value.to(dtype or value.dtype))
+        pairs = zip(parameters, gradients, strict=True)
+        kept = [(p, gradient) for p, gradient in pairs if self._is_chosen(p)]
+        if kept:
+            value = flat([gradient for _, gradient in kept])
+            self._event("fsdp", [p for p, _ in kept], value.to(dtype or value.dtype))
 
     def end(self) -> None:
         """Mark the end of a backward pass, unless it sent nothing."""
@@ -167,6 +177,9 @@ class _Model:
                 self._event(op, [], torch.empty(0), last=True)
         self.step += 1
         self.begun = False
+
+    def _is_chosen(self, parameter: Any) -> bool:
+        return self.chosen is None or self.place[parameter._param_fqn] in self.chosen
 
     def _event(self, op: str, parameters: list[Any], value: Any, **notes: Any) -> None:
         places = [self.place[p._param_fqn] for p in parameters]

@@ -149,9 +149,7 @@ class _Calls:
         for tensor in _several(named.get("input_tensors", tensors)):
             self._event(group, "reduce_scatter", tensor)
 
-    def alltoall(
-        self, group: Any, output: Any, tensors: Any = (), *_: Any, **named: Any
-    ) -> None:
+    def alltoall(self, group: Any, output: Any, tensors: Any = (), *_: Any, **named: Any) -> None:
         self._to_each(group, "alltoall", _several(_input(tensors, named)))
 
     def alltoall_single(

@@ -259,8 +259,9 @@ def _partial(seen: observed.Observed) -> list[str]:
     found: list[str] = []
     missing = seen.missing
     if missing:
+        what = "were not recorded (--layers)" if seen.chosen else "do not travel"
         found.append(
-            f"{len(missing)} of {len(seen.sizes) - 1} parameters do not travel: "
+            f"{len(missing)} of {len(seen.sizes) - 1} parameters {what}: "
             f"{', '.join(missing[:SHOWN])}{', ...' if len(missing) > SHOWN else ''}"
         )
     if seen.lane is not None:

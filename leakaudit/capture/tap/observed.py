@@ -14,9 +14,18 @@ from torch import Tensor
 
 from leakaudit.capture.tap import fit
 from leakaudit.capture.tap.capture import HOOK
+from leakaudit.capture.tap.layers import NOTE
 from leakaudit.capture.tap.reading import Event, RankLog
-from leakaudit.capture.tap.streams import FLOATS, POINT, LoggedMessage, Wire, assemble, one_lane
-from leakaudit.errors import LeakauditError
+from leakaudit.capture.tap.streams import (
+    FLOATS,
+    POINT,
+    LoggedMessage,
+    Wire,
+    assemble,
+    one_lane,
+    operations,
+)
+from leakaudit.errors import NotUnderstood
 from leakaudit.protocols.mixing import metropolis
 from leakaudit.tasks.task import Task
 from leakaudit.trace import Graph
@@ -89,6 +98,11 @@ class Observed:
             return [self.names[k] for k in sorted(absent)]
         return [f"number {k}" for k in sorted(absent)]
 
+    @property
+    def chosen(self) -> bool:
+        """Whether the user chose the parameters that were recorded."""
+        return any(stream[0].note(NOTE) for stream in self.streams.values())
+
     def value(self, message: LoggedMessage) -> Tensor:
         """Return the vector (d,) of a message.
 
@@ -134,7 +148,7 @@ def collect(logs: Sequence[RankLog], task: Task | None) -> Observed:
         task: the task of the model that is sent; None uses the sizes of tensors that repeat.
 
     Raises:
-        LeakauditError: the log contains no vectors, or none of the size of the model.
+        NotUnderstood: the log contains no vectors, or none of the size of the model.
     """
     if task is not None:
         slices = task.layout.slices.values()
@@ -148,9 +162,9 @@ def collect(logs: Sequence[RankLog], task: Task | None) -> Observed:
             streams[wire] = kept
     streams, dropped = one_lane(streams)
     if not streams:
-        raise LeakauditError(
-            f"the log contains no message of the model's size ({sizes[-1]} numbers); "
-            "specify the model that was trained"
+        raise NotUnderstood(
+            f"the log contains no message of the model's size ({sizes[-1]} numbers), but "
+            f"{operations(logs)}; specify the model that was trained"
         )
     starts = np.cumsum([0, *sizes[:-1]]).tolist()
     places = [slice(begin, end) for begin, end in pairwise(starts)]
@@ -205,8 +219,9 @@ def _sizes(logs: Sequence[RankLog]) -> tuple[int, ...]:
             once = numels[:period]
             votes[*once, sum(once)] += sum(numels)
     if not votes:
-        raise LeakauditError(
-            "the log contains no floating-point tensors, so there is nothing to describe"
+        raise NotUnderstood(
+            "the log contains no floating-point tensors that may be models or gradients, but "
+            f"{operations(logs)}"
         )
     return votes.most_common(1)[0][0]
 

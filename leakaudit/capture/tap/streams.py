@@ -18,6 +18,7 @@ from leakaudit.errors import LeakauditError
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 POINT = ("send", "gather", "reduce", "scatter", "alltoall")  # operations with one receiver
+SHOWN = 8  # operations in one line
 GRADIENTS = ("ddp", "fsdp", "model")  # logged together, with their places in one model
 
 
@@ -243,6 +244,31 @@ def assemble(
     return Streams(messages, others)
 
 
+def operations(logs: Iterable[RankLog]) -> str:
+    """Return which operations a log contains, with the numbers of their tensors, in words.
+
+    Args:
+        logs: the logs of all processes.
+    """
+    counts = Counter[str]()
+    for log in logs:
+        for event in log.events:
+            reason = event.notes.get(LEFT_OUT)
+            hook = event.notes.get("hook")
+            what = event.op.removeprefix(HOOK)
+            if event.dtype is not None:
+                what += f" {event.dtype}"
+            if hook is not None:
+                what += f" of {hook}"
+            if reason is not None:
+                what += f" ({reason})"
+            counts[what] += 1
+    shown = [f"{what}: {count} tensors" for what, count in counts.most_common(SHOWN)]
+    if len(counts) > SHOWN:
+        shown.append("...")
+    return ", ".join(shown) or "nothing"
+
+
 def one_lane(
     messages: dict[Wire, list[LoggedMessage]], wanted: str | None = None
 ) -> tuple[dict[Wire, list[LoggedMessage]], Counter[str]]:
@@ -350,7 +376,8 @@ def _add_noted(held: list[Event], event: Event, sizes: Sequence[int]) -> bool | 
     held.append(event)
     if not event.notes.get("last"):
         return False
-    if all(_fits(piece, sizes) for piece in held) and sum(piece.numel for piece in held):
+    filled = any(piece.numel for piece in held)
+    if filled and all(_fits(piece, sizes) for piece in held):
         return True
     held.clear()
     return None

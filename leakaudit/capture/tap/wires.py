@@ -9,17 +9,27 @@ from itertools import chain
 
 from leakaudit.capture.tap.arranged import ArrangedLog, Missing
 from leakaudit.capture.tap.description import Description
+from leakaudit.capture.tap.layers import NOTE
 from leakaudit.capture.tap.log import LEFT_OUT
 from leakaudit.capture.tap.peers import peers
 from leakaudit.capture.tap.reading import RankLog
 from leakaudit.capture.tap.star import star
-from leakaudit.capture.tap.streams import GRADIENTS, LoggedMessage, Streams, assemble, one_lane
-from leakaudit.errors import LeakauditError
+from leakaudit.capture.tap.streams import (
+    GRADIENTS,
+    LoggedMessage,
+    Streams,
+    assemble,
+    one_lane,
+    operations,
+)
+from leakaudit.errors import LeakauditError, NotUnderstood
 
 # Every missing round costs a line in the trace, so a log with far more rounds than messages is
 # rejected. A choice: programs that number their rounds with gaps stay well below it.
 SPARSE = 10  # rounds per message ...
 SPARE = 100  # ... and messages that are added even for a short log
+SHORT = ("float16", "bfloat16")  # number formats to which hooks compress gradients
+CHOSEN = ("rounds", "ranks", "max_bytes")  # why the user wants payloads to be left out
 SHOWN = 6  # names of parameters in one line
 PROCESSES = 100_000  # more than any program has: a larger number in a log is ignored
 
@@ -79,6 +89,7 @@ def plan(description: Description, logs: Sequence[RankLog]) -> ArrangedLog:
         logs: the logs of all processes.
 
     Raises:
+        NotUnderstood: nothing in the log can be a model or its gradient.
         LeakauditError: nothing in the log has the model's size, or the protocol's kinds cannot be
             distinguished.
     """
@@ -86,6 +97,10 @@ def plan(description: Description, logs: Sequence[RankLog]) -> ArrangedLog:
     streams = assemble(latest(logs), description.sizes, description.tags, by_tag)
     messages, dropped = one_lane(streams.messages, description.stream)
     found = _found(messages.values())
+    if not found and not any(what.endswith("numbers") for what in streams.others):
+        raise NotUnderstood(
+            f"no message may contain the model; the log contains {operations(latest(logs))}"
+        )
     if not found:
         raise LeakauditError(
             f"no message has the size of the model ({description.task.layout.size} numbers in one "
@@ -95,10 +110,30 @@ def plan(description: Description, logs: Sequence[RankLog]) -> ArrangedLog:
     nodes = max(map(_processes, logs))
     for message in found:
         nodes = max(nodes, 1 + message.src, 1 + (message.dst or 0))
+    _require_gradients(found)
     arrange = star if description.victim.centralised else peers
     arranged = _counted(arrange(description, found, nodes), found)
     notes = (*arranged.notes, *restarts(logs), *_apart(dropped, streams), *_content(arranged))
     return replace(arranged, notes=notes)
+
+
+def _require_gradients(found: Sequence[LoggedMessage]) -> None:
+    """Reject a log with the models of a hook's gradients, but none of the gradients.
+
+    Raises:
+        NotUnderstood: the program's communication hook sends something else.
+    """
+    altered = Counter[str]()
+    for message in found:
+        if message.op not in GRADIENTS or message.op == "model":
+            continue
+        if message.kept:
+            return
+        reasons = [str(p.notes[LEFT_OUT]) for p in message.pieces if LEFT_OUT in p.notes]
+        altered.update(reason for reason in reasons[:1] if reason not in CHOSEN)
+    if altered:
+        counted = ", ".join(f"{count}: {reason}" for reason, count in altered.items())
+        raise NotUnderstood(f"no gradient of a rank travels as it is ({counted})")
 
 
 def listed(others: Counter[str]) -> str:
@@ -126,17 +161,23 @@ def _apart(dropped: Counter[str], streams: Streams) -> Iterator[str]:
 
 def _content(plan: ArrangedLog) -> Iterator[str]:
     """Yield remarks about messages that are not all of what a rank computed."""
-    names = plan.description.order or plan.description.task.layout.names
-    missing = [names[k] for k in range(len(names)) if k not in plan.covers]
+    layout = plan.description.task.layout
+    names = plan.description.order or layout.names
+    covers = plan.covers
+    missing = [names[k] for k in range(len(names)) if k not in covers]
+    chosen = any(sent.message.note(NOTE) for sent in plan.sent)
     if missing:
+        start, stop = plan.columns
+        held = [name for name in names if start <= layout.slices[name].start < stop]
+        what = "were recorded (--layers)" if chosen else "are in the messages"
         yield (
-            f"the messages contain {len(plan.covers)} of {len(names)} parameters; "
-            f"missing: {_shortened(missing)}"
+            f"{len(covers)} of {len(names)} parameters {what}; missing: {_shortened(missing)}; "
+            f"the trace contains {_shortened(held)}"
         )
     hooks = Counter[tuple[str, str]]()
     for sent in plan.sent:
         for piece in sent.message.pieces:
-            if piece.notes.get("hook"):
+            if piece.notes.get("hook") and piece.dtype in SHORT:
                 hooks[str(piece.notes["hook"]), str(piece.dtype)] += 1
     for (hook, dtype), count in sorted(hooks.items()):
         yield (

@@ -124,7 +124,8 @@ def run(args: argparse.Namespace) -> int:
             "names": described.names,
         }
         _require_layers(listening["layers"], described)
-        say(f"leakaudit tap: {_need(chosen.max_bytes, described, listening['layers'])}", args)
+        if args.max_bytes is not None:
+            say(f"leakaudit tap: {_need(chosen.max_bytes, described, listening['layers'])}", args)
     try:
         code = launch.run(command, folder, **listening)
     except LeakauditError:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Generator, Tensor
@@ -481,7 +482,7 @@ def test_only_parameters_that_travel_are_recorded(
     first = 64 * 32 + 32
     assert trace.columns == (0, first)
     said = capfd.readouterr().err
-    assert "the messages contain 2 of 4 parameters; missing: layer2.weight, layer2.bias" in said
+    assert "2 of 4 parameters are in the messages; missing: layer2.weight, layer2.bias" in said
     for rank in range(2):
         own = run.kept(rank)["frozen"]
         for t in range(3):
@@ -634,6 +635,12 @@ def test_averages_of_models_are_not_named_without_their_local_steps(
             assert torch.equal(payloads(trace, "up")[t + 1, rank], model)
     found = la.leaks(trace)
     assert len(found) == 2
+    for leak in found:
+        # From the second average on, the start of the local steps is the mean of the first one.
+        sums = run.kept(leak.node)["sums"].double()
+        values = torch.linalg.pinv(leak.combination) @ leak.value
+        for t, value in zip(leak.theta_rounds.tolist(), values, strict=True):
+            assert relative(value, sums[t - 1]) < 1e-4
 
 
 # --- point to point ---------------------------------------------------------------------------------------------------
@@ -669,6 +676,101 @@ def test_the_trace_of_a_restarted_program_is_that_of_the_last_attempt(
     for rank in range(2):
         for t, value in enumerate(run.kept(rank)["sent"]):
             assert torch.equal(held[t + 1, rank], value)
+
+
+# --- some of the parameters -------------------------------------------------------------------------------------------
+
+ONE = (
+    BEGIN
+    + """
+torch.manual_seed(0)
+ddp = DistributedDataParallel(mlp(), bucket_cap_mb=0.001)
+optimiser = torch.optim.SGD(ddp.parameters(), lr=0.1)
+gradients = []
+for t in range(3):
+    gradients.append(own(ddp.module, [(0,)]))
+    optimiser.zero_grad()
+    nn.functional.cross_entropy(ddp(x[:1]), y[:1]).backward()
+    optimiser.step()
+kept["gradients"] = torch.stack(gradients)
+"""
+    + END
+)
+
+
+@pytest.mark.parametrize(
+    ("layers", "columns"), [("first", (0, 2080)), ("3.*", (2080, 2410)), ("1.weight", (0, 2048))]
+)
+def test_only_chosen_parameters_are_recorded(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], layers: str, columns: tuple[int, int]
+) -> None:
+    run = tapped(tmp_path, 2, ONE, "--layers", layers)
+    assert run.code == 3  # a part of a model is not guessed
+    assert "model.name" in capfd.readouterr().err
+    trace = run.merged("some", MLP)
+    assert trace.columns == columns
+    assert "of 4 parameters were recorded (--layers)" in capfd.readouterr().err
+    for rank in range(2):
+        for t, value in enumerate(run.kept(rank)["gradients"]):
+            assert relative(payloads(trace, "g")[t + 1, rank], value[slice(*columns)]) < 1e-6
+    size = sum(log.path.with_suffix(".bin").stat().st_size for log in run.logs)
+    assert size < 3 * 3 * 4 * (columns[1] - columns[0]) + 3 * 3 * 16 * 4
+    if layers == "first":
+        recovered(trace, run)
+
+
+def test_the_first_layer_of_models_that_are_exchanged_reveals_the_records(
+    tmp_path: Path, project: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    here = project / "examples" / "tap"
+    program = tmp_path / "ring.py"
+    program.write_text((here / "dpsgd_ring.py").read_text())
+    before = Path.cwd()
+    os.chdir(tmp_path)
+    try:
+        torchrun = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            "4",
+        ]
+        options = [
+            "--describe",
+            str(here / "dpsgd.toml"),
+            "--layers",
+            "first",
+            "--max-bytes",
+            "1e8",
+        ]
+        command = [*torchrun, "ring.py", "--rounds", "4", "--save", "records.npz"]
+        assert main(["tap", *options, "--", *command]) == 0
+    finally:
+        os.chdir(before)
+    said = capfd.readouterr().err
+    assert "a message takes 320 kB on the disk (float32); 100 MB hold 312 of all processes" in said
+    trace = trace_file.load(tmp_path / "trace.pt")
+    assert trace.columns == (0, 626 * 128)
+    with np.load(tmp_path / "records.npz") as file:
+        x, node = torch.from_numpy(file["x"]), torch.from_numpy(file["node"])
+    found = la.attack(la.leaks(trace), generator=Generator().manual_seed(0))
+    assert len(found) == 4
+    for one in found:
+        assert psnr(one.x.float(), x[node == one.node], data_range=1.0).min() >= 60
+
+
+def test_a_choice_of_parameters_that_do_not_exist_is_code_2(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "tap.toml").write_text(MLP)
+    options = ["--describe", str(tmp_path / "tap.toml"), "--layers", "layer9"]
+    assert main(["tap", "-o", str(tmp_path / "trace.pt"), *options, "--", "true"]) == 2
+    assert (
+        "--layers: no parameter matches ['layer9']; the model has layer1.weight"
+        in capfd.readouterr().err
+    )
+    assert not (tmp_path / "trace.tap").exists()
 
 
 # --- nothing that is understood ---------------------------------------------------------------------------------------

@@ -108,8 +108,6 @@ def run(args: argparse.Namespace) -> int:
     chosen = settings(args)
     described = description.read(args.describe) if args.describe else None
     window, ranks = _rounds(args.rounds), _ranks(args.ranks)
-    folder = tapped.log(args.output)
-    launch.prepare(folder)
     listening = {
         "ranks": ranks,
         "rounds": window,
@@ -126,6 +124,8 @@ def run(args: argparse.Namespace) -> int:
         _require_layers(listening["layers"], described)
         if args.max_bytes is not None:
             say(f"leakaudit tap: {_need(chosen.max_bytes, described, listening['layers'])}", args)
+    folder = tapped.log(args.output)
+    launch.prepare(folder)
     try:
         code = launch.run(command, folder, **listening)
     except LeakauditError:

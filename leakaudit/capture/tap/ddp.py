@@ -59,9 +59,9 @@ def listen(module: ModuleType, capture: Capture) -> None:
             self.__dict__[HOOKED] = True
             from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
-            gradients = _Gradients(self, next(numbers), capture)
+            hook = hook_of_average(self, next(numbers), capture, allreduce_hook)
             try:
-                register(self, self.process_group, gradients.of_average(allreduce_hook))
+                register(self, self.process_group, hook)
             except RuntimeError as error:
                 reason = str(error).splitlines()[0]
                 sys.stderr.write(f"leakaudit tap: gradients of a model are not logged: {reason}\n")
@@ -70,6 +70,20 @@ def listen(module: ModuleType, capture: Capture) -> None:
     kind.register_comm_hook = registering
     kind._register_builtin_comm_hook = registering_builtin
     kind.forward = forwarding
+
+
+def hook_of_average(
+    model: Any, number: int, capture: Capture, hook: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Return a communication hook that logs the rank's gradients and then averages them.
+
+    Args:
+        model: the DistributedDataParallel.
+        number: number of the model in this process.
+        capture: the tap of this process.
+        hook: the hook that averages.
+    """
+    return _Gradients(model, number, capture).of_average(hook)
 
 
 class _Gradients:

@@ -148,19 +148,17 @@ def compare(
     return out
 
 
-def resnet(
-    args: argparse.Namespace, capture: Capture | None
-) -> Callable[[], None]:
+def resnet(args: argparse.Namespace, capture: Capture | None) -> Callable[[], None]:
     """Return one training step of ResNet-18, with the tap's hook if there is a capture."""
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-    from torchvision.models import resnet18
 
     from leakaudit.capture.tap import ddp
+    from leakaudit.tasks.models import ResNet18
 
     random = Generator().manual_seed(dist.get_rank())
     x = torch.rand(args.records, 3, 32, 32, generator=random)
     y = torch.randint(0, 10, (args.records,), generator=random)
-    model = nn.parallel.DistributedDataParallel(resnet18(num_classes=10))
+    model = nn.parallel.DistributedDataParallel(ResNet18()((3, 32, 32), 10))
     if capture is not None:
         hook = ddp.hook_of_average(model, 0, capture, allreduce_hook)
         model.register_comm_hook(model.process_group, hook)

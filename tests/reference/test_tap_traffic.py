@@ -542,7 +542,7 @@ def _factors(
 ) -> list[tuple[Tensor, Tensor]]:
     """P (n, 2) and Q (m, 2) of each matrix in one of the steps in which factors travel."""
     events = [
-        e for e in log.events if e.notes.get("hook") == "powerSGD_hook" and e.op == "hook.allreduce"
+        e for e in log.events if e.notes.get("hook") == "powerSGD_hook" and "parameters" not in e.notes
     ]
     parts = [log.tensor(e).flatten() for e in events]
     p = [part for part in parts if len(part) == 2 * sum(n for n, _ in shapes)][step]
@@ -667,6 +667,49 @@ def test_averages_of_models_are_not_named_without_their_local_steps(
         values = torch.linalg.pinv(leak.combination) @ leak.value
         for t, value in zip(leak.theta_rounds.tolist(), values, strict=True):
             assert relative(value, sums[t - 1]) < 1e-4
+
+
+LOCAL = (
+    BEGIN
+    + """
+from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostLocalSGDState, post_localSGD_hook
+from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+
+pair, alone = dist.new_group([0, 1]), dist.new_group([2])
+ddp = DistributedDataParallel(mlp())
+state = PostLocalSGDState(process_group=None, subgroup=pair if rank < 2 else alone, start_localSGD_iter=2)
+ddp.register_comm_hook(state, post_localSGD_hook)
+averager = PeriodicModelAverager(period=2, warmup_steps=2)
+optimiser = torch.optim.SGD(ddp.parameters(), lr=0.1)
+gradients = []
+for t in range(5):
+    gradients.append(own(ddp.module, [(0,)]))
+    optimiser.zero_grad()
+    nn.functional.cross_entropy(ddp(x[:1]), y[:1]).backward()
+    optimiser.step()
+    averager.average_parameters(ddp.parameters())
+kept["gradients"] = torch.stack(gradients)
+"""
+    + END
+)
+
+
+def test_gradients_and_averages_of_models_of_one_program_are_not_mixed(
+    runs: Callable[..., Run], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """From the third step on, ranks 0 and 1 average their gradients, and rank 2 sends none."""
+    run = runs(3, LOCAL)
+    capfd.readouterr()
+    trace = run.merged("local", MLP)
+    said = capfd.readouterr().err
+    assert "messages of the same size (allreduce) are of another kind" in said
+    assert "process group of some ranks only ([0, 1])" in said
+    held = payloads(trace, "g")
+    for rank in range(3):
+        steps = [t for t, src in sorted(held) if src == rank]
+        assert steps == ([1, 2] if rank == 2 else [1, 2, 3, 4, 5])
+        for t in steps:
+            assert relative(held[t, rank], run.kept(rank)["gradients"][t - 1]) < 1e-6
 
 
 # --- point to point ---------------------------------------------------------------------------------------------------

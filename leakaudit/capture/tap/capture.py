@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 Notes = dict[str, Any]
 Translate = Callable[[str, Any, Notes], tuple[str, Notes]]  # op, tensor and notes -> op and notes
-HOOK = "hook."  # beginning of the op of a message that a communication hook sends in its own form
+HOOK = "hook"  # the note of a message that a communication hook sends; its value names the hook
 
 
 class Capture:
@@ -180,7 +180,7 @@ class Capture:
             translated: tuple[str, Notes] = translate(op, value, notes)
             return translated
         if self._hooks and op not in ("ddp", "model"):
-            return HOOK + op, {**notes, "hook": self._hooks[0]}
+            return op, {**notes, HOOK: self._hooks[0]}
         return op, notes
 
     @property

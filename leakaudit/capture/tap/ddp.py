@@ -209,12 +209,17 @@ class _Sending:
 
     def translate(self, op: str, value: Any, notes: Notes) -> tuple[str, Notes]:
         """Return op and notes of a message: the gradient, or something of the hook's own."""
-        if not self.found and value is not None and value.numel() == self.own.numel():
-            for factor in dict.fromkeys((1, self.ranks)):
+        group = notes.get("group", range(self.ranks))
+        fits = value is not None and value.numel() == self.own.numel()
+        # What a group of one rank adds up does not travel.
+        if fits and not self.found and len(group) > 1:
+            for factor in dict.fromkeys((1, len(group), self.ranks)):
                 if _is_rounded(value, self.own, factor):
                     self.found = True
-                    return "ddp", {**self.notes, "hook": self.name, "factor": factor}
-        return HOOK + op, {**notes, "hook": self.name}
+                    within = {"within": group} if "group" in notes else {}
+                    sent = {HOOK: self.name, "factor": factor, **within}
+                    return "ddp", {**self.notes, **sent}
+        return op, {**notes, HOOK: self.name}
 
 
 def _is_rounded(value: Tensor, own: Tensor, factor: int) -> bool:

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from leakaudit.capture.tap import fit
-from leakaudit.capture.tap.capture import HOOK
 from leakaudit.capture.tap.layers import NOTE
 from leakaudit.capture.tap.reading import Event, RankLog
 from leakaudit.capture.tap.streams import (
@@ -22,6 +21,8 @@ from leakaudit.capture.tap.streams import (
     LoggedMessage,
     Wire,
     assemble,
+    is_of_hook,
+    one_kind,
     one_lane,
     operations,
 )
@@ -161,6 +162,7 @@ def collect(logs: Sequence[RankLog], task: Task | None) -> Observed:
         if kept:
             streams[wire] = kept
     streams, dropped = one_lane(streams)
+    streams, _ = one_kind(streams)
     if not streams:
         raise NotUnderstood(
             f"the log contains no message of the model's size ({sizes[-1]} numbers), but "
@@ -228,7 +230,7 @@ def _sizes(logs: Sequence[RankLog]) -> tuple[int, ...]:
 
 def _may_repeat(event: Event) -> bool:
     """Return whether a tensor may be a part of a message whose parts nobody noted."""
-    if event.op.startswith(HOOK) or "parameters" in event.notes:
+    if is_of_hook(event) or "parameters" in event.notes:
         return False
     return event.dtype in FLOATS and bool(event.shape)
 

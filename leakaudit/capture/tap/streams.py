@@ -194,10 +194,14 @@ class Streams:
     Attributes:
         messages: by channel, in the order in which they were sent.
         others: description -> number, for tensors that are not part of a model.
+        models: (operation, lane) -> number, for tensors that are parts of another model.
+        vectors: number of all tensors that would be part of a model of another size.
     """
 
     messages: dict[Wire, list[LoggedMessage]]
     others: Counter[str]
+    models: Counter[tuple[str, str]]
+    vectors: int
 
     def __iter__(self) -> Iterator[LoggedMessage]:
         """All messages."""
@@ -220,6 +224,8 @@ def assemble(
         by_tag: whether each tag is a separate stream, so that models on several tags may overlap.
     """
     others = Counter[str]()
+    models = Counter[tuple[str, str]]()
+    vectors = 0
     pending: dict[tuple[Wire, int | None], list[Event]] = defaultdict(list)
     streams: dict[tuple[Wire, int | None], list[LoggedMessage]] = defaultdict(list)
     for log in logs:
@@ -232,7 +238,10 @@ def assemble(
             key = (wire, event.tag if by_tag else None)
             whole = _add(pending[key], event, sizes)
             if whole is None:
+                vectors += 1
                 others[_other(event)] += 1
+                if "parameters" in event.notes:
+                    models[event.op, wire.lane] += 1
             elif whole:
                 pieces = tuple(pending.pop(key))
                 index = len(streams[key])
@@ -241,7 +250,16 @@ def assemble(
     messages: dict[Wire, list[LoggedMessage]] = {}
     for (wire, _), stream in streams.items():
         messages.setdefault(wire, []).extend(stream)
-    return Streams(messages, others)
+    return Streams(messages, others, models, vectors)
+
+
+def is_of_hook(event: Event) -> bool:
+    """Return whether a communication hook sent an event in a form of its own.
+
+    Args:
+        event: an event of a log.
+    """
+    return HOOK in event.notes and "parameters" not in event.notes
 
 
 def operations(logs: Iterable[RankLog]) -> str:
@@ -254,8 +272,8 @@ def operations(logs: Iterable[RankLog]) -> str:
     for log in logs:
         for event in log.events:
             reason = event.notes.get(LEFT_OUT)
-            hook = event.notes.get("hook")
-            what = event.op.removeprefix(HOOK)
+            hook = event.notes.get(HOOK)
+            what = event.op
             if event.dtype is not None:
                 what += f" {event.dtype}"
             if hook is not None:
@@ -306,6 +324,33 @@ def one_lane(
     return kept, dropped
 
 
+def one_kind(
+    messages: dict[Wire, list[LoggedMessage]], gradients: bool = True
+) -> tuple[dict[Wire, list[LoggedMessage]], Counter[str]]:
+    """Keep either the gradients that hooks logged or all other messages, if there are both.
+
+    A program that averages gradients may also send models of the same size.
+
+    Args:
+        messages: the messages by channel.
+        gradients: whether to keep the gradients.
+
+    Returns:
+        The messages that are kept, and the numbers of the others by operation.
+    """
+    noted = {wire: wire.op in GRADIENTS for wire in messages}
+    dropped = Counter[str]()
+    if len(set(noted.values())) < 2:
+        return messages, dropped
+    kept: dict[Wire, list[LoggedMessage]] = {}
+    for wire, stream in messages.items():
+        if noted[wire] == gradients:
+            kept[wire] = stream
+        else:
+            dropped[wire.op] += len(stream)
+    return kept, dropped
+
+
 def _channel(wire: Wire) -> tuple[Any, ...]:
     """Return what wires share that must not be mixed: they differ only in their lane.
 
@@ -325,7 +370,7 @@ def _other(event: Event) -> str:
 
 def _may_be_model(event: Event, tags: frozenset[int] | None) -> bool:
     """Return whether an event contains floating-point numbers, with a tag in use."""
-    if event.dtype not in FLOATS or event.op.startswith(HOOK):
+    if event.dtype not in FLOATS or is_of_hook(event):
         return False
     if tags is None or event.op not in ("send", "recv"):
         return True

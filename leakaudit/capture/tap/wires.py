@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import chain
 
 from leakaudit.capture.tap.arranged import ArrangedLog, Missing
+from leakaudit.capture.tap.capture import HOOK
 from leakaudit.capture.tap.description import Description
 from leakaudit.capture.tap.layers import NOTE
 from leakaudit.capture.tap.log import LEFT_OUT
@@ -19,6 +20,7 @@ from leakaudit.capture.tap.streams import (
     LoggedMessage,
     Streams,
     assemble,
+    one_kind,
     one_lane,
     operations,
 )
@@ -96,8 +98,9 @@ def plan(description: Description, logs: Sequence[RankLog]) -> ArrangedLog:
     by_tag = bool(description.kinds)
     streams = assemble(latest(logs), description.sizes, description.tags, by_tag)
     messages, dropped = one_lane(streams.messages, description.stream)
+    messages, others = one_kind(messages, description.payload == "gradients")
     found = _found(messages.values())
-    if not found and not any(what.endswith("numbers") for what in streams.others):
+    if not found and not streams.vectors:
         raise NotUnderstood(
             f"no message may contain the model; the log contains {operations(latest(logs))}"
         )
@@ -113,7 +116,12 @@ def plan(description: Description, logs: Sequence[RankLog]) -> ArrangedLog:
     _require_gradients(found)
     arrange = star if description.victim.centralised else peers
     arranged = _counted(arrange(description, found, nodes), found)
-    notes = (*arranged.notes, *restarts(logs), *_apart(dropped, streams), *_content(arranged))
+    notes = (
+        *arranged.notes,
+        *restarts(logs),
+        *_apart(dropped, others, streams),
+        *_content(arranged),
+    )
     return replace(arranged, notes=notes)
 
 
@@ -146,17 +154,17 @@ def listed(others: Counter[str]) -> str:
     return ", ".join(counted) or "nothing at all"
 
 
-def _apart(dropped: Counter[str], streams: Streams) -> Iterator[str]:
-    """Yield remarks about messages of other models and process groups."""
+def _apart(dropped: Counter[str], others: Counter[str], streams: Streams) -> Iterator[str]:
+    """Yield remarks about messages of other models, process groups and kinds."""
+    for op, count in sorted(others.items()):
+        yield f"{count} messages of the same size ({op}) are of another kind and not in the trace"
     for lane, count in sorted(dropped.items()):
         yield (
             f"{count} messages of the same size in stream {lane!r} are not in the trace; "
             f"[messages] stream = {lane!r} selects them"
         )
-    for what, count in sorted(streams.others.items()):
-        op, _, of = what.partition(" of ")
-        if op in GRADIENTS and not of.endswith("numbers"):
-            yield f"{count} tensors of {of} ({op}) belong to a model of another size"
+    for (op, lane), count in sorted(streams.models.items()):
+        yield f"{count} tensors of {lane} ({op}) belong to a model of another size"
 
 
 def _content(plan: ArrangedLog) -> Iterator[str]:
@@ -175,10 +183,18 @@ def _content(plan: ArrangedLog) -> Iterator[str]:
             f"the trace contains {_shortened(held)}"
         )
     hooks = Counter[tuple[str, str]]()
+    groups: dict[str, None] = {}
     for sent in plan.sent:
         for piece in sent.message.pieces:
-            if piece.notes.get("hook") and piece.dtype in SHORT:
-                hooks[str(piece.notes["hook"]), str(piece.dtype)] += 1
+            if HOOK in piece.notes and piece.dtype in SHORT:
+                hooks[str(piece.notes[HOOK]), str(piece.dtype)] += 1
+            if "within" in piece.notes:
+                groups[str(piece.notes["within"])] = None
+    if groups:
+        yield (
+            f"some messages went to a process group of some ranks only ({', '.join(groups)}): the "
+            "node that stands for the sum then stands for one sum per group"
+        )
     for (hook, dtype), count in sorted(hooks.items()):
         yield (
             f"{count} tensors were sent by {hook} in {dtype}: the trace contains what was sent, "

@@ -542,7 +542,9 @@ def _factors(
 ) -> list[tuple[Tensor, Tensor]]:
     """P (n, 2) and Q (m, 2) of each matrix in one of the steps in which factors travel."""
     events = [
-        e for e in log.events if e.notes.get("hook") == "powerSGD_hook" and "parameters" not in e.notes
+        e
+        for e in log.events
+        if e.notes.get("hook") == "powerSGD_hook" and "parameters" not in e.notes
     ]
     parts = [log.tensor(e).flatten() for e in events]
     p = [part for part in parts if len(part) == 2 * sum(n for n, _ in shapes)][step]

@@ -55,6 +55,12 @@ def add(verbs: Any) -> None:
         help="record the content of messages only of these ranks, e.g. 0,2 (default: all)",
     )
     sub.add_argument(
+        "--layers",
+        metavar="NAMES",
+        help="record only these parameters: first, last, or names of modules or parameters "
+        "separated by commas, with * for any characters (default: all)",
+    )
+    sub.add_argument(
         "--receive",
         action="store_true",
         help="record received messages as well, once the program has waited for them",
@@ -102,16 +108,24 @@ def run(args: argparse.Namespace) -> int:
     chosen = settings(args)
     described = description.read(args.describe) if args.describe else None
     window, ranks = _rounds(args.rounds), _ranks(args.ranks)
-    folder = tapped.log(args.output)
-    launch.prepare(folder)
     listening = {
         "ranks": ranks,
         "rounds": window,
         "max_bytes": chosen.max_bytes,
         "receive": args.receive,
+        "layers": args.layers.split(",") if args.layers else None,
     }
     if described is not None:
-        listening |= {"sizes": described.sizes, "start": described.start}
+        listening |= {
+            "sizes": described.sizes,
+            "start": described.start,
+            "names": described.names,
+        }
+        _require_layers(listening["layers"], described)
+        if args.max_bytes is not None:
+            say(f"leakaudit tap: {_need(chosen.max_bytes, described, listening['layers'])}", args)
+    folder = tapped.log(args.output)
+    launch.prepare(folder)
     try:
         code = launch.run(command, folder, **listening)
     except LeakauditError:
@@ -146,7 +160,8 @@ def _finish(
             return code or UNDESCRIBED
         tapped.write(args, chosen, folder, described, code)
     except LeakauditError as error:
-        raise LeakauditError(
+        # The class of the error determines the exit code.
+        raise type(error)(
             f"{error}; the log is kept: leakaudit tap merge {folder} --describe FILE"
         ) from None
     if not args.keep:
@@ -175,6 +190,32 @@ def _guessed(args: argparse.Namespace, folder: Path) -> Description | None:
         args,
     )
     return found.description
+
+
+def _require_layers(layers: list[str] | None, described: Description) -> None:
+    """Reject a choice of parameters that contains none of the described model."""
+    from leakaudit.capture.tap.layers import chosen
+
+    places = chosen(described.names, layers)
+    if places is not None and not places:
+        names = ", ".join(described.names[:8])
+        raise LeakauditError(f"--layers: no parameter matches {layers}; the model has {names}")
+
+
+def _need(max_bytes: float, described: Description, layers: list[str] | None) -> str:
+    """Return how many messages fit on the disk, in words."""
+    from leakaudit.capture.tap.layers import chosen
+    from leakaudit.traces.recorder import human
+
+    places = chosen(described.names, layers)
+    if places is None:
+        places = frozenset(range(len(described.names)))
+    numbers = sum(described.sizes[place] for place in places)
+    size = 4 * numbers
+    return (
+        f"a message takes {human(size)} on the disk (float32); {human(max_bytes)} hold "
+        f"{int(max_bytes // size)} of all processes together"
+    )
 
 
 def _rounds(text: str | None) -> tuple[int, int] | None:

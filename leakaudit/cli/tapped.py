@@ -170,8 +170,9 @@ def write(
     from leakaudit.rendering import console
     from leakaudit.results import provenance
 
-    logs = wires.latest(read_logs(folder))
-    plan = wires.plan(described, logs)
+    everything = read_logs(folder)
+    plan = wires.plan(described, everything)
+    logs = wires.latest(everything)
     wrong = confirm.contradictions(described, logs) if args.describe else []
     if wrong:
         raise LeakauditError(f"the description is wrong: {'; '.join(wrong)}")

@@ -11,6 +11,7 @@ from torch import Tensor
 from leakaudit.capture.tap.description import Description
 from leakaudit.capture.tap.layouts import Place
 from leakaudit.capture.tap.streams import LoggedMessage
+from leakaudit.errors import LeakauditError
 from leakaudit.trace import Graph
 
 
@@ -79,6 +80,34 @@ class ArrangedLog:
     optional_senders: frozenset[int] = frozenset()
 
     @property
+    def covers(self) -> tuple[int, ...]:
+        """Places, in a message, of the parameters that all messages contain."""
+        everything = range(len(self.slices))
+        covered = set(everything)
+        for sent in self.sent:
+            if sent.message.kept:
+                covered &= set(sent.message.covers or everything)
+        return tuple(sorted(covered))
+
+    @property
+    def columns(self) -> tuple[int, int]:
+        """The longest run of columns that all messages contain.
+
+        Raises:
+            LeakauditError: the messages have no parameter in common.
+        """
+        runs: list[tuple[int, int]] = []
+        parts = [self.slices[place] for place in self.covers]
+        for part in sorted(parts, key=lambda part: part.start):
+            if runs and runs[-1][1] == part.start:
+                runs[-1] = (runs[-1][0], part.stop)
+            else:
+                runs.append((part.start, part.stop))
+        if not runs:
+            raise LeakauditError("the messages have no parameter in common")
+        return max(runs, key=lambda run: run[1] - run[0])
+
+    @property
     def slices(self) -> list[Place]:
         """The place of each parameter of a message in the model's vector."""
         return self.description.places
@@ -93,7 +122,8 @@ def receivers(message: LoggedMessage, nodes: int) -> tuple[int, ...]:
     """
     if message.dst is not None:
         return (message.dst,)
-    return tuple(j for j in range(nodes) if j != message.src)
+    ranks = message.group or range(nodes)
+    return tuple(j for j in ranks if j != message.src)
 
 
 def round_of(message: LoggedMessage, start: int) -> int:
@@ -117,8 +147,10 @@ def common(plan: ArrangedLog, starts: Sequence[LoggedMessage]) -> Tensor | None:
         starts: the messages with the initial models.
 
     Returns:
-        The model; None if the models differ, or if no payload was kept.
+        The model; None if the models differ or are incomplete, or if no payload was kept.
     """
+    if any(message.covers for message in starts):
+        return None
     values = (message.value(plan.slices) for message in starts if message.kept)
     first = next(values, None)
     if first is None or not all(torch.equal(first, value) for value in values):

@@ -35,6 +35,8 @@ def contradictions(described: Description, logs: Sequence[RankLog]) -> list[str]
         usual = False
     if not usual or described.tags is not None or described.kinds:
         return []
+    if described.stream is not None:
+        return []
     try:
         seen = observed.collect(logs, described.task, described.places)
     except LeakauditError:

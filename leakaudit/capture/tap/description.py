@@ -66,6 +66,7 @@ class _Messages(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     tags: Annotated[tuple[int, ...], Meta(description="whole numbers as tags")] | None = None
     kinds: dict[str, str] = {}
     order: Words = ()
+    stream: str | None = None
 
 
 class _Body(Struct, frozen=True, kw_only=True):
@@ -93,6 +94,7 @@ class Description:
         kinds: tag -> kind, if the protocol has several kinds.
         order: parameters in the order of a message, with a suffix for other axes (`layouts`); empty
             for the model's order.
+        stream: process group or model of the messages to use; None for that with most messages.
     """
 
     payload: str
@@ -105,6 +107,7 @@ class Description:
     tags: frozenset[int] | None = None
     kinds: Mapping[int, str] = field(default_factory=dict)
     order: tuple[str, ...] = ()
+    stream: str | None = None
 
     @property
     def victim(self) -> Victim:
@@ -117,6 +120,11 @@ class Description:
         if self.first == "start":
             return 0
         return 1
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the parameters in the order of a message."""
+        return self.order or self.task.layout.names
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -208,6 +216,7 @@ def of(values: Mapping[str, Any], trusted: bool = True, text: str = "") -> Descr
         tags=tags,
         kinds=kinds,
         order=messages.order,
+        stream=messages.stream,
     )
 
 

@@ -26,6 +26,7 @@ from torch import Tensor
 from leakaudit.capture.tap.fit import GradientSample, ModelFit, explained, fit
 from leakaudit.capture.tap.observed import Observed
 from leakaudit.capture.tap.rank_one import rank_one_scale
+from leakaudit.capture.tap.streams import Wire
 from leakaudit.tasks.task import Task
 
 # Penalties to try first, in steps of 21 %: a choice that golden sections refine.
@@ -111,8 +112,8 @@ def _sample(move: _Move, inverse: float, sign: int, rho: float) -> GradientSampl
 def _moves(seen: Observed) -> Iterator[_Move]:
     """Yield every node's move in its third round: its first two models are known by then."""
     for i, near in enumerate(seen.graph.neighbours):
-        out = {j: seen.streams.get((i, j, "send"), []) for j in near}
-        back = {j: seen.streams.get((j, i, "send"), []) for j in near}
+        out = {j: seen.streams.get(Wire(i, j, "send"), []) for j in near}
+        back = {j: seen.streams.get(Wire(j, i, "send"), []) for j in near}
         streams = [*out.values(), *back.values()]
         if not near or min(map(len, streams)) < 3:
             continue

@@ -9,24 +9,29 @@ from typing import Any
 
 from leakaudit.capture.tap.capture import Capture
 
-HEARD = (  # methods of a process group that log their tensors
-    "send",
-    "allreduce",
-    "broadcast",
-    "allgather",
-    "_allgather_base",
-    "gather",
-    "reduce",
-    "scatter",
-)
-UNHEARD = (  # methods that only log the call
-    "alltoall",
-    "alltoall_base",
-    "reduce_scatter",
-    "_reduce_scatter_base",
-    "allreduce_coalesced",
-    "allgather_into_tensor_coalesced",
-)
+HEARD = {  # method of a process group -> the method of `_Calls` that logs its tensors
+    "send": "send",
+    "allreduce": "allreduce",
+    "allreduce_coalesced": "allreduce",
+    "broadcast": "broadcast",
+    "allgather": "allgather",
+    "allgather_coalesced": "allgather",
+    "_allgather_base": "allgather",
+    "all_gather_single": "allgather",
+    "allgather_into_tensor_coalesced": "allgather",
+    "all_gather_single_coalesced": "allgather",
+    "gather": "gather",
+    "reduce": "reduce",
+    "scatter": "scatter",
+    "reduce_scatter": "reduce_scatter",
+    "_reduce_scatter_base": "reduce_scatter",
+    "reduce_scatter_single": "reduce_scatter",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter_coalesced",
+    "reduce_scatter_single_coalesced": "reduce_scatter_coalesced",
+    "alltoall": "alltoall",
+    "alltoall_base": "alltoall_single",
+    "all_to_all_single": "alltoall_single",
+}
 
 
 def listen(dist: ModuleType, capture: Capture) -> None:
@@ -40,10 +45,8 @@ def listen(dist: ModuleType, capture: Capture) -> None:
         return
     kind = dist.ProcessGroup
     calls = _Calls(dist, capture)
-    for name in HEARD:
-        _wrap(kind, name, getattr(calls, name.removeprefix("_")))
-    for name in UNHEARD:
-        _wrap(kind, name, calls.unheard(name))
+    for name, method in HEARD.items():
+        _wrap(kind, name, getattr(calls, method))
     if not capture.receive:
         return
     for name in ("recv", "recv_anysource"):
@@ -88,11 +91,11 @@ class _Calls:
     ) -> None:
         peer = self._world(group, int(named.get("dstRank", dst)))
         for tensor in _several(tensors):
-            self.capture.event("send", tensor, peer, int(tag))
+            self._event(group, "send", tensor, peer, int(tag))
 
     def allreduce(self, group: Any, tensors: Any = None, *_: Any, **named: Any) -> None:
         for tensor in _several(named.get("tensor", tensors)):
-            self.capture.event("allreduce", tensor)
+            self._event(group, "allreduce", tensor)
 
     def broadcast(
         self, group: Any, tensors: Any = None, options: Any = 0, *_: Any, **named: Any
@@ -100,18 +103,13 @@ class _Calls:
         if _root(options, named) != group.rank():
             return
         for tensor in _several(named.get("tensor", tensors)):
-            self.capture.event("broadcast", tensor)
+            self._event(group, "broadcast", tensor)
 
     def allgather(
         self, group: Any, output: Any, tensors: Any = None, *_: Any, **named: Any
     ) -> None:
         for tensor in _several(_input(tensors, named)):
-            self.capture.event("allgather", tensor)
-
-    def allgather_base(
-        self, group: Any, output: Any, tensor: Any = None, *_: Any, **named: Any
-    ) -> None:
-        self.capture.event("allgather", named.get("input", tensor))
+            self._event(group, "allgather", tensor)
 
     def gather(
         self, group: Any, output: Any, tensors: Any = None, options: Any = 0, *_: Any, **named: Any
@@ -120,31 +118,65 @@ class _Calls:
         if root == group.rank():
             return
         for tensor in _several(_input(tensors, named)):
-            self.capture.event("gather", tensor, self._world(group, root))
+            self._event(group, "gather", tensor, self._world(group, root))
 
     def reduce(
         self, group: Any, tensors: Any = None, options: Any = 0, *_: Any, **named: Any
     ) -> None:
         peer = self._world(group, _root(options, named))
         for tensor in _several(named.get("tensor", tensors)):
-            self.capture.event("reduce", tensor, peer)
+            self._event(group, "reduce", tensor, peer)
 
     def scatter(
         self, group: Any, output: Any, tensors: Any = (), options: Any = 0, *_: Any, **named: Any
     ) -> None:
         for parts in named.get("input_tensors", tensors):
-            for place, tensor in enumerate(_several(parts)):
-                if place != group.rank():
-                    self.capture.event("scatter", tensor, self._world(group, place))
+            self._to_each(group, "scatter", _several(parts))
 
-    def unheard(self, name: str) -> Callable[..., None]:
-        """Return a function that only logs that a call was made."""
-        op = name.strip("_")
+    def reduce_scatter(
+        self, group: Any, output: Any, tensors: Any = None, *_: Any, **named: Any
+    ) -> None:
+        """Log the whole contribution as one vector; each rank receives the sum of one part."""
+        given = _several(_input(tensors, named))
+        if len(given) > 1 and not isinstance(given[0], list | tuple):
+            given = [given]  # an overload takes the parts of one contribution as a plain list
+        for parts in given:
+            self._event(group, "reduce_scatter", joined(_several(parts)))
 
-        def before(*_: Any, **__: Any) -> None:
-            self.capture.event(op, None, left_out="an unsupported operation")
+    def reduce_scatter_coalesced(
+        self, group: Any, outputs: Any, tensors: Any = (), *_: Any, **named: Any
+    ) -> None:
+        for tensor in _several(named.get("input_tensors", tensors)):
+            self._event(group, "reduce_scatter", tensor)
 
-        return before
+    def alltoall(self, group: Any, output: Any, tensors: Any = (), *_: Any, **named: Any) -> None:
+        self._to_each(group, "alltoall", _several(_input(tensors, named)))
+
+    def alltoall_single(
+        self,
+        group: Any,
+        output: Any,
+        tensor: Any = None,
+        received: Any = (),
+        sent: Any = (),
+        *_: Any,
+        **named: Any,
+    ) -> None:
+        whole = named.get("input", tensor)
+        splits = named.get("input_split_sizes", named.get("inputSplitSizes", sent))
+        parts = split(whole, list(splits or ()), group.size())
+        self._to_each(group, "alltoall", parts)
+
+    def _to_each(self, group: Any, op: str, parts: Sequence[Any]) -> None:
+        """Log one part for each other rank of the group."""
+        for place, tensor in enumerate(parts):
+            if place != group.rank():
+                self._event(group, op, tensor, self._world(group, place))
+
+    def _event(
+        self, group: Any, op: str, tensor: Any, peer: int | None = None, tag: int = 0
+    ) -> None:
+        self.capture.event(op, tensor, peer, tag, **group_notes(self.dist, group))
 
     def receiving(self, real: Callable[..., Any], named: bool) -> Callable[..., Any]:
         """Return a method that logs a received message once the program has waited for it.
@@ -159,7 +191,7 @@ class _Calls:
             def arrived() -> None:
                 src = self._world(group, int(args[0])) if named else None
                 for tensor in _several(tensors):
-                    self.capture.event("recv", tensor, src, int(args[-1]))
+                    self._event(group, "recv", tensor, src, int(args[-1]))
 
             return _Work(real(group, tensors, *args), arrived)
 
@@ -197,6 +229,49 @@ class _Work:
         return getattr(self._work, name)
 
 
+def group_notes(dist: ModuleType, group: Any) -> dict[str, Any]:
+    """Return the notes that tell the messages of a process group from those of other groups.
+
+    Args:
+        dist: torch.distributed.
+        group: the process group.
+
+    Returns:
+        The lane of its messages and its ranks; nothing for the group of all ranks.
+    """
+    world = dist.group.WORLD
+    name = group.group_name
+    if world is not None and name == world.group_name:
+        return {}
+    ranks = [int(rank) for rank in dist.get_process_group_ranks(group)]
+    return {"lane": f"group {name}", "group": ranks}
+
+
+def joined(parts: Sequence[Any]) -> Any:
+    """Return tensors as one vector, without a copy if there is only one.
+
+    Args:
+        parts: the tensors.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    import torch
+
+    return torch.cat([part.detach().reshape(-1) for part in parts])
+
+
+def split(whole: Any, sizes: Sequence[int], count: int) -> Sequence[Any]:
+    """Return the parts of a tensor for each rank of a group.
+
+    Args:
+        whole: the tensor, which is split along its first dimension.
+        sizes: their lengths; empty for equal parts.
+        count: number of ranks.
+    """
+    parts: Sequence[Any] = whole.split(list(sizes)) if sizes else whole.chunk(count)
+    return parts
+
+
 def _root(options: Any, named: dict[str, Any]) -> int:
     """Return the root of a collective call, which is a number or a field of its options."""
     found = named.get("opts", named.get("root", options))
@@ -206,7 +281,11 @@ def _root(options: Any, named: dict[str, Any]) -> int:
 
 
 def _input(tensors: Any, named: dict[str, Any]) -> Any:
-    return named.get("input_tensors", named.get("input_tensor", tensors))
+    """Return what a collective call passes on, under one of the names of its overloads."""
+    for name in ("input_tensors", "input_tensor", "input"):
+        if name in named:
+            return named[name]
+    return tensors
 
 
 def _several(tensors: Any) -> Sequence[Any]:

@@ -30,6 +30,7 @@ from leakaudit.trace import TaskSpec
 # activation or point by .5 or more.
 PROVED = 0.01  # miss of a recomputed gradient
 NEAREST = 1e-5  # relative distance within which a constant is rounded even if samples agree better
+SHOWN = 6  # names of parameters in one line
 SPREADS = 4  # otherwise, number of the samples' spreads within which it is rounded: a choice
 
 
@@ -124,6 +125,7 @@ def guess(logs: Sequence[RankLog], task: Task | None = None, named: bool = False
         sent.why,
         f"{count} messages of {size} numbers on {len(seen.streams)} channels",
         _evidence(model, task is not None, size),
+        *_partial(seen),
     )
     draft = _begun(seen, sent)
     _add_params(draft, sent.payload, model)
@@ -231,6 +233,10 @@ def _model_behind(
     seen: observed.Observed, sent: observed.PayloadGuess, task: Task | None
 ) -> _Model:
     """Find the model behind the messages; task: the one given by the user."""
+    if seen.missing:
+        # The gradient of a part of a model cannot be recomputed from what it shows, and a part that
+        # looks like a small model is none: its inputs are not records.
+        return _Model(task)
     samples: Sequence[fit.GradientSample] = observed.samples(seen, sent.payload)
     first = [sample for sample in samples if sample.index == 0]
     tasks = [task] if task is not None else _tasks(seen, first)
@@ -298,6 +304,17 @@ def _begun(seen: observed.Observed, sent: observed.PayloadGuess) -> _Draft:
         "params": {},
         "model": {},
     }
+    if seen.lane is not None:
+        values["messages"] = {"stream": seen.lane}
+    if payload == "weights" and not seen.graph.edges:
+        # Weights that all ranks add up: how many local steps lie between two averages, and whether
+        # the ranks divide before they add, does not follow from the messages.
+        values["protocol"] = "fedavg"
+        comments["protocol"] = Comment(
+            'all ranks average: "fedavg", with lr and the local steps as epochs; and scale = '
+            "number of ranks under [messages] if they divide before the sum",
+            known=False,
+        )
     return _Draft(values, comments)
 
 
@@ -346,6 +363,21 @@ def _evidence(model: _Model, given: bool, size: int) -> str:
         f"no layer reveals single records, and {size} numbers fit many models: "
         "specify yours with --model, --shape and --classes"
     )
+
+
+def _partial(seen: observed.Observed) -> list[str]:
+    """Return remarks about parameters and streams that the messages do not contain."""
+    found: list[str] = []
+    missing = seen.missing
+    if missing:
+        what = "were not recorded (--layers)" if seen.chosen else "do not travel"
+        found.append(
+            f"{len(missing)} of {len(seen.sizes) - 1} parameters {what}: "
+            f"{', '.join(missing[:SHOWN])}{', ...' if len(missing) > SHOWN else ''}"
+        )
+    if seen.lane is not None:
+        found.append(f"several streams have messages of this size; this is stream {seen.lane!r}")
+    return found
 
 
 def _add_params(draft: _Draft, payload: observed.Payload, model: _Model) -> None:
@@ -430,7 +462,7 @@ def _add_duals(draft: _Draft, solved: duals.Solved | None) -> None:
         alpha = _rounded(solved.alpha, solved.fit.spread)
         rho = _rounded(solved.rho, solved.fit.spread)
         if solved.sign < 0:
-            draft.values["messages"] = {"scale": -1.0}
+            draft.values.setdefault("messages", {})["scale"] = -1.0
     draft.values["params"] = {
         "alpha": alpha,
         "rho": rho,

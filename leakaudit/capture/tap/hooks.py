@@ -33,9 +33,21 @@ def install() -> None:
 
         ddp.listen(module, capture)
 
+    def tap_functional(module: ModuleType) -> None:
+        from leakaudit.capture.tap import functional
+
+        functional.listen(module, capture)
+
+    def tap_fsdp(module: ModuleType) -> None:
+        from leakaudit.capture.tap import fsdp
+
+        fsdp.listen(module, capture)
+
     waiting: dict[str, Callable[[ModuleType], None]] = {
         "torch.distributed": tap_groups,
         "torch.nn.parallel.distributed": tap_ddp,
+        "torch.distributed._functional_collectives": tap_functional,
+        "torch.distributed.fsdp._fully_shard._fsdp_state": tap_fsdp,
     }
     sys.meta_path.insert(0, _AfterImport(waiting))
 

@@ -200,7 +200,8 @@ def _form(value: Any) -> tuple[str | None, list[int], int]:
         return None, [], 0
     dtype = str(value.dtype).removeprefix("torch.")
     nbytes = 0
-    if dtype in DTYPES:
+    dense = "sparse" not in str(getattr(value, "layout", ""))
+    if dtype in DTYPES and dense:
         nbytes = int(value.nbytes)
     return dtype, list(value.shape), nbytes
 

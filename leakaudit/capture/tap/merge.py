@@ -14,7 +14,8 @@ import torch
 from leakaudit import registry
 from leakaudit.capture.tap.arranged import ArrangedLog, Sent
 from leakaudit.capture.tap.reading import RankLog
-from leakaudit.errors import LeakauditError
+from leakaudit.capture.tap.wires import CHOSEN
+from leakaudit.errors import LeakauditError, NotUnderstood
 from leakaudit.progress import step
 from leakaudit.trace import Json, Trace
 from leakaudit.traces import gaps, trace_file
@@ -72,13 +73,16 @@ def write(
         The trace.
 
     Raises:
+        NotUnderstood: no payload was kept, because of how the program sends them.
         LeakauditError: the trace would exceed max_bytes or cannot be written; no files are left
             behind.
     """
     description = plan.description
     if not plan.sent:
         reason = _listed(plan.left_out) or "the program ended too early"
-        raise LeakauditError(f"no message payload was kept ({reason})")
+        chosen = plan.left_out.keys() <= set(CHOSEN)
+        kind = LeakauditError if chosen else NotUnderstood
+        raise kind(f"no message payload was kept ({reason})")
     provenance = about(plan, logs, code)
     if command:
         provenance["command"] = command
@@ -102,6 +106,7 @@ def write(
             messages=sum(len(sent.dst) for sent in plan.sent),
             rows=len(groups),
             dtype=dtype,
+            columns=plan.columns,
             public=public,
             max_bytes=max_bytes,
             provenance=provenance,

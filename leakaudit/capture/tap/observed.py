@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
 from typing import Any, Literal, TypeAlias
@@ -13,10 +13,21 @@ import torch
 from torch import Tensor
 
 from leakaudit.capture.tap import fit
+from leakaudit.capture.tap.layers import NOTE
 from leakaudit.capture.tap.layouts import Place
-from leakaudit.capture.tap.reading import RankLog
-from leakaudit.capture.tap.streams import FLOATS, POINT, LoggedMessage, Wire, assemble
-from leakaudit.errors import LeakauditError
+from leakaudit.capture.tap.reading import Event, RankLog
+from leakaudit.capture.tap.streams import (
+    FLOATS,
+    POINT,
+    LoggedMessage,
+    Wire,
+    assemble,
+    is_of_hook,
+    one_kind,
+    one_lane,
+    operations,
+)
+from leakaudit.errors import NotUnderstood
 from leakaudit.protocols.mixing import metropolis
 from leakaudit.tasks.task import Task
 from leakaudit.trace import Graph
@@ -65,12 +76,34 @@ class Observed:
         slices: the place of each parameter in a vector, in the order of a message.
         sizes: lengths of the parameters in the model's order, followed by the model's own length.
         graph: the graph of the ranks that exchange messages one to one.
+        lane: the lane of the messages; None if there is only one.
+        names: names of the parameters, if a hook noted them.
     """
 
     streams: Mapping[Wire, list[LoggedMessage]]
     slices: list[Place]
     sizes: tuple[int, ...]
     graph: Graph
+    lane: str | None = None
+    names: tuple[str, ...] = ()
+
+    @property
+    def missing(self) -> list[str]:
+        """Parameters that do not travel, by name, or by number if their names are unknown."""
+        count = len(self.sizes) - 1
+        absent: set[int] = set()
+        for stream in self.streams.values():
+            covers = stream[0].covers
+            if covers is not None:
+                absent |= set(range(count)) - set(covers)
+        if len(self.names) == count:
+            return [self.names[k] for k in sorted(absent)]
+        return [f"number {k}" for k in sorted(absent)]
+
+    @property
+    def chosen(self) -> bool:
+        """Whether the user chose the parameters that were recorded."""
+        return any(stream[0].note(NOTE) for stream in self.streams.values())
 
     def value(self, message: LoggedMessage) -> Tensor:
         """Return the vector (d,) of a message.
@@ -85,14 +118,12 @@ class Observed:
         """Rank -> its messages to its first receiver, or to all."""
 
         def key(wire: Wire) -> tuple[int, int]:
-            src, dst, _ = wire
-            return src, -1 if dst is None else dst
+            return wire.src, -1 if wire.dst is None else wire.dst
 
         out: dict[int, list[LoggedMessage]] = {}
         for wire in sorted(self.streams, key=key):
-            src, _, op = wire
-            if op not in ("recv", "model"):
-                out.setdefault(src, self.streams[wire])
+            if wire.op not in ("recv", "model"):
+                out.setdefault(wire.src, self.streams[wire])
         return out
 
 
@@ -121,7 +152,7 @@ def collect(logs: Sequence[RankLog], task: Task | None, places: Sequence[Place] 
             parameters in the model's order and axes.
 
     Raises:
-        LeakauditError: the log contains no vectors, or none of the size of the model.
+        NotUnderstood: the log contains no vectors, or none of the size of the model.
     """
     if not places:
         places = _usual(sizes_of(task) if task is not None else _sizes(logs))
@@ -132,13 +163,20 @@ def collect(logs: Sequence[RankLog], task: Task | None, places: Sequence[Place] 
         kept = [message for message in stream if message.kept]
         if kept:
             streams[wire] = kept
+    streams, dropped = one_lane(streams)
+    streams, _ = one_kind(streams)
     if not streams:
-        raise LeakauditError(
-            f"the log contains no message of the model's size ({sizes[-1]} numbers); "
-            "specify the model that was trained"
+        raise NotUnderstood(
+            f"the log contains no message of the model's size ({sizes[-1]} numbers), but "
+            f"{operations(logs)}; specify the model that was trained"
         )
     ordered = [place.stop - place.start for place in sorted(places, key=_start)]
-    return Observed(streams, list(places), (*ordered, sizes[-1]), _graph(streams))
+    lane = None
+    if dropped:
+        lane = next(iter(streams.values()))[0].lane
+    return Observed(
+        streams, list(places), (*ordered, sizes[-1]), _graph(streams), lane, _names(streams)
+    )
 
 
 def sizes_of(task: Task) -> tuple[int, ...]:
@@ -179,11 +217,20 @@ def shapes(logs: Sequence[RankLog]) -> list[tuple[int, ...]]:
     return []
 
 
-def _graph(wires: Mapping[Wire, object]) -> Graph:
+def _names(streams: Mapping[Wire, list[LoggedMessage]]) -> tuple[str, ...]:
+    """Return the names of the parameters that a hook noted."""
+    for stream in streams.values():
+        noted = stream[0].note("names")
+        if isinstance(noted, list):
+            return tuple(map(str, noted))
+    return ()
+
+
+def _graph(wires: Iterable[Wire]) -> Graph:
     """Return the graph of the ranks that exchange messages one to one."""
     last = 0
     edges: set[tuple[int, int]] = set()
-    for src, dst, op in wires:
+    for src, dst, op, _ in wires:
         last = max(last, src)
         if dst is None:
             continue
@@ -206,18 +253,27 @@ def _sizes(logs: Sequence[RankLog]) -> tuple[int, ...]:
             noted = [n for n in event.notes.get("sizes", ()) if type(n) is int]
             if noted:
                 votes[*noted, sum(noted)] += 2 * sum(noted)
-            elif event.dtype in FLOATS and event.shape and "parameters" not in event.notes:
-                wires[event.rank, event.peer, event.op].append(event.numel)
+            elif _may_repeat(event):
+                lane = event.notes.get("lane", "")
+                wires[event.rank, event.peer, event.op, lane].append(event.numel)
     for numels in wires.values():
         period = _period(numels)
         if period:
             once = numels[:period]
             votes[*once, sum(once)] += sum(numels)
     if not votes:
-        raise LeakauditError(
-            "the log contains no floating-point tensors, so there is nothing to describe"
+        raise NotUnderstood(
+            "the log contains no floating-point tensors that may be models or gradients, but "
+            f"{operations(logs)}"
         )
     return votes.most_common(1)[0][0]
+
+
+def _may_repeat(event: Event) -> bool:
+    """Return whether a tensor may be a part of a message whose parts nobody noted."""
+    if is_of_hook(event) or "parameters" in event.notes:
+        return False
+    return event.dtype in FLOATS and bool(event.shape)
 
 
 def _period(numels: Sequence[int]) -> int:
@@ -309,8 +365,8 @@ def _met(seen: Observed) -> Iterator[float]:
     """Yield cosines of messages that two ranks send to each other."""
     pairs: list[tuple[LoggedMessage, LoggedMessage]] = []
     for i, j in seen.graph.edges:
-        there = seen.streams.get((i, j, "send"), [])[:SOME]
-        back = seen.streams.get((j, i, "send"), [])[:SOME]
+        there = seen.streams.get(Wire(i, j, "send"), [])[:SOME]
+        back = seen.streams.get(Wire(j, i, "send"), [])[:SOME]
         pairs.extend(zip(there, back, strict=False))
     for one, other in pairs[:PAIRS]:
         yield _cosine(seen.value(one), seen.value(other))
@@ -331,8 +387,8 @@ def _swaps(seen: Observed) -> Iterator[float]:
     PDMM makes them 2 rho w_i and -2 rho w_j.
     """
     for i, j in seen.graph.edges:
-        there = seen.streams.get((i, j, "send"), [])
-        back = seen.streams.get((j, i, "send"), [])
+        there = seen.streams.get(Wire(i, j, "send"), [])
+        back = seen.streams.get(Wire(j, i, "send"), [])
         for t in range(min(len(there), len(back), SOME) - 1):
             one = seen.value(there[t + 1]) - seen.value(back[t])
             two = seen.value(back[t + 1]) - seen.value(there[t])
@@ -345,8 +401,8 @@ def _kept(seen: Observed) -> Iterator[float]:
     Squares are summed over rounds: the first rounds, in which duals change most, count most.
     """
     for i, j in seen.graph.edges:
-        there = seen.streams.get((i, j, "send"), [])[:SOME]
-        back = seen.streams.get((j, i, "send"), [])[:SOME]
+        there = seen.streams.get(Wire(i, j, "send"), [])[:SOME]
+        back = seen.streams.get(Wire(j, i, "send"), [])[:SOME]
         of_sum = 0.0
         of_both = 0.0
         for (one, one_after), (two, two_after) in zip(
@@ -363,8 +419,8 @@ def _kept(seen: Observed) -> Iterator[float]:
 def _wires_agree(seen: Observed) -> Iterator[bool]:
     """Yield whether all channels of a node show the same 2 rho w_i, for nodes with several."""
     for i, near in enumerate(seen.graph.neighbours):
-        out = {j: seen.streams.get((i, j, "send"), []) for j in near}
-        back = {j: seen.streams.get((j, i, "send"), []) for j in near}
+        out = {j: seen.streams.get(Wire(i, j, "send"), []) for j in near}
+        back = {j: seen.streams.get(Wire(j, i, "send"), []) for j in near}
         rounds = min((len(stream) for stream in (*out.values(), *back.values())), default=0)
         if len(near) < 2:
             continue
@@ -411,8 +467,8 @@ def samples(seen: Observed, payload: Payload) -> list[fit.GradientSample]:
 def _gradients(seen: Observed) -> Iterator[fit.GradientSample]:
     """Yield each rank's first two messages, at the models that were logged or sent with them."""
     models: list[LoggedMessage] = []
-    for (_, _, op), stream in seen.streams.items():
-        if op == "model":
+    for wire, stream in seen.streams.items():
+        if wire.op == "model":
             models = stream
             break
     server = hub(seen.graph)
@@ -420,7 +476,7 @@ def _gradients(seen: Observed) -> Iterator[fit.GradientSample]:
         if rank == server:
             continue
         if server is not None:
-            models = seen.streams.get((server, rank, "send"), [])
+            models = seen.streams.get(Wire(server, rank, "send"), [])
         for message in stream[:2]:
             near = [model for model in models if model.index == message.index]
             points = {}

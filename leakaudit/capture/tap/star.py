@@ -21,7 +21,17 @@ from leakaudit.capture.tap.streams import POINT, LoggedMessage
 from leakaudit.errors import LeakauditError
 from leakaudit.trace import Graph
 
-UP = ("ddp", "allreduce", "reduce", "gather", "allgather", "send", "recv")
+UP = (
+    "ddp",
+    "fsdp",
+    "allreduce",
+    "reduce_scatter",
+    "reduce",
+    "gather",
+    "allgather",
+    "send",
+    "recv",
+)
 DOWN = ("model", "broadcast", "scatter", "send", "recv")
 EQUAL = 1e-3  # relative difference of a described constant from the one found: a choice
 
@@ -47,10 +57,13 @@ class _Roles:
     def note(self) -> list[str]:
         """Remarks for the reader about the numbers of the nodes."""
         if self.server is None:
-            return [
+            notes = [
                 f"node {self.hub} is not a process: it stands for the sum that all ranks compute; "
                 "it receives each rank's contribution"
             ]
+            if any(rank != node for rank, node in self.place.items()):
+                notes.append(f"the other nodes are ranks {', '.join(map(str, self.place))}")
+            return notes
         if self.server == self.hub:
             return []
         others = ", ".join(map(str, self.place))
@@ -115,7 +128,11 @@ def _roles(description: Description, found: Sequence[LoggedMessage], ranks: int)
         raise LeakauditError(
             f"messages.server: rank {server} does not exist (the program has ranks 0-{ranks - 1})"
         )
-    others = [rank for rank in range(ranks) if rank != server]
+    # Messages to all go to the ranks of their process group; other ranks do not take part.
+    members: set[int] = set()
+    for m in found:
+        members |= set(m.group or range(ranks))
+    others = [rank for rank in sorted(members) if rank != server]
     return _Roles(server, {rank: node for node, rank in enumerate(others)})
 
 

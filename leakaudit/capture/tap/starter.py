@@ -20,6 +20,7 @@ MODEL = {  # default comment for a key of [model]
     "levels": "255 if inputs are k/255, else 0",
 }
 SCALE = "the sent value times this is the protocol's value"
+STREAM = "process group or model of the messages; the log has others of the same size"
 HEAD = (
     "# The program's messages, for --describe of `leakaudit tap` and `leakaudit trace import`. "
     "Inferred from them: check and correct it."
@@ -83,7 +84,8 @@ def toml(
     messages = values.get("messages", {})
     lines += ["", "[messages]" if messages else "# [messages]"]
     for name, value in messages.items():
-        lines.append(_line(name, value, comments.get(f"messages.{name}", Comment(SCALE))))
+        usual = Comment(STREAM if name == "stream" else SCALE)
+        lines.append(_line(name, value, comments.get(f"messages.{name}", usual)))
     lines += MESSAGES
     return "\n".join(lines) + "\n"
 

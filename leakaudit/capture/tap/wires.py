@@ -5,33 +5,82 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 
 from leakaudit.capture.tap.arranged import ArrangedLog, Missing
+from leakaudit.capture.tap.capture import HOOK
 from leakaudit.capture.tap.description import Description
+from leakaudit.capture.tap.layers import NOTE
 from leakaudit.capture.tap.log import LEFT_OUT
 from leakaudit.capture.tap.peers import peers
 from leakaudit.capture.tap.reading import RankLog
 from leakaudit.capture.tap.star import star
-from leakaudit.capture.tap.streams import LoggedMessage, Streams, assemble
-from leakaudit.errors import LeakauditError
+from leakaudit.capture.tap.streams import (
+    GRADIENTS,
+    LoggedMessage,
+    Streams,
+    assemble,
+    one_kind,
+    one_lane,
+    operations,
+)
+from leakaudit.errors import LeakauditError, NotUnderstood
 
 # Every missing round costs a line in the trace, so a log with far more rounds than messages is
 # rejected. A choice: programs that number their rounds with gaps stay well below it.
 SPARSE = 10  # rounds per message ...
 SPARE = 100  # ... and messages that are added even for a short log
+SHORT = ("float16", "bfloat16")  # number formats to which hooks compress gradients
+CHOSEN = ("rounds", "ranks", "max_bytes")  # why the user wants payloads to be left out
+SHOWN = 6  # names of parameters in one line
 PROCESSES = 100_000  # more than any program has: a larger number in a log is ignored
 
 
 def latest(logs: Iterable[RankLog]) -> list[RankLog]:
     """Return each rank's last process, because a restarted rank began anew.
 
+    If torchrun started the program again, only the processes of its last attempt count: a rank that
+    sent nothing in it has no log, and those of earlier attempts belong to another training.
+
     Args:
         logs: the logs of all processes, in any order.
     """
+    logs = list(logs)
+    last = max(map(_restart, logs), default=0)
     by_rank: dict[int, RankLog] = {}
     for log in sorted(logs, key=lambda log: (log.rank, log.attempt)):
-        by_rank[log.rank] = log
+        if _restart(log) == last:
+            by_rank[log.rank] = log
     return list(by_rank.values())
+
+
+def _restart(log: RankLog) -> int:
+    """Return how often torchrun had started the program before this process; 0 if unknown."""
+    count = log.about.get("restart", 0)
+    if type(count) is not int:
+        return 0
+    return count
+
+
+def restarts(logs: Sequence[RankLog]) -> list[str]:
+    """Return remarks about processes whose messages are not in the trace.
+
+    Args:
+        logs: the logs of all processes, including those that were started again.
+    """
+    used = latest(logs)
+    unused = len(logs) - len(used)
+    if not unused:
+        return []
+    last = max(map(_restart, logs))
+    if last:
+        return [
+            f"the program was started {last + 1} times: the trace contains the last attempt; "
+            f"the messages of {unused} earlier processes are not in it"
+        ]
+    again = sorted({log.rank for log in logs if log not in used})
+    ranks = ", ".join(map(str, again))
+    return [f"several processes had rank {ranks}: the trace contains the messages of the last one"]
 
 
 def plan(description: Description, logs: Sequence[RankLog]) -> ArrangedLog:
@@ -42,32 +91,129 @@ def plan(description: Description, logs: Sequence[RankLog]) -> ArrangedLog:
         logs: the logs of all processes.
 
     Raises:
+        NotUnderstood: nothing in the log can be a model or its gradient.
         LeakauditError: nothing in the log has the model's size, or the protocol's kinds cannot be
             distinguished.
     """
     by_tag = bool(description.kinds)
     streams = assemble(latest(logs), description.sizes, description.tags, by_tag)
-    found = _found(streams)
+    messages, dropped = one_lane(streams.messages, description.stream)
+    messages, others = one_kind(messages, description.payload == "gradients")
+    found = _found(messages.values())
+    if not found and not streams.vectors:
+        raise NotUnderstood(
+            f"no message may contain the model; the log contains {operations(latest(logs))}"
+        )
     if not found:
-        counted = [f"{count} {what}" for what, count in streams.others.most_common(3)]
-        others = ", ".join(counted) or "nothing at all"
         raise LeakauditError(
             f"no message has the size of the model ({description.task.layout.size} numbers in one "
-            f"tensor, or one tensor per parameter); the log contains {others}; describe the model "
-            "that was trained, or its order of parameters"
+            f"tensor, or one tensor per parameter); the log contains {listed(streams.others)}; "
+            "describe the model that was trained, or its order of parameters"
         )
     nodes = max(map(_processes, logs))
     for message in found:
         nodes = max(nodes, 1 + message.src, 1 + (message.dst or 0))
+    _require_gradients(found)
     arrange = star if description.victim.centralised else peers
-    return _counted(arrange(description, found, nodes), found)
+    arranged = _counted(arrange(description, found, nodes), found)
+    notes = (
+        *arranged.notes,
+        *restarts(logs),
+        *_apart(dropped, others, streams),
+        *_content(arranged),
+    )
+    return replace(arranged, notes=notes)
 
 
-def _found(streams: Streams) -> list[LoggedMessage]:
+def _require_gradients(found: Sequence[LoggedMessage]) -> None:
+    """Reject a log with the models of a hook's gradients, but none of the gradients.
+
+    Raises:
+        NotUnderstood: the program's communication hook sends something else.
+    """
+    altered = Counter[str]()
+    for message in found:
+        if message.op not in GRADIENTS or message.op == "model":
+            continue
+        if message.kept:
+            return
+        reasons = [str(p.notes[LEFT_OUT]) for p in message.pieces if LEFT_OUT in p.notes]
+        altered.update(reason for reason in reasons[:1] if reason not in CHOSEN)
+    if altered:
+        counted = ", ".join(f"{count}: {reason}" for reason, count in altered.items())
+        raise NotUnderstood(f"no gradient of a rank travels as it is ({counted})")
+
+
+def listed(others: Counter[str]) -> str:
+    """Return what a log contains besides models, in words.
+
+    Args:
+        others: description -> number.
+    """
+    counted = [f"{count} {what}" for what, count in others.most_common(3)]
+    return ", ".join(counted) or "nothing at all"
+
+
+def _apart(dropped: Counter[str], others: Counter[str], streams: Streams) -> Iterator[str]:
+    """Yield remarks about messages of other models, process groups and kinds."""
+    for op, count in sorted(others.items()):
+        yield f"{count} messages of the same size ({op}) are of another kind and not in the trace"
+    for lane, count in sorted(dropped.items()):
+        yield (
+            f"{count} messages of the same size in stream {lane!r} are not in the trace; "
+            f"[messages] stream = {lane!r} selects them"
+        )
+    for (op, lane), count in sorted(streams.models.items()):
+        yield f"{count} tensors of {lane} ({op}) belong to a model of another size"
+
+
+def _content(plan: ArrangedLog) -> Iterator[str]:
+    """Yield remarks about messages that are not all of what a rank computed."""
+    layout = plan.description.task.layout
+    names = plan.description.order or layout.names
+    covers = plan.covers
+    missing = [names[k] for k in range(len(names)) if k not in covers]
+    chosen = any(sent.message.note(NOTE) for sent in plan.sent)
+    if missing:
+        start, stop = plan.columns
+        held = [name for name in names if start <= layout.slices[name].start < stop]
+        what = "were recorded (--layers)" if chosen else "are in the messages"
+        yield (
+            f"{len(covers)} of {len(names)} parameters {what}; missing: {_shortened(missing)}; "
+            f"the trace contains {_shortened(held)}"
+        )
+    hooks = Counter[tuple[str, str]]()
+    groups: dict[str, None] = {}
+    for sent in plan.sent:
+        for piece in sent.message.pieces:
+            if HOOK in piece.notes and piece.dtype in SHORT:
+                hooks[str(piece.notes[HOOK]), str(piece.dtype)] += 1
+            if "within" in piece.notes:
+                groups[str(piece.notes["within"])] = None
+    if groups:
+        yield (
+            f"some messages went to a process group of some ranks only ({', '.join(groups)}): the "
+            "node that stands for the sum then stands for one sum per group"
+        )
+    for (hook, dtype), count in sorted(hooks.items()):
+        yield (
+            f"{count} tensors were sent by {hook} in {dtype}: the trace contains what was sent, "
+            "which is rounded to this format"
+        )
+
+
+def _shortened(names: Sequence[str]) -> str:
+    """Return names in one line, the first and the last of them if there are many."""
+    if len(names) <= SHOWN:
+        return ", ".join(names)
+    return f"{', '.join(names[: SHOWN - 1])}, ... {names[-1]}"
+
+
+def _found(streams: Iterable[Sequence[LoggedMessage]]) -> list[LoggedMessage]:
     """Return each message once: from its sender's log if kept there, else from the receiver's."""
     found: list[LoggedMessage] = []
     received: list[LoggedMessage] = []
-    for message in streams:
+    for message in chain.from_iterable(streams):
         if message.op == "recv":
             received.append(message)
         else:
@@ -89,9 +235,9 @@ def _counted(plan: ArrangedLog, found: list[LoggedMessage]) -> ArrangedLog:
     """Add which rounds are incomplete, and why payloads are missing."""
     left_out = Counter[str]()
     for message in found:
-        notes = message.pieces[0].notes
-        if LEFT_OUT in notes:
-            left_out[str(notes[LEFT_OUT])] += 1
+        reasons = [p.notes[LEFT_OUT] for p in message.pieces if LEFT_OUT in p.notes]
+        if reasons:
+            left_out[str(reasons[0])] += 1
     kept = [sent for sent in plan.sent if sent.message.kept]
     last = max((sent.round for sent in plan.sent), default=0)
     if last > SPARSE * (len(found) + SPARE):

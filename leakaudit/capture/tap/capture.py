@@ -66,6 +66,7 @@ class Capture:
         peer: int | None = None,
         tag: int = 0,
         at: int | None = None,
+        sender: int | None = None,
         **notes: Any,
     ) -> None:
         """Log one tensor.
@@ -76,6 +77,7 @@ class Capture:
             peer: the other rank, if there is one.
             tag: tag of the message.
             at: position of the message on its channel; None counts it here.
+            sender: rank that sent it; None for this process.
             notes: plain values to log with the event.
         """
         begun = time.perf_counter()
@@ -84,16 +86,36 @@ class Capture:
         try:
             log = self._log or self._open()
             if LEFT_OUT not in notes:
-                reason = self._left_out(log.rank, op, value, peer, tag, at)
+                owner = log.rank if sender is None else sender
+                reason = self._left_out(owner, op, value, peer, tag, at)
                 if reason:
                     notes[LEFT_OUT] = reason
             log.write(op, value, peer, tag, **notes)
             log.spent += time.perf_counter() - begun
         except Exception as error:
-            self._broken = True
-            sys.stderr.write(
-                f"leakaudit tap: recording of process {os.getpid()} stopped: {error}\n"
-            )
+            self._stop(error)
+
+    def safely(self, call: Callable[..., Result], *args: Any) -> Result | None:
+        """Call a function of the tap; its error ends the recording, not the program.
+
+        Args:
+            call: the function.
+            args: its arguments.
+
+        Returns:
+            The result of the function; None after an error.
+        """
+        if self._broken:
+            return None
+        try:
+            return call(*args)
+        except Exception as error:
+            self._stop(error)
+            return None
+
+    def _stop(self, error: Exception) -> None:
+        self._broken = True
+        sys.stderr.write(f"leakaudit tap: recording of process {os.getpid()} stopped: {error}\n")
 
     def unlogged(self, call: Callable[..., Result], *args: Any) -> Result:
         """Call a function without logging the messages that it sends.
@@ -114,19 +136,17 @@ class Capture:
     @property
     def rank(self) -> int:
         """Rank of this process in the whole program."""
-        import torch.distributed as dist
-
-        if dist.is_initialized():
-            return dist.get_rank()
+        dist = _distributed()
+        if dist is not None:
+            return int(dist.get_rank())
         return int(os.environ.get("RANK", "0"))
 
     @property
     def _world(self) -> int:
         """Number of processes of the program."""
-        import torch.distributed as dist
-
-        if dist.is_initialized():
-            return dist.get_world_size()
+        dist = _distributed()
+        if dist is not None:
+            return int(dist.get_world_size())
         return int(os.environ.get("WORLD_SIZE", "1"))
 
     def _open(self) -> Log:
@@ -192,6 +212,14 @@ class Capture:
             self._log.close()
             self._log = None
             self._broken = True
+
+
+def _distributed() -> Any:
+    """Return torch.distributed if the program uses it; it is never imported here."""
+    module = sys.modules.get("torch.distributed")
+    if module is None or not module.is_available() or not module.is_initialized():
+        return None
+    return module
 
 
 def _is_child() -> bool:

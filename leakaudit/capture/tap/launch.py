@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from leakaudit.capture.tap.hooks import VARIABLE
+from leakaudit.capture.tap.hooks import LAUNCHER, VARIABLE
 from leakaudit.capture.tap.reading import NAME
 from leakaudit.errors import LeakauditError
 
@@ -86,6 +86,7 @@ def run(command: Sequence[str], folder: Path, **listening: Any) -> int:
         path.append(os.environ["PYTHONPATH"])
     environment = dict(os.environ)
     environment[VARIABLE] = json.dumps({"folder": str(folder.resolve()), **listening})
+    environment[LAUNCHER] = str(os.getpid())
     environment["PYTHONPATH"] = os.pathsep.join(path)
     sys.stdout.flush()
     try:

@@ -19,6 +19,12 @@ class ProgramError(LeakauditError):
     code = 4
 
 
+class NotUnderstood(LeakauditError):
+    """Messages were recorded, but are none that leakaudit can interpret."""
+
+    code = 3
+
+
 class NotDetermined(LeakauditError):
     """The view of this adversary determines no gradient of the node by the formulas tried."""
 

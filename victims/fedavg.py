@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from torch import Generator, Tensor
 
@@ -47,6 +47,9 @@ class FedAvg(Victim):
     batch: int = param(0, "records per step; 0 uses all", "B")
     decay: float = param(0.0, "weight decay of the local steps", "lambda")
     samples: int = param(0, "records per client; set automatically when recording", "n_k")
+    server: Literal["mean", "unknown"] = param(
+        "mean", "how the server combines models; unknown for recordings of other programs"
+    )
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -83,7 +86,12 @@ class FedAvg(Victim):
         return True
 
     def fits(self, task: Task, graph: Graph, samples: int) -> None:
-        """Reject step sizes that diverge on the task's l2 term."""
+        """Reject step sizes that diverge on the task's l2 term, and server=unknown."""
+        if self.server != "mean":
+            raise LeakauditError(
+                "fedavg: server=unknown only describes recordings of other programs; "
+                "use server=mean to run"
+            )
         stable("fedavg", task, lr=self.lr)
 
     def run(
@@ -120,5 +128,8 @@ class FedAvg(Victim):
         for _ in p.rounds(rounds):
             down = p.send(server, range(server), w, "w")
             up = [p.send(i, server, steps.declare(p, i, down), "up") for i in range(server)]
-            w = p.state("w", server, eq=sum(up) * Fraction(1, server))
+            if self.server == "mean":
+                w = p.state("w", server, eq=sum(up) * Fraction(1, server))
+            else:
+                w = p.state("w", server)
         return p

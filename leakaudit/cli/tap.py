@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from leakaudit.cli import tapped
 from leakaudit.cli._options import described, say, settings, shared
-from leakaudit.errors import LeakauditError
+from leakaudit.errors import LeakauditError, NotUnderstood
 
 if TYPE_CHECKING:
     from leakaudit.capture.tap.description import Description
@@ -145,6 +145,8 @@ def _finish(
         if described is None:
             return code or UNDESCRIBED
         tapped.write(args, chosen, folder, described, code)
+    except NotUnderstood as error:
+        raise NotUnderstood(f"{error}; the log is kept in {folder}") from None
     except LeakauditError as error:
         raise LeakauditError(
             f"{error}; the log is kept: leakaudit tap merge {folder} --describe FILE"

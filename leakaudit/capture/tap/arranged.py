@@ -65,6 +65,7 @@ class ArrangedLog:
         left_out: reason -> number of messages without payload.
         notes: remarks for the reader of the trace.
         optional_senders: nodes that need not send.
+        asks: whether the server asks some of the clients in each round; only they answer.
     """
 
     description: Description
@@ -76,6 +77,7 @@ class ArrangedLog:
     left_out: dict[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     optional_senders: frozenset[int] = frozenset()
+    asks: bool = False
 
     @property
     def slices(self) -> list[slice]:

@@ -17,9 +17,8 @@ from typing import Any
 from leakaudit.capture.tap.capture import Capture
 from leakaudit.capture.tap.flower_server import ServerTap
 from leakaudit.capture.tap.hooks import ENDS, LAUNCHER
-from leakaudit.capture.tap.log import Log
+from leakaudit.capture.tap.log import UNRANKED, Log
 
-UNRANKED = 999_999  # rank of the logs of processes that only say which mods they run
 MODS = ("fixedclipping_mod", "adaptiveclipping_mod", "secagg_mod", "secaggplus_mod")
 
 _taps: dict[int, ServerTap] = {}

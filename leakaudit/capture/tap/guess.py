@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from leakaudit.capture.tap import description, duals, fit, observed, starter
+from leakaudit.capture.tap import answers, description, duals, fit, hub, observed, starter
 from leakaudit.capture.tap.description import Description
 from leakaudit.capture.tap.digits import shortest
 from leakaudit.capture.tap.reading import RankLog
@@ -100,9 +100,20 @@ def guess(logs: Sequence[RankLog], task: Task | None = None) -> Guess:
     Raises:
         LeakauditError: the log contains no vectors, or none of the size of the model.
     """
+    answers.check(logs)
+    noise = answers.noise(logs)
     seen = observed.collect(latest(logs), task)
-    sent = observed.payload(seen)
-    model = _model_behind(seen, sent, task)
+    server = hub.server(seen)
+    if server is None:
+        sent = observed.payload(seen)
+        samples: Sequence[fit.GradientSample] = observed.samples(seen, sent.payload)
+    else:
+        sent = hub.payload(seen, server)
+        samples = hub.samples(seen, server, sent.payload)
+    model = _model_behind(seen, sent, samples, task)
+    found = model.found
+    if server is not None and found is not None and not hub.explains(found, samples):
+        model = replace(model, found=None)
 
     size = seen.sizes[-1]
     count = sum(map(len, seen.streams.values()))
@@ -110,9 +121,16 @@ def guess(logs: Sequence[RankLog], task: Task | None = None) -> Guess:
         sent.why,
         f"{count} messages of {size} numbers on {len(seen.streams)} channels",
         _evidence(model, task is not None, size),
+        *seen.notes,
+        *answers.remarks(logs),
     )
-    draft = _begun(seen, sent)
-    _add_params(draft, sent.payload, model)
+    draft = _begun(seen, sent, server)
+    if server is None:
+        _add_params(draft, sent.payload, model)
+    else:
+        _add_server(draft, sent, model, hub.is_mean(seen, server))
+    if noise:
+        draft.comments["protocol"] = Comment(f"{noise} changes what clients send", known=False)
     _add_model(draft, model)
 
     values = draft.values
@@ -147,10 +165,12 @@ class _Model:
 
 
 def _model_behind(
-    seen: observed.Observed, sent: observed.PayloadGuess, task: Task | None
+    seen: observed.Observed,
+    sent: observed.PayloadGuess,
+    samples: Sequence[fit.GradientSample],
+    task: Task | None,
 ) -> _Model:
     """Find the model behind the messages; task: the one given by the user."""
-    samples: Sequence[fit.GradientSample] = observed.samples(seen, sent.payload)
     tasks = [task] if task is not None else _tasks(seen, samples)
     if not tasks:
         return _Model(None)
@@ -169,12 +189,19 @@ def _model_behind(
     return _Model(found.task, fit.levels(found.task, samples), found, solved)
 
 
-def _begun(seen: observed.Observed, sent: observed.PayloadGuess) -> _Draft:
+def _begun(
+    seen: observed.Observed, sent: observed.PayloadGuess, server: int | None
+) -> _Draft:
     """Return a description of the payload, still without constants and model."""
     payload = sent.payload
     comments = {"payload": Comment(sent.sure)}
     first = "update"
-    if payload == "weights":
+    protocol = description.USUAL[payload]
+    if server is not None and payload == "weights":
+        protocol = "fedavg"
+        first = "start"
+        comments["protocol"] = Comment("clients receive a model and send one back")
+    elif payload == "weights":
         comment = "the ranks' first messages differ"
         if observed.same_start(seen):
             first = "start"
@@ -182,7 +209,7 @@ def _begun(seen: observed.Observed, sent: observed.PayloadGuess) -> _Draft:
         comments["first"] = Comment(comment)
     values = {
         "payload": payload,
-        "protocol": description.USUAL[payload],
+        "protocol": protocol,
         "first": first,
         "params": {},
         "model": {},
@@ -249,6 +276,40 @@ def _add_params(draft: _Draft, payload: observed.Payload, model: _Model) -> None
     if model.found is not None:
         draft.values["params"]["samples"] = 1
         comments["params.samples"] = Comment("records per gradient")
+
+
+def _add_server(
+    draft: _Draft, sent: observed.PayloadGuess, model: _Model, is_mean: bool | None
+) -> None:
+    """Add the constants of a protocol with a server."""
+    params = draft.values["params"]
+    comments = draft.comments
+    found = model.found
+    proved = found is not None
+    if proved:
+        params["samples"] = 1
+        comments["params.samples"] = Comment("records per client")
+    if sent.payload == "gradients":
+        comments["payload"] = Comment("or differences of models, or something else", proved)
+        return
+    # One step on one record is the only training that recomputed gradients prove.
+    params["lr"] = 0.0
+    if found is not None:
+        params["lr"] = _rounded(found.step, found.spread)
+        comments["params.lr"] = Comment(f"accurate to {found.spread:.0e}")
+    else:
+        comments["params.lr"] = Comment("step size of plain SGD, e.g. 0.1", known=False)
+    params["epochs"] = 1
+    comments["params.epochs"] = Comment("passes over a client's records in a round", proved)
+    params["batch"] = 0
+    comments["params.batch"] = Comment("records per step; 0: all of them", proved)
+    said = {
+        True: Comment("the server's next model is the mean of all answers"),
+        False: Comment("the next model is not the plain mean of all clients' answers"),
+        None: Comment("no round shows how the server combines models"),
+    }
+    params["server"] = "mean" if is_mean else "unknown"
+    comments["params.server"] = said[is_mean]
 
 
 def _add_weights(draft: _Draft, found: fit.ModelFit | None) -> None:

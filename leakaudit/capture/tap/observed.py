@@ -14,6 +14,7 @@ from torch import Tensor
 
 from leakaudit.capture.tap import fit
 from leakaudit.capture.tap.reading import RankLog
+from leakaudit.capture.tap.states import sort_out
 from leakaudit.capture.tap.streams import FLOATS, POINT, LoggedMessage, Wire, assemble
 from leakaudit.errors import LeakauditError
 from leakaudit.protocols.mixing import metropolis
@@ -64,12 +65,14 @@ class Observed:
         slices: the position of each parameter in a vector.
         sizes: lengths of the parameters, followed by the model's own length.
         graph: the graph of the ranks that exchange messages one to one.
+        notes: remarks for the reader.
     """
 
     streams: Mapping[Wire, list[LoggedMessage]]
     slices: list[slice]
     sizes: tuple[int, ...]
     graph: Graph
+    notes: tuple[str, ...] = ()
 
     def value(self, message: LoggedMessage) -> Tensor:
         """Return the vector (d,) of a message.
@@ -120,6 +123,8 @@ def collect(logs: Sequence[RankLog], task: Task | None) -> Observed:
     Raises:
         LeakauditError: the log contains no vectors, or none of the size of the model.
     """
+    sorted_out = sort_out(logs, task)
+    logs = sorted_out.logs
     if task is not None:
         slices = task.layout.slices.values()
         sizes = (*(part.stop - part.start for part in slices), task.layout.size)
@@ -137,7 +142,7 @@ def collect(logs: Sequence[RankLog], task: Task | None) -> Observed:
         )
     starts = np.cumsum([0, *sizes[:-1]]).tolist()
     places = [slice(begin, end) for begin, end in pairwise(starts)]
-    return Observed(streams, places, sizes, _graph(streams))
+    return Observed(streams, places, sizes, _graph(streams), sorted_out.notes)
 
 
 def _graph(wires: Mapping[Wire, object]) -> Graph:

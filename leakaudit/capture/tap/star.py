@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ DOWN = ("model", "broadcast", "scatter", "send", "recv")
 # optimiser it is in the tenths. The threshold lies in between; its exact value is a choice.
 SGD = 1e-3  # miss of w - lr mean g, relative to the move; also of a described lr
 EXACT = 1e-9  # relative distance within which lr is rounded even if the miss is smaller
+NAME = 40  # characters of a client's name that are shown: a choice
 LOOKED_AT = 3  # rounds in which the rule is tried: a choice
 
 
@@ -36,10 +37,12 @@ class _Roles:
     Attributes:
         server: rank of the server; None if it is not a rank.
         place: rank -> node, for the other ranks.
+        names: rank -> what the program calls it, if it does not count its processes.
     """
 
     server: int | None
     place: Mapping[int, int]
+    names: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def hub(self) -> int:
@@ -56,6 +59,9 @@ class _Roles:
             ]
         if self.server == self.hub:
             return []
+        if self.names:
+            listed = ", ".join(f"{self.place[r]} is {self.names[r]}" for r in self.place)
+            return [f"node {self.hub} is the server; of the clients, node {listed}"]
         others = ", ".join(map(str, self.place))
         return [
             f"node {self.hub} is rank {self.server}, the server; the other nodes are ranks {others}"
@@ -85,9 +91,11 @@ def star(description: Description, found: Sequence[LoggedMessage], ranks: int) -
         elif m.op in DOWN and (m.src == roles.server or roles.server is None):
             models.append(m)
     bare = ArrangedLog(description, graph, (), None, 0)
-    start = common(bare, [m for m in models if m.index == 0])
+    asks = any(m.note("server") is not None for m in found)
+    first = min((round_of(m, 1) for m in models), default=1)
+    start = common(bare, [m for m in models if round_of(m, 1) == first])
     # Models that are sent only once are the common start, and the server sends nothing else.
-    if any(m.index for m in models):
+    if asks or any(m.index for m in models):
         for m in models:
             to = tuple(range(roles.hub)) if m.dst is None else (roles.place[m.dst],)
             sent.append(Sent(round_of(m, 1), roles.hub, to, down, m))
@@ -97,15 +105,21 @@ def star(description: Description, found: Sequence[LoggedMessage], ranks: int) -
         start=start,
         notes=tuple(roles.note),
         optional_senders=frozenset({roles.hub}),
+        asks=asks,
     )
     if description.protocol == "fedsgd":
         return _with_step(arranged, down, up)
+    if description.protocol == "fedavg":
+        return _with_mean(arranged, down, up)
     return arranged
 
 
 def _roles(description: Description, found: Sequence[LoggedMessage], ranks: int) -> _Roles:
     """Return the roles from the description, or inferred from messages with one receiver."""
     server = description.server
+    noted = {m.note("server") for m in found} - {None}
+    if noted:
+        return _noted_roles(found, server, noted)
     ends = [(m.src, m.dst) for m in found if m.op in POINT and m.dst is not None]
     if server is None and ends:
         server = Counter(dst for _, dst in ends).most_common(1)[0][0]
@@ -120,6 +134,26 @@ def _roles(description: Description, found: Sequence[LoggedMessage], ranks: int)
         )
     others = [rank for rank in range(ranks) if rank != server]
     return _Roles(server, {rank: node for node, rank in enumerate(others)})
+
+
+def _noted_roles(
+    found: Sequence[LoggedMessage], described: int | None, noted: set[Any]
+) -> _Roles:
+    """Return the roles in a program that knows its server; clients that were never asked have none."""
+    server = next(iter(noted))
+    if described not in (None, server) or len(noted) != 1:
+        raise LeakauditError(
+            f"messages.server: rank {described} is described, but the log says {sorted(noted)}"
+        )
+    ranks = {m.src for m in found} | {m.dst for m in found if m.dst is not None}
+    others = sorted(ranks - {server})
+    names: dict[int, str] = {}
+    for m in found:
+        node = m.note("node")
+        if isinstance(node, str):
+            names[m.src if m.dst == server else m.dst or 0] = f"client {node[:NAME]}"
+    place = {rank: node for node, rank in enumerate(others)}
+    return _Roles(server, place, names if set(names) >= set(others) else {})
 
 
 def _directions(description: Description, graph: Graph) -> tuple[str, str]:
@@ -154,6 +188,47 @@ def _with_step(plan: ArrangedLog, down: str, up: str) -> ArrangedLog:
             "the models do not move by w - lr mean g: the optimiser or lr is different",
         )
     return replace(plan, description=replace(plan.description, params=params), notes=notes)
+
+
+def _with_mean(plan: ArrangedLog, down: str, up: str) -> ArrangedLog:
+    """Mark the server as unknown unless its models are the means of what all clients sent."""
+    params = dict(plan.description.params)
+    if "server" in params:
+        return plan
+    miss = _mean_miss(plan, down, up)
+    if miss < SGD:
+        params["server"] = "mean"
+        return replace(plan, description=replace(plan.description, params=params))
+    params["server"] = "unknown"
+    note = (
+        "the server's models are not the plain means of what all clients sent (another strategy, "
+        "weights, or a part of the clients), so nothing is derived from its step"
+    )
+    if miss == float("inf"):
+        note = "no round shows how the server combines models, so nothing is derived from its step"
+    description = replace(plan.description, params=params)
+    return replace(plan, description=description, notes=(*plan.notes, note))
+
+
+def _mean_miss(plan: ArrangedLog, down: str, up: str) -> float:
+    """Return the miss of the mean of all clients' models, relative to the server's move.
+
+    It is infinite if no round shows it, and the worst of several rounds.
+    """
+    models = {s.round: s.message for s in plan.sent if s.kind == down and s.message.kept}
+    answers = Counter(s.round for s in plan.sent if s.kind == up)
+    clients = plan.graph.nodes - 1
+    if any(count != clients and t + 1 in models for t, count in answers.items()):
+        return 1.0  # the server asked a part of the clients
+    whole = _whole_rounds(plan, up, models)[:LOOKED_AT]
+    worst = 0.0
+    for t, arrived in whole:
+        before = models[t].value(plan.slices).double()
+        after = models[t + 1].value(plan.slices).double()
+        mean = torch.stack(list(arrived.values())).mean(0)
+        moved = float((after - before).norm().clamp_min(1e-300))
+        worst = max(worst, float((after - mean).norm()) / moved)
+    return worst if whole else float("inf")
 
 
 def _step(plan: ArrangedLog, down: str, up: str) -> tuple[float, float]:

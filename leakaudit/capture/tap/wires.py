@@ -6,12 +6,14 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
+from leakaudit.capture.tap import answers
 from leakaudit.capture.tap.arranged import ArrangedLog, Missing
 from leakaudit.capture.tap.description import Description
-from leakaudit.capture.tap.log import LEFT_OUT
+from leakaudit.capture.tap.log import LEFT_OUT, UNRANKED
 from leakaudit.capture.tap.peers import peers
 from leakaudit.capture.tap.reading import RankLog
 from leakaudit.capture.tap.star import star
+from leakaudit.capture.tap.states import sort_out
 from leakaudit.capture.tap.streams import LoggedMessage, Streams, assemble
 from leakaudit.errors import LeakauditError
 
@@ -25,13 +27,21 @@ PROCESSES = 100_000  # more than any program has: a larger number in a log is ig
 def latest(logs: Iterable[RankLog]) -> list[RankLog]:
     """Return each rank's last process, because a restarted rank began anew.
 
+    Of processes that share the work of one rank in one run, as those of a simulated client of
+    Flower do, all are returned.
+
     Args:
         logs: the logs of all processes, in any order.
     """
-    by_rank: dict[int, RankLog] = {}
+    by_rank: dict[int, list[RankLog]] = {}
     for log in sorted(logs, key=lambda log: (log.rank, log.attempt)):
-        by_rank[log.rank] = log
-    return list(by_rank.values())
+        run = log.about.get("run")
+        before = by_rank.get(log.rank, [])
+        if run is None or not before or before[0].about.get("run") != run:
+            by_rank[log.rank] = [log]
+        else:
+            before.append(log)
+    return [log for logs in by_rank.values() for log in logs]
 
 
 def plan(description: Description, logs: Sequence[RankLog]) -> ArrangedLog:
@@ -46,7 +56,9 @@ def plan(description: Description, logs: Sequence[RankLog]) -> ArrangedLog:
             distinguished.
     """
     by_tag = bool(description.kinds)
-    streams = assemble(latest(logs), description.sizes, description.tags, by_tag)
+    answers.check(logs)
+    sorted_out = sort_out(latest(logs), description.task, description.tags)
+    streams = assemble(sorted_out.logs, description.sizes, description.tags, by_tag)
     found = _found(streams)
     if not found:
         counted = [f"{count} {what}" for what, count in streams.others.most_common(3)]
@@ -56,11 +68,13 @@ def plan(description: Description, logs: Sequence[RankLog]) -> ArrangedLog:
             f"tensor, or one tensor per parameter); the log contains {others}; describe the model "
             "that was trained, or its order of parameters"
         )
-    nodes = max(map(_processes, logs))
+    nodes = max(_processes(log) for log in logs if log.rank != UNRANKED)
     for message in found:
         nodes = max(nodes, 1 + message.src, 1 + (message.dst or 0))
     arrange = star if description.victim.centralised else peers
-    return _counted(arrange(description, found, nodes), found)
+    arranged = arrange(description, found, nodes)
+    arranged = replace(arranged, notes=(*arranged.notes, *sorted_out.notes, *answers.remarks(logs)))
+    return _counted(arranged, found)
 
 
 def _found(streams: Streams) -> list[LoggedMessage]:
@@ -112,8 +126,12 @@ def _missing(plan: ArrangedLog, last: int) -> Iterator[Missing]:
     """Yield, for every channel, the rounds up to the last one in which nothing was sent.
 
     A channel is known from its messages. A node that never sent has none, so each message to it
-    implies an answer that is missing.
+    implies an answer that is missing. Where a server asks some clients in each round, only answers
+    can be missing.
     """
+    if plan.asks:
+        yield from _unanswered(plan)
+        return
     rounds: dict[tuple[int, int, str], set[int]] = defaultdict(set)
     for sent in plan.sent:
         for dst in sent.dst:
@@ -126,6 +144,21 @@ def _missing(plan: ArrangedLog, last: int) -> Iterator[Missing]:
         absent = [t for t in range(1, last + 1) if t not in there]
         for first, end in _runs(absent):
             yield Missing(*wire, first, end)
+
+
+def _unanswered(plan: ArrangedLog) -> Iterator[Missing]:
+    """Yield the answers that did not arrive at the server, which is the last node."""
+    hub = plan.graph.nodes - 1
+    kind = next((sent.kind for sent in plan.sent if sent.src != hub), "")
+    answered = {(sent.src, sent.round) for sent in plan.sent if sent.src != hub}
+    absent: dict[int, list[int]] = defaultdict(list)
+    for sent in plan.sent:
+        for dst in sent.dst:
+            if sent.src == hub and (dst, sent.round) not in answered:
+                absent[dst].append(sent.round)
+    for src, rounds in sorted(absent.items()):
+        for first, end in _runs(sorted(rounds)):
+            yield Missing(src, hub, kind, first, end)
 
 
 def _runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:

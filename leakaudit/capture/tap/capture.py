@@ -33,6 +33,8 @@ class Capture:
             None if the model is not described: every message then counts as its own round.
         max_bytes: limit on the payloads of all processes together; None for no limit.
         receive: whether received messages are logged too.
+        rank: rank of this process; None for that of torch.distributed or of its launcher.
+        run: the run to which the process belongs, if several processes share a rank.
     """
 
     def __init__(
@@ -44,6 +46,8 @@ class Capture:
         sizes: list[int] | None = None,
         max_bytes: float | None = None,
         receive: bool = False,
+        rank: int | None = None,
+        run: str = "",
     ) -> None:
         self.folder = folder
         self.ranks = ranks
@@ -52,6 +56,8 @@ class Capture:
         self.sizes = sizes
         self.max_bytes = max_bytes
         self.receive = receive
+        self.run = run
+        self._rank = rank
         # With `sizes`: numbers sent so far, by (op, peer). Otherwise: messages, by (op, peer, tag).
         self._seen: dict[tuple[Any, ...], int] = defaultdict(int)
         self._log: Log | None = None
@@ -136,6 +142,8 @@ class Capture:
     @property
     def rank(self) -> int:
         """Rank of this process in the whole program."""
+        if self._rank is not None:
+            return self._rank
         dist = _distributed()
         if dist is not None:
             return int(dist.get_rank())
@@ -155,7 +163,10 @@ class Capture:
         if self.max_bytes is not None:
             share = self.max_bytes / world
         program = os.path.basename(sys.argv[0])
-        self._log = Log(self.folder, self.rank, share, world=world, program=program)
+        about = {"world": world, "program": program}
+        if self.run:
+            about["run"] = self.run
+        self._log = Log(self.folder, self.rank, share, **about)
         util = sys.modules.get("multiprocessing.util")
         if util is not None and _is_child():
             # Children of multiprocessing exit without running atexit.

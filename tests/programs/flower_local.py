@@ -9,6 +9,7 @@ defines `server_app` and `client_app`.
 import runpy
 import sys
 from collections.abc import Iterable
+from copy import deepcopy
 from uuid import uuid4
 
 from flwr.app import Context, Message, RecordDict
@@ -81,7 +82,7 @@ class LocalGrid(Grid):
         for number in list(message_ids):
             message = self.waiting.pop(number)
             context = self.contexts[message.metadata.dst_node_id]
-            replies.append(self.client(message, context))
+            replies.append(self.client(deepcopy(message), context))
         return replies
 
     def send_and_receive(

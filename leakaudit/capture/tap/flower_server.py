@@ -148,21 +148,21 @@ class ServerTap:
             for message in replies:
                 self._receive(message)
 
-    def fit(self, fit: Callable[..., Any], proxy: Any, ins: Any, timeout: Any, group: Any) -> Any:
+    def fit(self, fit: Callable[..., Any], proxy: Any, ins: Any, *args: Any, **named: Any) -> Any:
         """Log an instruction of ``start_server``, and its reply.
 
         Args:
             fit: the method of a client's proxy.
             proxy: the proxy.
             ins: the instruction.
-            timeout: seconds to wait.
-            group: the round.
+            args: its other arguments.
+            named: its named arguments; ``group_id`` is the round.
 
         Returns:
             The reply.
         """
-        place = self.capture.safely(self._ask, proxy, ins, group)
-        result = fit(proxy, ins, timeout, group)
+        place = self.capture.safely(self._ask, proxy, ins, named.get("group_id"))
+        result = fit(proxy, ins, *args, **named)
         if place is not None:
             self.capture.safely(self._answer, result, place)
         return result

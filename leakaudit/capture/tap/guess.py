@@ -6,13 +6,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from leakaudit.capture.tap import answers, description, duals, fit, hub, observed, starter
+from leakaudit.capture.tap import (
+    answers,
+    description,
+    duals,
+    fit,
+    hub,
+    local,
+    observed,
+    starter,
+)
 from leakaudit.capture.tap.description import Description
 from leakaudit.capture.tap.digits import shortest
 from leakaudit.capture.tap.reading import RankLog
 from leakaudit.capture.tap.starter import Comment
 from leakaudit.capture.tap.wires import latest
 from leakaudit.errors import LeakauditError
+from leakaudit.tasks.models import ACTIVATIONS
 from leakaudit.tasks.task import Task
 from leakaudit.trace import TaskSpec
 
@@ -111,9 +121,8 @@ def guess(logs: Sequence[RankLog], task: Task | None = None) -> Guess:
         sent = hub.payload(seen, server)
         samples = hub.samples(seen, server, sent.payload)
     model = _model_behind(seen, sent, samples, task)
-    found = model.found
-    if server is not None and found is not None and not hub.explains(found, samples):
-        model = replace(model, found=None)
+    if server is not None:
+        model = _of_clients(model, sent, samples, hub.examples(seen))
 
     size = seen.sizes[-1]
     count = sum(map(len, seen.streams.values()))
@@ -156,12 +165,14 @@ class _Model:
         levels: 255 if the inputs are proved to be k/255, else 0.
         found: the fit of recomputed gradients, if it proves the model.
         solved: the constants behind duals, if they are proved.
+        steps: number of local steps between two messages.
     """
 
     task: Task | None
     levels: int = 0
     found: fit.ModelFit | None = None
     solved: duals.Solved | None = None
+    steps: int = 1
 
 
 def _model_behind(
@@ -186,7 +197,45 @@ def _model_behind(
         return _Model(tasks[0])
     if not _is_proved(found, solved):
         return _Model(found.task)
-    return _Model(found.task, fit.levels(found.task, samples), found, solved)
+    task, levels = fit.normalised(found.task, samples)
+    return _Model(task, levels, replace(found, task=task), solved)
+
+
+def _of_clients(
+    model: _Model,
+    sent: observed.PayloadGuess,
+    samples: Sequence[fit.GradientSample],
+    examples: set[int],
+) -> _Model:
+    """Return the model if the same training explains every client; else without its constants.
+
+    Half of the clients are no proof here, because one sentence says how all of them train; nor is
+    anything that looks like one record where clients say that they have more.
+    """
+    unproved = replace(model, found=None)
+    if model.task is None or not examples <= {1}:
+        return unproved
+    if sent.payload == "gradients":
+        if model.found is None or not local.is_step(model.found, samples):
+            return unproved
+        return model
+    trained = local.several(_alike(model.task), samples, hub.POINT)
+    if trained is None:
+        return unproved
+    task, levels = fit.normalised(trained.task, samples)
+    found = fit.ModelFit(task, hub.POINT, trained.lr, trained.miss, trained.miss)
+    return _Model(task, levels, found, steps=trained.steps)
+
+
+def _alike(task: Task) -> list[Task]:
+    """Return the models of the same widths, with any activation."""
+    if task.spec.model != "mlp":
+        return [task]
+    found: list[Task] = []
+    for act in ACTIVATIONS:
+        spec = replace(task.spec, args={**task.spec.args, "act": act})
+        found.append(Task.build(spec, trusted=task.trusted))
+    return found
 
 
 def _begun(
@@ -242,8 +291,9 @@ def _evidence(model: _Model, given: bool, size: int) -> str:
     """
     found = model.found
     if found is not None:
+        what = "a gradient" if model.steps == 1 else f"{model.steps} local steps"
         return (
-            "a gradient recomputed at the record that a message reveals matches the message up to "
+            f"{what} recomputed at the record that a message reveals matches the message up to "
             f"{found.miss:.1g}: model, loss and step are correct"
         )
     if given:
@@ -292,14 +342,14 @@ def _add_server(
     if sent.payload == "gradients":
         comments["payload"] = Comment("or differences of models, or something else", proved)
         return
-    # One step on one record is the only training that recomputed gradients prove.
+    # Recomputed gradients prove plain steps on one record, and no other training.
     params["lr"] = 0.0
     if found is not None:
         params["lr"] = _rounded(found.step, found.spread)
         comments["params.lr"] = Comment(f"accurate to {found.spread:.0e}")
     else:
         comments["params.lr"] = Comment("step size of plain SGD, e.g. 0.1", known=False)
-    params["epochs"] = 1
+    params["epochs"] = model.steps
     comments["params.epochs"] = Comment("passes over a client's records in a round", proved)
     params["batch"] = 0
     comments["params.batch"] = Comment("records per step; 0: all of them", proved)
@@ -380,6 +430,9 @@ def _add_model(draft: _Draft, model: _Model) -> None:
     }
     if model.levels:
         values["levels"] = model.levels
+    if spec.mean != (0.0,) or spec.std != (1.0,):
+        values["mean"] = list(spec.mean)
+        values["std"] = list(spec.std)
     draft.values["model"] = values
     if model.found is None:
         draft.comments["model.name"] = Comment("of the right size, but not proved")

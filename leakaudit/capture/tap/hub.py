@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -22,7 +22,6 @@ CLEARLY_ALIKE = 0.99
 # The mean of float32 models misses by their rounding, about 1e-7 |w| / |move|; another strategy,
 # or the mean with other weights, by a tenth and more. The threshold lies in between.
 MEAN = 1e-3
-SAME = 0.01  # miss of a recomputed step, and of its size: see `guess.PROVED`
 SOME = 6  # exchanges to look at: a choice that bounds the time
 
 
@@ -71,17 +70,27 @@ def server(seen: Observed) -> int | None:
     return hub
 
 
-def exchanges(seen: Observed, hub: int) -> Iterator[Exchange]:
+def exchanges(
+    seen: Observed, hub: int, chosen: Iterable[tuple[int, int]] | None = None
+) -> Iterator[Exchange]:
     """Yield what clients received and answered, round by round.
 
     Args:
         seen: the messages.
         hub: rank of the server.
+        chosen: rounds and clients; None for all.
     """
     downs = _by_round(seen, hub, from_server=True)
     ups = _by_round(seen, hub, from_server=False)
-    for key in sorted(downs.keys() & ups.keys()):
+    for key in _pairs(seen, hub) if chosen is None else chosen:
         yield Exchange(*key, seen.value(downs[key]), seen.value(ups[key]))
+
+
+def _pairs(seen: Observed, hub: int) -> list[tuple[int, int]]:
+    """Return the rounds and clients of all exchanges."""
+    downs = _by_round(seen, hub, from_server=True)
+    ups = _by_round(seen, hub, from_server=False)
+    return sorted(downs.keys() & ups.keys())
 
 
 def _by_round(
@@ -137,7 +146,9 @@ def samples(seen: Observed, hub: int, payload: Payload) -> list[fit.GradientSamp
         payload: what is sent.
     """
     found: list[fit.GradientSample] = []
-    for one in islice(exchanges(seen, hub), 2 * SOME):
+    pairs = _pairs(seen, hub)
+    apart = -(-len(pairs) // (2 * SOME))  # from all rounds: an optimiser may have a memory
+    for one in exchanges(seen, hub, pairs[:: max(1, apart)]):
         step = one.up.double()
         if payload == "weights":
             step = one.down.double() - step
@@ -145,18 +156,14 @@ def samples(seen: Observed, hub: int, payload: Payload) -> list[fit.GradientSamp
     return found
 
 
-def explains(found: fit.ModelFit, samples: Sequence[fit.GradientSample]) -> bool:
-    """Return whether one step of one size on one record explains what every client sent.
+def examples(seen: Observed) -> set[int]:
+    """Return the numbers of examples that clients report.
 
     Args:
-        found: the model, and the step size that explains half of the samples.
-        samples: what clients sent.
+        seen: the messages.
     """
-    for sample in samples:
-        one = fit.explained(found.task, sample.value, sample.thetas[found.point])
-        if one is None or one[1] > SAME or abs(one[0] - found.step) > SAME * abs(found.step):
-            return False
-    return True
+    noted = {message.note("examples") for stream in seen.streams.values() for message in stream}
+    return {count for count in noted if type(count) is int}
 
 
 def is_mean(seen: Observed, hub: int) -> bool | None:

@@ -69,6 +69,16 @@ def _is_log(path: Path) -> bool:
     return NAME.fullmatch(path.with_suffix(".jsonl").name) is not None
 
 
+def waits_not(command: Sequence[str]) -> bool:
+    """Return whether a command only hands its work to the background: ``flwr run`` without logs.
+
+    Args:
+        command: the program and its arguments.
+    """
+    is_run = Path(command[0]).name == "flwr" and "run" in command[1:2]
+    return is_run and "--stream" not in command
+
+
 def run(command: Sequence[str], folder: Path, **listening: Any) -> int:
     """Run a program on our own standard streams.
 

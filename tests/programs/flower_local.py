@@ -20,7 +20,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-NODES = (7001, 9002, 8003, 6004)  # numbers as Flower gives them, in no order
+NODES = (6004, 7001, 8003, 9002)  # numbers as Flower gives them
 
 
 class LocalGrid(Grid):

@@ -69,6 +69,21 @@ def mods(logs: Sequence[RankLog]) -> list[str]:
     return sorted(str(mod) for mod in found)
 
 
+def partitions(logs: Sequence[RankLog]) -> dict[str, int]:
+    """Return client -> partition, as clients' processes said.
+
+    Args:
+        logs: the logs of all processes.
+    """
+    found: dict[str, int] = {}
+    for log in logs:
+        for event in log.events:
+            partition = event.notes.get("partition")
+            if event.op == "client" and type(partition) is int:
+                found[str(event.notes.get("node"))] = partition
+    return found
+
+
 def noise(logs: Sequence[RankLog]) -> str:
     """Return the mod that adds noise to what clients send; empty if there is none.
 

@@ -38,6 +38,8 @@ def listen(module: ModuleType, capture: Capture) -> None:
         _tap_simulation(module, _tap(capture))
     elif name == "grpc_client_proxy":
         _wrap(module.GrpcClientProxy, "fit", _tap(capture).fit)
+    elif name == "client_app":
+        _wrap(module.ClientApp, "__call__", _Partition(capture))
     elif name == "constant":
         _choose_ports(module)
     elif name == "local_superlink":
@@ -116,6 +118,32 @@ class _Noting:
             with suppress(OSError), Log(self.capture.folder, UNRANKED) as log:
                 log.write("mod", mod=self.mod)
         return function(*args, **named)
+
+
+class _Partition:
+    """Note once per process which partition its client has, if its configuration says so.
+
+    Args:
+        capture: the recording of this process.
+    """
+
+    def __init__(self, capture: Capture) -> None:
+        self.capture = capture
+        self._noted: set[int] = set()
+
+    def __call__(
+        self, function: Callable[..., Any], app: Any, message: Any, context: Any
+    ) -> Any:
+        if os.getpid() not in self._noted:
+            self._noted.add(os.getpid())
+            self.capture.safely(self._note, context)
+        return function(app, message, context)
+
+    def _note(self, context: Any) -> None:
+        partition = context.node_config.get("partition-id")
+        if type(partition) is int:
+            with Log(self.capture.folder, UNRANKED) as log:
+                log.write("client", node=str(context.node_id), partition=partition)
 
 
 # `flwr run` gives its work to a SuperLink that it leaves running in the background. One that runs

@@ -25,6 +25,7 @@ FLOWER = (  # modules of flwr that `flower_hooks` taps
     "flwr.serverapp.grid.grid",
     "flwr.server.superlink.fleet.vce.vce_api",
     "flwr.server.superlink.fleet.grpc_bidi.grpc_client_proxy",
+    "flwr.clientapp.client_app",
     "flwr.clientapp.mod.localdp_mod",
     "flwr.clientapp.mod.centraldp_mods",
     "flwr.client.mod.localdp_mod",

@@ -68,19 +68,25 @@ class _Roles:
         ]
 
 
-def star(description: Description, found: Sequence[LoggedMessage], ranks: int) -> ArrangedLog:
+def star(
+    description: Description,
+    found: Sequence[LoggedMessage],
+    ranks: int,
+    partitions: Mapping[str, int] | None = None,
+) -> ArrangedLog:
     """Arrange the messages of a protocol with a server.
 
     Args:
         description: the description of the program's messages.
         found: all messages of the log.
         ranks: number of ranks.
+        partitions: what the program calls a client -> its number, if it is known.
 
     Raises:
         LeakauditError: the server in the description is not a rank, or none is given and several
             are possible.
     """
-    roles = _roles(description, found, ranks)
+    roles = _roles(description, found, ranks, partitions or {})
     graph = Graph(roles.hub + 1, tuple((node, roles.hub) for node in range(roles.hub)))
     down, up = _directions(description, graph)
     sent: list[Sent] = []
@@ -114,12 +120,17 @@ def star(description: Description, found: Sequence[LoggedMessage], ranks: int) -
     return arranged
 
 
-def _roles(description: Description, found: Sequence[LoggedMessage], ranks: int) -> _Roles:
+def _roles(
+    description: Description,
+    found: Sequence[LoggedMessage],
+    ranks: int,
+    partitions: Mapping[str, int],
+) -> _Roles:
     """Return the roles from the description, or inferred from messages with one receiver."""
     server = description.server
     noted = {m.note("server") for m in found} - {None}
     if noted:
-        return _noted_roles(found, server, noted)
+        return _noted_roles(found, server, noted, partitions)
     ends = [(m.src, m.dst) for m in found if m.op in POINT and m.dst is not None]
     if server is None and ends:
         server = Counter(dst for _, dst in ends).most_common(1)[0][0]
@@ -137,9 +148,15 @@ def _roles(description: Description, found: Sequence[LoggedMessage], ranks: int)
 
 
 def _noted_roles(
-    found: Sequence[LoggedMessage], described: int | None, noted: set[Any]
+    found: Sequence[LoggedMessage],
+    described: int | None,
+    noted: set[Any],
+    partitions: Mapping[str, int],
 ) -> _Roles:
-    """Return the roles in a program that knows its server; clients that were never asked have none."""
+    """Return the roles in a program that knows its server; a client that was never asked has none.
+
+    Clients are in the order of their partitions, or else of their ranks.
+    """
     server = next(iter(noted))
     if described not in (None, server) or len(noted) != 1:
         raise LeakauditError(
@@ -147,13 +164,19 @@ def _noted_roles(
         )
     ranks = {m.src for m in found} | {m.dst for m in found if m.dst is not None}
     others = sorted(ranks - {server})
-    names: dict[int, str] = {}
+    nodes: dict[int, str] = {}
     for m in found:
         node = m.note("node")
-        if isinstance(node, str):
-            names[m.src if m.dst == server else m.dst or 0] = f"client {node[:NAME]}"
+        client = m.src if m.dst == server else m.dst
+        if isinstance(node, str) and client is not None:
+            nodes[client] = node
+    if all(nodes.get(rank) in partitions for rank in others):
+        others.sort(key=lambda rank: partitions[nodes[rank]])
     place = {rank: node for node, rank in enumerate(others)}
-    return _Roles(server, place, names if set(names) >= set(others) else {})
+    names: dict[int, str] = {}
+    if set(nodes) >= set(others):
+        names = {rank: f"client {nodes[rank][:NAME]}" for rank in others}
+    return _Roles(server, place, names)
 
 
 def _directions(description: Description, graph: Graph) -> tuple[str, str]:

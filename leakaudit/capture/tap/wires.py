@@ -71,8 +71,10 @@ def plan(description: Description, logs: Sequence[RankLog]) -> ArrangedLog:
     nodes = max(_processes(log) for log in logs if log.rank != UNRANKED)
     for message in found:
         nodes = max(nodes, 1 + message.src, 1 + (message.dst or 0))
-    arrange = star if description.victim.centralised else peers
-    arranged = arrange(description, found, nodes)
+    if description.victim.centralised:
+        arranged = star(description, found, nodes, answers.partitions(logs))
+    else:
+        arranged = peers(description, found, nodes)
     arranged = replace(arranged, notes=(*arranged.notes, *sorted_out.notes, *answers.remarks(logs)))
     return _counted(arranged, found)
 

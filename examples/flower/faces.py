@@ -98,10 +98,15 @@ def main(grid: Grid, context: Context) -> None:
     strategy.start(grid=grid, initial_arrays=start, num_rounds=args.rounds)
 
 
-if __name__ == "__main__":
+def save() -> None:
+    """Write all clients' records to a file, if the options name one."""
     if args.save:
         parts = [records(k) for k in range(args.clients)]
         x, y = (torch.cat(part).numpy() for part in zip(*parts, strict=True))
         np.savez(args.save, x=x, y=y, node=np.arange(len(x)) // args.records)
+
+
+if __name__ == "__main__":
+    save()
     resources = {"client_resources": {"num_cpus": 1}}
     run_simulation(server_app, client_app, num_supernodes=args.clients, backend_config=resources)

@@ -98,6 +98,8 @@ def main() -> None:
     TaskIdentity.task_id = TaskIdentity.run_id = 1
     TaskIdentity.node_id = 0
     app = runpy.run_path(sys.argv[0], run_name="app")
+    if "save" in app:
+        app["save"]()
     grid = LocalGrid(app["client_app"], app["args"].clients)
     app["server_app"](grid, Context(1, 0, UserConfig(), RecordDict(), UserConfig()))
 

@@ -28,20 +28,26 @@ def latest(logs: Iterable[RankLog]) -> list[RankLog]:
     """Return each rank's last process, because a restarted rank began anew.
 
     Of processes that share the work of one rank in one run, as those of a simulated client of
-    Flower do, all are returned.
+    Flower do, all are returned; so are logs without messages.
 
     Args:
         logs: the logs of all processes, in any order.
     """
     by_rank: dict[int, list[RankLog]] = {}
     for log in sorted(logs, key=lambda log: (log.rank, log.attempt)):
-        run = log.about.get("run")
-        before = by_rank.get(log.rank, [])
-        if run is None or not before or before[0].about.get("run") != run:
-            by_rank[log.rank] = [log]
-        else:
-            before.append(log)
+        before = by_rank.setdefault(log.rank, [])
+        if before and not _continues(log, before[0]):
+            before.clear()
+        before.append(log)
     return [log for logs in by_rank.values() for log in logs]
+
+
+def _continues(log: RankLog, other: RankLog) -> bool:
+    """Return whether two processes of a rank worked in the same run."""
+    if log.rank == UNRANKED:
+        return True
+    run = log.about.get("run")
+    return run is not None and run == other.about.get("run")
 
 
 def plan(description: Description, logs: Sequence[RankLog]) -> ArrangedLog:

@@ -10,8 +10,8 @@ import argparse
 import numpy as np
 import torch
 from flwr.app import Context
-from flwr.clientapp import ClientApp
 from flwr.client import Client, NumPyClient
+from flwr.clientapp import ClientApp
 from flwr.common import ndarrays_to_parameters
 from flwr.server import ServerAppComponents, ServerConfig
 from flwr.server.strategy import FedAvg

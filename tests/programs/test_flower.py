@@ -99,14 +99,22 @@ def local(tmp_path: Path) -> Callable[..., Run]:
     return run
 
 
-def bit_for_bit(run: Run) -> bool:
-    """Whether the analytic attack returns every client's picture as it is in the program's data."""
+def bit_for_bit(run: Run, rounded: bool = False) -> bool:
+    """Whether the analytic attack returns every client's picture as it is in the program's data.
+
+    Args:
+        run: a run with its truth.
+        rounded: whether values are first rounded to k/255.
+    """
     truth = np.load(run.folder / "data.npz")
     leaks = la.leaks(la.load(run.folder / "trace.pt"))
     found = la.attack(leaks, generator=torch.Generator().manual_seed(0))
     shown = {one.node: one for one in found}
     for x, y, node in zip(truth["x"], truth["y"], truth["node"], strict=True):
-        same = np.array_equal(shown[int(node)].x[0].numpy().astype(np.float32), x)
+        value = shown[int(node)].x[0].double()
+        if rounded:
+            value = (value * 255).round() / 255
+        same = np.array_equal(value.numpy().astype(np.float32), x)
         if not same or int(shown[int(node)].y[0]) != y:
             return False
     return len(shown) == len(truth["x"])
@@ -140,7 +148,8 @@ def test_plain_steps_are_proved_and_every_picture_comes_back_bit_for_bit(
     trace = trace_file.load(run.folder / "trace.pt")
     assert trace.complete
     assert (trace.graph.nodes, len(trace.graph.edges)) == (4, 3)
-    assert bit_for_bit(run)
+    # FedAdam sends float64 to clients that compute in float32.
+    assert bit_for_bit(run, rounded="fedadam" in options)
 
 
 @pytest.mark.parametrize(
@@ -212,9 +221,7 @@ def test_one_line_in_the_client_or_in_the_server_records_what_the_tap_does(
     for side in ("client", "server"):
         log = f"{side}.tap"
         leakaudit(run.folder, "tap", "describe", log, "-o", "tap.toml")
-        leakaudit(
-            run.folder, "tap", "merge", log, "--describe", "tap.toml", "-o", f"{side}.pt"
-        )
+        leakaudit(run.folder, "tap", "merge", log, "--describe", "tap.toml", "-o", f"{side}.pt")
         traces.append(trace_file.load(run.folder / f"{side}.pt"))
     first, *others = traces
     for other in others:

@@ -246,7 +246,9 @@ def test_answers_that_are_all_errors_are_not_understood(tmp_path: Path) -> None:
     tap.instruct([FakeMessage(1, {"0": np.zeros(3, np.float32)}, number="a")])
     tap.receive([FakeMessage(1, error=SimpleNamespace(reason="no data"))])
     tap.capture.end()
-    with pytest.raises(NotUnderstood, match="all 1 answers of clients are errors, such as 'no data'"):
+    with pytest.raises(
+        NotUnderstood, match="all 1 answers of clients are errors, such as 'no data'"
+    ):
         guess(read_logs(tmp_path))
 
 

@@ -41,14 +41,14 @@ def check(logs: Sequence[RankLog]) -> None:
     if not others:
         why, count = errors.most_common(1)[0]
         raise NotUnderstood(f"all {count} answers of clients are errors, such as {why!r}")
-    held = ", ".join({name: None for names in others for name in names.split(", ") if name})
-    masked = [mod for mod in mods(logs) if mod in SUMS]
-    why = ""
-    if masked or "masked" in held:
-        why = ": secure aggregation, of which the server learns only sums"
+    names = {name: None for held in others for name in held.split(", ") if name}
+    held = ", ".join(names) or "nothing"
+    meaning = ""
+    if "masked" in held or any(mod in SUMS for mod in mods(logs)):
+        meaning = ": secure aggregation, of which the server learns only sums"
     raise NotUnderstood(
-        f"clients answered no model: {sum(others.values())} answers hold no arrays, but {held or 'nothing'}"
-        f"{why}; leakaudit does not understand these messages"
+        f"clients answered no model: {sum(others.values())} answers hold no arrays, but "
+        f"{held}{meaning}; leakaudit does not understand these messages"
     )
 
 

@@ -68,7 +68,7 @@ def _tap_grids(module: ModuleType, tap: ServerTap) -> None:
     """Tap every kind of grid, through which a server sends and receives, when it is defined."""
     base = module.Grid
 
-    def tapped(cls: type, **named: Any) -> None:
+    def tapped(cls: type, /, **named: Any) -> None:
         super(base, cls).__init_subclass__(**named)
         if "push_messages" in vars(cls):
             _wrap(cls, "push_messages", tap.push)
@@ -131,9 +131,7 @@ class _Partition:
         self.capture = capture
         self._noted: set[int] = set()
 
-    def __call__(
-        self, function: Callable[..., Any], app: Any, message: Any, context: Any
-    ) -> Any:
+    def __call__(self, function: Callable[..., Any], app: Any, message: Any, context: Any) -> Any:
         if os.getpid() not in self._noted:
             self._noted.add(os.getpid())
             self.capture.safely(self._note, context)

@@ -238,9 +238,7 @@ def _alike(task: Task) -> list[Task]:
     return found
 
 
-def _begun(
-    seen: observed.Observed, sent: observed.PayloadGuess, server: int | None
-) -> _Draft:
+def _begun(seen: observed.Observed, sent: observed.PayloadGuess, server: int | None) -> _Draft:
     """Return a description of the payload, still without constants and model."""
     payload = sent.payload
     comments = {"payload": Comment(sent.sure)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
@@ -93,9 +93,7 @@ def _pairs(seen: Observed, hub: int) -> list[tuple[int, int]]:
     return sorted(downs.keys() & ups.keys())
 
 
-def _by_round(
-    seen: Observed, hub: int, from_server: bool
-) -> dict[tuple[int, int], LoggedMessage]:
+def _by_round(seen: Observed, hub: int, from_server: bool) -> dict[tuple[int, int], LoggedMessage]:
     """Return round and client -> the message to or from the client; a sender's log comes first."""
     found: dict[tuple[int, int], LoggedMessage] = {}
     for (src, dst, op), stream in sorted(seen.streams.items(), key=lambda item: item[0][2]):

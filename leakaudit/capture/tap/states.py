@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 
 from leakaudit.capture.tap.event import Event
 from leakaudit.capture.tap.reading import RankLog
+from leakaudit.capture.tap.streams import FLOATS
 from leakaudit.tasks.task import Task
 
-FLOATS = ("float16", "bfloat16", "float32", "float64")
 # What the state of a normalisation layer holds besides parameters, by the end of the name.
 BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
 WRAPPERS = ("module.", "_orig_mod.")  # prefixes that DistributedDataParallel and compile add
@@ -67,8 +67,8 @@ def sort_out(
                 left[_called(event)] += 1
     found: list[RankLog] = []
     for log in logs:
-        events = (_event(log, event, marked) for event in log.events)
-        found.append(replace(log, events=tuple(event for event in events if event is not None)))
+        used = [_event(log, event, marked) for event in log.events]
+        found.append(replace(log, events=tuple(event for event in used if event is not None)))
     return Sorted(tuple(found), tuple(_remarks(logs, left, tags)))
 
 
@@ -81,7 +81,7 @@ def _event(log: RankLog, event: Event, marked: dict[tuple[int, int], Event]) -> 
 
 def _messages(log: RankLog, tags: frozenset[int] | None) -> Iterator[tuple[RankLog, list[Event]]]:
     """Yield the complete lists of arrays of a log."""
-    first = frozenset({0}) if tags is None else tags
+    used_tags = tags or frozenset({0})
     held: dict[tuple[str, int | None], list[Event]] = defaultdict(list)
     for event in log.events:
         place = event.notes.get("array")
@@ -94,7 +94,7 @@ def _messages(log: RankLog, tags: frozenset[int] | None) -> Iterator[tuple[RankL
         if place == len(events):
             events.append(event)
         if place + 1 == count == len(events):
-            used = [e for e in events if e.tag in first]
+            used = [e for e in events if e.tag in used_tags]
             if used:
                 yield log, used
             held.pop((event.op, event.peer))
@@ -125,7 +125,9 @@ def _by_model(group: Sequence[tuple[RankLog, list[Event]]], task: Task) -> dict[
     if set(numbers) <= set(names):
         found = {k: numbers[name] for k, name in enumerate(names) if name in numbers}
         fits = all(shapes[k] == layout.shapes[number] for k, number in found.items())
-        return found if fits and len(found) == len(numbers) else {}
+        if fits and len(found) == len(numbers):
+            return found
+        return {}
     state = {name: tuple(value.shape) for name, value in task.module.state_dict().items()}
     if shapes == list(state.values()):
         return {k: numbers[name] for k, name in enumerate(state) if name in numbers}
@@ -198,8 +200,9 @@ def _remarks(
 ) -> Iterator[str]:
     if left:
         names = ", ".join(list(left)[:SHOWN])
-        more = ", ..." if len(left) > SHOWN else ""
-        yield f"arrays that travel beside the parameters are not in the trace: {names}{more}"
+        if len(left) > SHOWN:
+            names = f"{names}, ..."
+        yield f"arrays that travel beside the parameters are not in the trace: {names}"
     others = {event.tag for log in logs for event in log.events if "arrays" in event.notes} - {0}
     if others and tags is None:
         yield (

@@ -5,7 +5,11 @@
 The state of a normalisation layer travels with the parameters, and the arrays have no names.
 """
 
+# What flwr defines has no types where it is not installed.
+# mypy: disable-error-code="misc, untyped-decorator"
+
 import argparse
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,6 +22,9 @@ from flwr.server.strategy import FedAvg
 from flwr.serverapp import ServerApp
 from skimage.data import lfw_subset
 from torch import nn
+
+Arrays = list[np.ndarray]
+Config = dict[str, Any]
 
 parser = argparse.ArgumentParser(description="Flower: faces, NumPyClient")
 parser.add_argument("--clients", type=int, default=3)
@@ -59,7 +66,7 @@ class FaceClient(NumPyClient):
         self.number = number
         self.net = build()
 
-    def fit(self, parameters: list, config: dict) -> tuple[list, int, dict]:
+    def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, Config]:
         """Take one step of SGD from the server's model."""
         names = self.net.state_dict().keys()
         state = {name: torch.tensor(a) for name, a in zip(names, parameters, strict=True)}
@@ -70,7 +77,7 @@ class FaceClient(NumPyClient):
         optimiser.step()
         return arrays(self.net), len(x), {}
 
-    def evaluate(self, parameters: list, config: dict) -> tuple[float, int, dict]:
+    def evaluate(self, parameters: Arrays, config: Config) -> tuple[float, int, Config]:
         """Return the loss."""
         x, y = records(self.number)
         return nn.functional.cross_entropy(self.net(x), y).item(), len(x), {}

@@ -3,7 +3,11 @@
 python flower_secure.py
 """
 
+# What flwr defines has no types where it is not installed.
+# mypy: disable-error-code="misc, untyped-decorator"
+
 import argparse
+from typing import Any
 
 import numpy as np
 from flwr.app import Context
@@ -16,6 +20,9 @@ from flwr.server.strategy import FedAvg
 from flwr.server.workflow import DefaultWorkflow, SecAggPlusWorkflow
 from flwr.serverapp import Grid, ServerApp
 
+Arrays = list[np.ndarray]
+Config = dict[str, Any]
+
 parser = argparse.ArgumentParser(description="Flower: SecAgg+")
 parser.add_argument("--clients", type=int, default=3)
 args = parser.parse_args()
@@ -24,11 +31,11 @@ args = parser.parse_args()
 class AddingClient(NumPyClient):
     """A client that adds one to the model."""
 
-    def fit(self, parameters: list, config: dict) -> tuple[list, int, dict]:
+    def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, Config]:
         """Return a model."""
         return [array + 1 for array in parameters], 1, {}
 
-    def evaluate(self, parameters: list, config: dict) -> tuple[float, int, dict]:
+    def evaluate(self, parameters: Arrays, config: Config) -> tuple[float, int, Config]:
         """Return a loss."""
         return 0.0, 1, {}
 

@@ -7,6 +7,7 @@ Every verdict is compared with the program's own records. Most programs run with
 from __future__ import annotations
 
 import os
+import runpy
 import socket
 import subprocess
 import sys
@@ -109,13 +110,13 @@ def bit_for_bit(run: Run, rounded: bool = False) -> bool:
     truth = np.load(run.folder / "data.npz")
     leaks = la.leaks(la.load(run.folder / "trace.pt"))
     found = la.attack(leaks, generator=torch.Generator().manual_seed(0))
-    shown = {one.node: one for one in found}
+    shown = {one.node: (one.x[0].double(), one.y) for one in found}
     for x, y, node in zip(truth["x"], truth["y"], truth["node"], strict=True):
-        value = shown[int(node)].x[0].double()
+        value, label = shown[int(node)]
         if rounded:
             value = (value * 255).round() / 255
         same = np.array_equal(value.numpy().astype(np.float32), x)
-        if not same or int(shown[int(node)].y[0]) != y:
+        if not same or label is None or int(label[0]) != y:
             return False
     return len(shown) == len(truth["x"])
 
@@ -272,11 +273,7 @@ def payloads(trace: Trace) -> dict[tuple[int, int, int], torch.Tensor]:
 
 def save(path: Path, clients: int) -> None:
     """Write the records of the app's clients."""
-    sys.path.insert(0, str(EXAMPLES / "app"))
-    try:
-        from faces.task import load_data
-    finally:
-        sys.path.pop(0)
+    load_data = runpy.run_path(str(EXAMPLES / "app" / "faces" / "task.py"))["load_data"]
     parts = [load_data(k) for k in range(clients)]
     x, y = (torch.cat(part).numpy() for part in zip(*parts, strict=True))
     np.savez(path, x=x, y=y, node=np.arange(clients))

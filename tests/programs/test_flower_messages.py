@@ -173,6 +173,7 @@ def test_rounds_and_clients_are_named_and_the_step_is_proved(tmp_path: Path, not
     for one in la.attack(leaks, generator=Generator().manual_seed(0)):
         x, y = records(one.node)
         assert torch.equal(one.x.float(), x)
+        assert one.y is not None
         assert int(one.y[0]) == int(y[0])
 
 

@@ -16,8 +16,10 @@ from torch import Generator, nn
 import leakaudit as la
 from leakaudit.capture.tap import answers, description, flower, merge, states, wires
 from leakaudit.capture.tap.capture import Capture
+from leakaudit.capture.tap.confirm import contradictions
 from leakaudit.capture.tap.flower_server import Conversation, ServerTap
 from leakaudit.capture.tap.guess import guess
+from leakaudit.capture.tap.log import Log
 from leakaudit.capture.tap.reading import RankLog, read_logs
 from leakaudit.errors import NotUnderstood
 from leakaudit.tasks.task import Task
@@ -86,10 +88,10 @@ def state(w: torch.Tensor) -> dict[str, Any]:
     }
 
 
-def records(client: int) -> tuple[torch.Tensor, torch.Tensor]:
+def records(client: int, count: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
     random = Generator().manual_seed(client)
-    x = torch.randint(0, 256, (1, 1, 4, 4), generator=random).float() / 255
-    return x, torch.tensor([client % 3])
+    x = torch.randint(0, 256, (count, 1, 4, 4), generator=random).float() / 255
+    return x, torch.tensor([client % 3]).expand(count)
 
 
 def talk(
@@ -99,9 +101,13 @@ def talk(
     extra: dict[str, Any] | None = None,
     noted: bool = True,
     moved: float = 1.0,
+    steps: int = 1,
+    count: int = 1,
+    examples: int = 1,
+    normalised: bool = False,
     **capture: Any,
 ) -> tuple[RankLog, ...]:
-    """Log the rounds of a server whose clients take one step of SGD on one record."""
+    """Log the rounds of a server whose clients take steps of SGD on their records."""
     tap = ServerTap(Capture(str(folder), **capture))
     w = TASK.init(Generator().manual_seed(1))
     for t in range(1, rounds + 1):
@@ -115,13 +121,18 @@ def talk(
         ups = []
         replies = []
         for node in nodes:
-            x, y = records(sorted(nodes).index(node))
-            ups.append(w - LR * TASK.gradient(w, x, y))
+            x, y = records(sorted(nodes).index(node), count)
+            if normalised:
+                x = 2 * x - 1
+            up = w
+            for _ in range(steps):
+                up = up - LR * TASK.gradient(up, x, y)
+            ups.append(up)
             replies.append(
                 FakeMessage(
                     node,
                     {**state(ups[-1]), **(extra or {})},
-                    metrics={"num-examples": 1},
+                    metrics={"num-examples": examples},
                     reply_to=f"{t}.{node}",
                 )
             )
@@ -181,6 +192,110 @@ def test_a_server_that_moves_in_another_way_is_unknown(tmp_path: Path) -> None:
     found = guess(talk(tmp_path, moved=0.9))
     assert found.description is not None
     assert found.description.params["server"] == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("params", "said"),
+    [
+        ({"lr": 0.1}, "params.lr: 0.1 contradicts the messages, which show 0.05"),
+        ({"lr": LR, "epochs": 2}, "params.epochs: 2 contradicts the messages, which show 1"),
+        ({"lr": LR}, ""),
+    ],
+)
+def test_a_description_that_contradicts_the_messages_is_found_out(
+    tmp_path: Path, params: dict[str, Any], said: str
+) -> None:
+    logs = talk(tmp_path)
+    described = description.of(
+        {"payload": "weights", "protocol": "fedavg", "params": params, "model": MODEL}
+    )
+    assert "; ".join(contradictions(described, logs)).removesuffix("0000001") == said
+
+
+def test_a_mean_that_is_none_contradicts_the_messages(tmp_path: Path) -> None:
+    logs = talk(tmp_path, moved=0.9)
+    described = description.of(
+        {
+            "payload": "weights",
+            "protocol": "fedavg",
+            "params": {"lr": LR, "server": "mean"},
+            "model": MODEL,
+        }
+    )
+    assert contradictions(described, logs) == [
+        "params.server: 'mean' contradicts the messages, which show another combination"
+    ]
+
+
+@pytest.mark.parametrize("steps", [3, 10])
+def test_several_local_steps_are_proved(tmp_path: Path, steps: int) -> None:
+    found = guess(talk(tmp_path, steps=steps))
+    assert found.description is not None
+    assert found.description.params["epochs"] == steps
+    assert found.description.params["lr"] == LR
+    assert f"{steps} local steps recomputed at the record" in found.evidence[2]
+
+
+def test_more_steps_than_are_tried_and_two_records_are_not_known(tmp_path: Path) -> None:
+    for name, options in {"steps": {"steps": 11}, "records": {"count": 2}}.items():
+        found = guess(talk(tmp_path / name, **options))
+        assert found.description is None
+        assert "params.lr, params.epochs, params.batch" in found.said
+
+
+def test_clients_that_report_more_records_prove_nothing(tmp_path: Path) -> None:
+    found = guess(talk(tmp_path, examples=2))
+    assert found.description is None
+
+
+def test_a_usual_normalisation_is_proved_by_the_records(tmp_path: Path) -> None:
+    found = guess(talk(tmp_path, normalised=True))
+    assert found.description is not None
+    assert found.description.task.spec.mean == (0.5,)
+    assert found.description.task.spec.std == (0.5,)
+    assert found.description.task.spec.levels == 255
+
+
+def test_a_star_of_processes_is_fedavg_if_its_hub_sends_the_mean(tmp_path: Path) -> None:
+    w = TASK.init(Generator().manual_seed(1))
+    logs = [Log(tmp_path, k, world=3) for k in range(3)]
+    for _ in range(3):
+        for k in (1, 2):
+            logs[0].write("send", w, peer=k)
+        ups = [w - LR * TASK.gradient(w, *records(k)) for k in (1, 2)]
+        for log, up in zip(logs[1:], ups, strict=True):
+            log.write("send", up, peer=0)
+        w = torch.stack(ups).mean(0)
+    for log in logs:
+        log.close()
+    found = guess(read_logs(tmp_path))
+    assert found.description is not None
+    assert found.description.protocol == "fedavg"
+    assert found.description.params["lr"] == LR
+    trace = traced(read_logs(tmp_path), tmp_path / "trace.pt")
+    assert (trace.graph.nodes, len(trace)) == (3, 12)
+
+
+def test_a_state_without_names_is_read_by_the_models_own_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "normed.py").write_text(
+        "from torch import nn\n"
+        "def net():\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(16, 4), nn.BatchNorm1d(4, affine=False), nn.Linear(4, 3))\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    spec = la.TaskSpec("normed:net", {"bn": "eval"}, shape=(1, 4, 4), classes=3)
+    task = Task.build(spec, trusted=True)
+    tap = ServerTap(Capture(str(tmp_path / "log")))
+    held = task.module.state_dict()
+    arrays = {str(k): value.numpy() for k, value in enumerate(held.values())}
+    tap.instruct([FakeMessage(1, arrays)])
+    tap.capture.end()
+    found = states.sort_out(read_logs(tmp_path / "log"), task).logs[0]
+    assert list(held)[2:5] == ["2.running_mean", "2.running_var", "2.num_batches_tracked"]
+    assert [event.notes["array"] for event in found.events] == [0, 1, 5, 6]
+    assert [event.notes["parameters"] for event in found.events] == [[0], [1], [2], [3]]
 
 
 def test_a_log_of_an_evaluation_has_no_round_of_it(tmp_path: Path) -> None:

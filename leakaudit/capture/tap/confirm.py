@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from leakaudit import registry
-from leakaudit.capture.tap import duals, fit, observed
+from leakaudit.capture.tap import duals, fit, hub, local, observed
 from leakaudit.capture.tap.description import USUAL, Description
 from leakaudit.capture.tap.guess import PROVED, SPREADS
 from leakaudit.capture.tap.reading import RankLog
@@ -29,13 +29,18 @@ def contradictions(described: Description, logs: Sequence[RankLog]) -> list[str]
     Returns:
         One line per value, with the value that the messages prove.
     """
-    usual = USUAL[described.payload] == described.protocol and abs(described.scale) == 1
-    if not usual or described.order or described.tags is not None or described.kinds:
+    protocol = described.protocol
+    usual = protocol == "fedavg" or USUAL[described.payload] == protocol
+    if not usual or abs(described.scale) != 1:
+        return []
+    if described.order or described.tags is not None or described.kinds:
         return []
     try:
         seen = observed.collect(logs, described.task)
     except LeakauditError:
         return []
+    if protocol == "fedavg":
+        return list(_of_clients(described, seen))
     if described.payload == "weights":
         return list(_of_weights(described, seen))
     if described.payload == "duals":
@@ -64,6 +69,28 @@ def _of_weights(described: Description, seen: observed.Observed) -> Iterator[str
         return
     found = fits[order]
     yield from _unequal("alpha", declared["alpha"], found.step, found.spread)
+
+
+def _of_clients(described: Description, seen: observed.Observed) -> Iterator[str]:
+    """Compare the server's step and the clients' training of FedAvg."""
+    server = hub.server(seen)
+    if server is None:
+        return
+    declared = {**registry.values(described.victim), **described.params}
+    if declared["server"] == "mean" and hub.is_mean(seen, server) is False:
+        yield "params.server: 'mean' contradicts the messages, which show another combination"
+    if not hub.examples(seen) <= {1}:
+        return
+    samples = hub.samples(seen, server, "weights")
+    proved = local.several([described.task], samples, hub.POINT)
+    if proved is None:
+        return
+    if declared["epochs"] != proved.steps and not declared["batch"]:
+        yield (
+            f"params.epochs: {declared['epochs']} contradicts the messages, "
+            f"which show {proved.steps}"
+        )
+    yield from _unequal("lr", declared["lr"], proved.lr, proved.miss)
 
 
 def _of_duals(described: Description, seen: observed.Observed) -> Iterator[str]:

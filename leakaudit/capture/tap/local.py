@@ -88,12 +88,13 @@ def several(
     best = tried[0]
     worst = best.miss
     for sample in samples:
-        own = fitted(best.task, sample, point, best.steps)
-        if own is None or own.miss > tolerance(sample, point):
+        run = _Training.of(best.task, sample, point)
+        if run is None:
             return None
-        if abs(own.lr - best.lr) > SAME * best.lr:
+        miss = run.miss(best.lr, best.steps)
+        if miss > tolerance(sample, point):
             return None
-        worst = max(worst, own.miss)
+        worst = max(worst, miss)
     return LocalFit(best.task, best.steps, best.lr, worst)
 
 
@@ -122,44 +123,72 @@ def fitted(task: Task, sample: fit.GradientSample, point: str, steps: int) -> Lo
         point: name of the theta from which it started.
         steps: number of steps on one record.
     """
-    value = sample.value.double()
-    theta = sample.thetas[point].double()
-    x = fit.record(task, value)
-    if x is None or task.spec.loss != "cross_entropy":
+    run = _Training.of(task, sample, point)
+    if run is None:
         return None
-    if task.last_linear is None or task.last_linear[1] is None:
-        return None
-    y = value[task.layout.slices[task.last_linear[1]]].argmin().reshape(1)
-    square = float(value @ value)
-
-    def moved(lr: float) -> Tensor:
-        return theta - _trained(task, theta, x, y, lr, steps)
-
-    try:
-        first = task.gradient(theta, x, y)
-        lr = math.sqrt(square / float((first @ first).clamp_min(1e-300))) / steps
-        before = 0.0
-        excess_before = -1.0
-        for _ in range(TURNS):
-            excess = float(value @ moved(lr)) / square - 1
-            if excess == excess_before:
-                break
-            before, lr, excess_before = (
-                lr,
-                lr - excess * (lr - before) / (excess - excess_before),
-                excess,
-            )
-        miss = float((value - moved(lr)).norm()) / math.sqrt(square)
-    except (RuntimeError, LeakauditError, ZeroDivisionError):
-        return None
+    square = float(run.value @ run.value)
+    first = run.moved(1.0, 1)
+    lr = math.sqrt(square / float((first @ first).clamp_min(1e-300))) / steps
+    before = 0.0
+    excess_before = -1.0
+    for _ in range(TURNS):
+        excess = float(run.value @ run.moved(lr, steps)) / square - 1
+        if excess == excess_before or not math.isfinite(excess):
+            break
+        slope = (excess - excess_before) / (lr - before)
+        before = lr
+        excess_before = excess
+        lr = lr - excess / slope
+        if lr == before:
+            break
+    miss = run.miss(lr, steps)
     if not (math.isfinite(miss) and lr > 0):
         return None
     return LocalFit(task, steps, lr, miss)
 
 
-def _trained(task: Task, theta: Tensor, x: Tensor, y: Tensor, lr: float, steps: int) -> Tensor:
-    """Return the model after some steps of SGD."""
-    w = theta
-    for _ in range(steps):
-        w = w - lr * task.gradient(w, x, y)
-    return w
+@dataclass(frozen=True)
+class _Training:
+    """Training on the record that an answer reveals.
+
+    Attributes:
+        task: the model.
+        value: (d,) what the client subtracted from the server's model.
+        theta: (d,) the server's model.
+        x: (1, *shape) the record.
+        y: (1,) its label.
+    """
+
+    task: Task
+    value: Tensor
+    theta: Tensor
+    x: Tensor
+    y: Tensor
+
+    @classmethod
+    def of(cls, task: Task, sample: fit.GradientSample, point: str) -> _Training | None:
+        """Return the training behind a sample; None if the model does not reveal the record."""
+        value = sample.value.double()
+        x = fit.record(task, value)
+        if x is None or task.spec.loss != "cross_entropy":
+            return None
+        if task.last_linear is None or task.last_linear[1] is None:
+            return None
+        y = value[task.layout.slices[task.last_linear[1]]].argmin().reshape(1)
+        try:
+            task.gradient(sample.thetas[point].double(), x, y)
+        except (RuntimeError, LeakauditError):
+            return None
+        return cls(task, value, sample.thetas[point].double(), x, y)
+
+    def moved(self, lr: float, steps: int) -> Tensor:
+        """Return what some steps of SGD subtract."""
+        w = self.theta
+        for _ in range(steps):
+            w = w - lr * self.task.gradient(w, self.x, self.y)
+        return self.theta - w
+
+    def miss(self, lr: float, steps: int) -> float:
+        """Return how far these steps end from the client's answer, relative to its move."""
+        apart = self.value - self.moved(lr, steps)
+        return float(apart.norm() / self.value.norm().clamp_min(1e-300))

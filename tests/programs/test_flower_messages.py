@@ -298,6 +298,13 @@ def test_a_state_without_names_is_read_by_the_models_own_state(
     assert [event.notes["parameters"] for event in found.events] == [[0], [1], [2], [3]]
 
 
+def test_what_all_clients_receive_is_stored_once(tmp_path: Path) -> None:
+    (log,) = talk(tmp_path, rounds=1)
+    sent = [event for event in log.events if event.op == "send"]
+    assert len(sent) == 3 * len(TASK.layout.names)
+    assert len({event.offset for event in sent}) == len(TASK.layout.names)
+
+
 def test_a_log_of_an_evaluation_has_no_round_of_it(tmp_path: Path) -> None:
     logs = talk(tmp_path / "log", rounds=2)
     kinds = [event.notes["kind"] for event in logs[0].events if event.op == "other"]

@@ -23,7 +23,8 @@ def check(logs: Sequence[RankLog]) -> None:
         NotUnderstood: the message says what they answered.
     """
     arrays = 0
-    others = Counter[str]()
+    others = 0
+    names: dict[str, None] = {}
     errors = Counter[str]()
     for log in logs:
         for event in log.events:
@@ -35,19 +36,19 @@ def check(logs: Sequence[RankLog]) -> None:
             elif "arrays" in event.notes:
                 arrays += 1
             elif event.notes.get("kind") == "train":
-                others[str(event.notes.get("holds", ""))] += 1
+                others += 1
+                names.update(dict.fromkeys(map(str, event.notes.get("holds") or ())))
     if arrays or not (others or errors):
         return
     if not others:
         why, count = errors.most_common(1)[0]
         raise NotUnderstood(f"all {count} answers of clients are errors, such as {why!r}")
-    names = {name: None for held in others for name in held.split(", ") if name}
     held = ", ".join(names) or "nothing"
     meaning = ""
     if "masked" in held or any(mod in SUMS for mod in mods(logs)):
         meaning = ": secure aggregation, of which the server learns only sums"
     raise NotUnderstood(
-        f"clients answered no model: {sum(others.values())} answers hold no arrays, but "
+        f"clients answered no model: {others} answers hold no arrays, but "
         f"{held}{meaning}; leakaudit does not understand these messages"
     )
 

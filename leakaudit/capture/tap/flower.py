@@ -25,12 +25,13 @@ from typing import Any, TypeVar
 from leakaudit.capture.tap.capture import Capture
 from leakaudit.capture.tap.flower_messages import (
     SERVER,
+    ArrayList,
     Place,
     kind_of,
     round_in,
     unpacked,
     write,
-    write_arrays,
+    write_lists,
 )
 from leakaudit.capture.tap.flower_server import ServerTap
 
@@ -67,9 +68,9 @@ class ClientMod:
             rank = SERVER + 1 + int(context.node_config.get("partition-id", 0))
         place = Place(kind_of(message), round_in(message), rank, str(context.node_id))
         capture = _capture(self.folder, rank, str(context.run_id))
-        capture.safely(write, capture, "recv", message, place)
+        capture.safely(write, capture, "recv", [(message, place)])
         reply = call_next(message, context)
-        capture.safely(write, capture, "send", reply, place)
+        capture.safely(write, capture, "send", [(reply, place)])
         return reply
 
 
@@ -142,10 +143,12 @@ def _record_fits(strategy: Any, tap: ServerTap) -> None:
         return Place("train", server_round, tap.talk.rank(node), str(client.cid))
 
     def log(op: str, server_round: int, pairs: Iterable[Any]) -> None:
+        lists: list[ArrayList] = []
         for client, fit in sorted(pairs, key=lambda pair: str(pair[0].cid)):
             arrays = unpacked(fit.parameters.tensors)
             count = getattr(fit, "num_examples", None)
-            write_arrays(tap.capture, op, arrays, place(server_round, client), count)
+            lists.append(ArrayList(arrays, place(server_round, client), count))
+        write_lists(tap.capture, op, lists)
 
     def configured(server_round: int, *args: Any, **named: Any) -> Any:
         pairs = list(configure(server_round, *args, **named))

@@ -19,6 +19,7 @@ ROUND = ("server-round", "server_round", "current_round", "round")  # keys of co
 EXAMPLES = ("num-examples", "num_examples")  # keys of metrics
 EMPTY = "_empty"  # flwr's name of no array
 KEYS = 200  # characters of a text from the program in a note: a choice
+NAMES = 40  # and the names in a list: also a choice
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,21 @@ class Place:
         return found
 
 
+@dataclass(frozen=True)
+class ArrayList:
+    """The arrays of one message.
+
+    Attributes:
+        arrays: all of them.
+        place: to which exchange the message belongs.
+        examples: number of training examples that the client reports.
+    """
+
+    arrays: Sequence[NamedArray]
+    place: Place
+    examples: int | None = None
+
+
 def kind_of(message: Any) -> str:
     """Return what a message is about: train, evaluate or another word.
 
@@ -90,46 +106,52 @@ def round_in(message: Any) -> int | None:
     return None
 
 
-def write(capture: Capture, op: str, message: Any, place: Place) -> None:
-    """Log a message.
+def write(capture: Capture, op: str, messages: Sequence[tuple[Any, Place]]) -> None:
+    """Log messages that are sent or received together.
 
     Args:
         capture: the recording of this process.
         op: send or recv.
-        message: a message of flwr.
-        place: to which exchange it belongs.
+        messages: messages of flwr, each with the exchange to which it belongs.
     """
-    if message.has_error():
-        why = str(message.error.reason)[:KEYS]
-        capture.event("error", None, place.rank, why=why, **place.notes)
-        return
-    if place.kind != TRAIN:
-        capture.event("other", None, place.rank, way=op, kind=place.kind[:KEYS], **place.notes)
-        return
-    arrays = arrays_of(message)
-    if not arrays:
-        holds = _keys(message)
-        capture.event("other", None, place.rank, way=op, kind=TRAIN, holds=holds, **place.notes)
-        return
-    write_arrays(capture, op, arrays, place, _examples(message))
+    lists: list[ArrayList] = []
+    read: dict[int, tuple[Any, Any]] = {}
+    for message, place in messages:
+        if message.has_error():
+            why = str(message.error.reason)[:KEYS]
+            capture.event("error", None, place.rank, why=why, **place.notes)
+        elif place.kind != TRAIN:
+            capture.event("other", None, place.rank, way=op, kind=place.kind[:KEYS], **place.notes)
+        elif not any(message.content.array_records.values()):
+            holds = _keys(message)
+            capture.event("other", None, place.rank, way=op, kind=TRAIN, holds=holds, **place.notes)
+        else:
+            lists.append(ArrayList(arrays_of(message, read), place, _examples(message)))
+    write_lists(capture, op, lists)
 
 
-def write_arrays(
-    capture: Capture,
-    op: str,
-    arrays: Sequence[NamedArray],
-    place: Place,
-    examples: int | None = None,
-) -> None:
-    """Log the arrays of one message.
+def write_lists(capture: Capture, op: str, lists: Sequence[ArrayList]) -> None:
+    """Log lists of arrays that are sent or received together.
+
+    The first arrays of all lists come first, then the second ones, and so on: equal arrays then
+    follow each other, and are stored once.
 
     Args:
         capture: the recording of this process.
         op: send or recv.
-        arrays: all arrays of the message.
-        place: to which exchange it belongs.
-        examples: number of training examples that the client reports.
+        lists: the lists.
     """
+    longest = max((len(one.arrays) for one in lists), default=0)
+    for k in range(longest):
+        for one in lists:
+            if k < len(one.arrays):
+                _write_array(capture, op, one, k)
+
+
+def _write_array(capture: Capture, op: str, held: ArrayList, k: int) -> None:
+    """Log an array of a message."""
+    place = held.place
+    array = held.arrays[k]
     # What a client receives from the server, or sends to it, has the server as its peer.
     is_client = capture.rank == place.rank
     peer = SERVER if is_client else place.rank
@@ -138,22 +160,22 @@ def write_arrays(
     at = None
     if place.round is not None:
         at = place.round - capture.start
-    for k, array in enumerate(arrays):
-        notes = {"array": k, "arrays": len(arrays), **place.notes}
-        if array.name:
-            notes["name"] = array.name
-        if array.why:
-            notes[LEFT_OUT] = array.why
-        if examples is not None:
-            notes["examples"] = examples
-        capture.event(op, array.value, peer, array.record, at=at, sender=sender, **notes)
+    notes = {"array": k, "arrays": len(held.arrays), **place.notes}
+    if array.name:
+        notes["name"] = array.name
+    if array.why:
+        notes[LEFT_OUT] = array.why
+    if held.examples is not None:
+        notes["examples"] = held.examples
+    capture.event(op, array.value, peer, array.record, at=at, sender=sender, **notes)
 
 
-def arrays_of(message: Any) -> list[NamedArray]:
+def arrays_of(message: Any, read: dict[int, tuple[Any, Any]]) -> list[NamedArray]:
     """Return the arrays of a message.
 
     Args:
         message: a message of flwr.
+        read: arrays that were read before, because messages to several clients share them.
     """
     found: list[NamedArray] = []
     for number, record in enumerate(message.content.array_records.values()):
@@ -162,13 +184,16 @@ def arrays_of(message: Any) -> list[NamedArray]:
         is_list = all(name == str(k) for k, name in enumerate(held))
         for name, array in held.items():
             given = "" if is_list else name
-            found.append(_array(array, given, number))
+            found.append(_array(array, given, number, read))
     return found
 
 
-def _array(array: Any, name: str, record: int) -> NamedArray:
+def _array(array: Any, name: str, record: int, read: dict[int, tuple[Any, Any]]) -> NamedArray:
     try:
-        return NamedArray(array.numpy(), name, record)
+        if id(array) not in read:
+            read[id(array)] = (array, array.numpy())  # the array itself keeps its id in use
+        _, value = read[id(array)]
+        return NamedArray(value, name, record)
     except Exception as error:  # another serialisation than numpy's
         return NamedArray(None, name, record, f"not an array of numpy: {error}"[:KEYS])
 
@@ -193,9 +218,9 @@ def _examples(message: Any) -> int | None:
     return None
 
 
-def _keys(message: Any) -> str:
+def _keys(message: Any) -> list[str]:
     """Return the names of what a message without arrays holds."""
     names: list[str] = []
     for record in message.content.config_records.values():
-        names.extend(record)
-    return ", ".join(names)[:KEYS]
+        names.extend(str(name)[:KEYS] for name in record)
+    return names[:NAMES]

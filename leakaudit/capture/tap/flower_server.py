@@ -12,12 +12,13 @@ from leakaudit.capture.tap.capture import Capture
 from leakaudit.capture.tap.flower_messages import (
     SERVER,
     TRAIN,
+    ArrayList,
     Place,
     kind_of,
     round_in,
     unpacked,
     write,
-    write_arrays,
+    write_lists,
 )
 
 
@@ -136,7 +137,9 @@ class ServerTap:
             The place of each message.
         """
         with self._lock:
-            return [self._instruct(message, known) for message in messages]
+            placed = [(message, self._place(message, known)) for message in messages]
+            write(self.capture, "send", placed)
+            return [place for _, place in placed]
 
     def receive(self, replies: Iterable[Any]) -> None:
         """Log what clients answered.
@@ -145,8 +148,7 @@ class ServerTap:
             replies: messages of flwr.
         """
         with self._lock:
-            for message in replies:
-                self._receive(message)
+            write(self.capture, "recv", [(reply, self._answered(reply)) for reply in replies])
 
     def fit(self, fit: Callable[..., Any], proxy: Any, ins: Any, *args: Any, **named: Any) -> Any:
         """Log an instruction of ``start_server``, and its reply.
@@ -185,15 +187,14 @@ class ServerTap:
             receivers |= set(self._once(grid.get_node_ids))
         return list(receivers)
 
-    def _instruct(self, message: Any, known: Iterable[int]) -> Place:
+    def _place(self, message: Any, known: Iterable[int]) -> Place:
+        """Return the exchange that an instruction begins."""
         node = message.metadata.dst_node_id
         kind = kind_of(message)
         at = self.talk.round
         if kind == TRAIN:
             at = self.talk.begin(node, round_in(message))
-        place = Place(kind, at, self.talk.rank(node, known), str(node))
-        write(self.capture, "send", message, place)
-        return place
+        return Place(kind, at, self.talk.rank(node, known), str(node))
 
     def _remember(
         self, messages: Iterable[Any], numbers: Iterable[Any], places: Iterable[Place]
@@ -204,24 +205,27 @@ class ServerTap:
         for number, place in zip(numbers, places, strict=False):
             self._places[str(number)] = place
 
-    def _receive(self, message: Any) -> None:
+    def _answered(self, message: Any) -> Place:
+        """Return the exchange to which a reply belongs."""
         place = self._places.get(message.metadata.reply_to_message_id)
         if place is None:
             node = message.metadata.src_node_id
             place = Place(kind_of(message), self.talk.round, self.talk.rank(node), str(node))
         if place.kind == TRAIN:
             self.talk.answered = True
-        write(self.capture, "recv", message, place)
+        return place
 
     def _ask(self, proxy: Any, ins: Any, group: Any) -> Place:
         with self._lock:
             node = hash(proxy.cid)
             place = Place(TRAIN, self.talk.begin(node, group), self.talk.rank(node), proxy.cid)
-            write_arrays(self.capture, "send", unpacked(ins.parameters.tensors), place)
+            arrays = unpacked(ins.parameters.tensors)
+            write_lists(self.capture, "send", [ArrayList(arrays, place)])
             return place
 
     def _answer(self, result: Any, place: Place) -> None:
         with self._lock:
             self.talk.answered = True
             arrays = unpacked(result.parameters.tensors)
-            write_arrays(self.capture, "recv", arrays, place, result.num_examples)
+            one = ArrayList(arrays, place, result.num_examples)
+            write_lists(self.capture, "recv", [one])

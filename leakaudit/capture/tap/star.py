@@ -94,7 +94,7 @@ def star(
     for m in found:
         if m.src != roles.server and m.op in UP and m.dst in (None, roles.server):
             sent.append(Sent(round_of(m, 1), roles.place[m.src], (roles.hub,), up, m))
-        elif m.op in DOWN and (m.src == roles.server or roles.server is None):
+        elif m.op in DOWN and roles.server in (m.src, None) and m.dst in (None, *roles.place):
             models.append(m)
     bare = ArrangedLog(description, graph, (), None, 0)
     asks = any(m.note("server") is not None for m in found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -248,6 +249,9 @@ def test_more_steps_than_are_tried_and_two_records_are_not_known(
 def test_clients_that_report_more_records_prove_nothing(tmp_path: Path) -> None:
     found = guess(talk(tmp_path, examples=2))
     assert found.description is None
+    params = tomllib.loads(found.toml)["params"]
+    assert params["samples"] == 2
+    assert params["lr"] == "NOT KNOWN"
 
 
 def test_a_usual_normalisation_is_proved_by_the_records(tmp_path: Path) -> None:

@@ -137,6 +137,7 @@ def guess(logs: Sequence[RankLog], task: Task | None = None) -> Guess:
     if server is None:
         _add_params(draft, sent.payload, model)
     else:
+        _add_samples(draft, model, hub.examples(seen))
         _add_server(draft, sent, model, hub.is_mean(seen, server))
     if noise:
         draft.comments["protocol"] = Comment(f"{noise} changes what clients send", known=False)
@@ -326,6 +327,16 @@ def _add_params(draft: _Draft, payload: observed.Payload, model: _Model) -> None
         comments["params.samples"] = Comment("records per gradient")
 
 
+def _add_samples(draft: _Draft, model: _Model, examples: set[int]) -> None:
+    """Add the number of records per client, if it is proved or all clients report the same."""
+    if model.found is not None:
+        draft.values["params"]["samples"] = 1
+        draft.comments["params.samples"] = Comment("records per client")
+    elif len(examples) == 1:
+        draft.values["params"]["samples"] = next(iter(examples))
+        draft.comments["params.samples"] = Comment("records per client, as clients report")
+
+
 def _add_server(
     draft: _Draft, sent: observed.PayloadGuess, model: _Model, is_mean: bool | None
 ) -> None:
@@ -334,9 +345,6 @@ def _add_server(
     comments = draft.comments
     found = model.found
     proved = found is not None
-    if proved:
-        params["samples"] = 1
-        comments["params.samples"] = Comment("records per client")
     if sent.payload == "gradients":
         comments["payload"] = Comment("or differences of models, or something else", proved)
         return

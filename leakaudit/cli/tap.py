@@ -1,4 +1,4 @@
-"""`leakaudit tap`: record the messages of a torch.distributed program."""
+"""`leakaudit tap`: record the messages of a torch.distributed or Flower program."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from leakaudit.cli import tapped
 from leakaudit.cli._options import described, say, settings, shared
-from leakaudit.errors import LeakauditError
+from leakaudit.errors import LeakauditError, NotUnderstood
 
 if TYPE_CHECKING:
     from leakaudit.capture.tap.description import Description
@@ -28,11 +28,12 @@ def add(verbs: Any) -> None:
     """
     sub = verbs.add_parser(
         "tap",
-        help="record the messages of a torch.distributed program, without changing it",
+        help="record the messages of a torch.distributed or Flower program, without changing it",
         usage=USAGE,
         **described(
-            "Records what a torch.distributed program sends, without a change to the program, and "
-            "infers what the messages contain. 'describe' and 'merge' process a log again.",
+            "Records what a torch.distributed or Flower program sends, without a change to the "
+            "program, and infers what the messages contain. 'describe' and 'merge' process a log "
+            "again.",
             "leakaudit tap -o trace.pt -- torchrun --nproc-per-node 4 train.py",
             "leakaudit tap -o trace.pt --describe tap.toml -- python train.py",
         ),
@@ -106,6 +107,9 @@ def run(args: argparse.Namespace) -> int:
     from leakaudit.capture.tap import description, launch
 
     chosen = settings(args)
+    if launch.waits_not(command):
+        command = [*command, "--stream"]
+        say("leakaudit tap: added --stream, so that 'flwr run' waits for the end of the run", args)
     described = description.read(args.describe) if args.describe else None
     window, ranks = _rounds(args.rounds), _ranks(args.ranks)
     listening = {
@@ -152,13 +156,18 @@ def _finish(
                 args,
             )
             return code
-        why = "it sent none by torch.distributed, or its Python ignores PYTHONPATH (-I, -E, -S)"
+        why = (
+            "it sent none by torch.distributed or Flower, its server runs elsewhere, or its "
+            "Python ignores PYTHONPATH (-I, -E, -S)"
+        )
         raise LeakauditError(f"no messages of the program were recorded: {why}")
     try:
         described = described or _guessed(args, folder)
         if described is None:
             return code or UNDESCRIBED
         tapped.write(args, chosen, folder, described, code)
+    except NotUnderstood as error:
+        raise NotUnderstood(f"{error}; the log is kept in {folder}") from None
     except LeakauditError as error:
         # The class of the error determines the exit code.
         raise type(error)(

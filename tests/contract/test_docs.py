@@ -45,6 +45,10 @@ NOT_RUN: dict[tuple[str, str], str] = {  # (page, how the line begins): why
     ("responsible-use.md", "pip install"): "changes the environment of the tests",
     ("contributing.md", ".ci/run"): "is what runs the tests",
     ("exact.md", "python bench/"): BENCH,
+    (
+        "flower.md",
+        "leakaudit tap",
+    ): "needs the extra 'flower'; tests/programs/test_flower.py runs it",
     ("iterative.md", "python bench/"): BENCH,
     ("replays.md", "python bench/"): BENCH,
     (

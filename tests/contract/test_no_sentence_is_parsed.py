@@ -31,6 +31,7 @@ FOREIGN = "a file of another program"
 FORMAT = "the notation of our own file format, checked before it is read"
 ERROR = "the message of another library, shortened to one line"
 TORCH = "PyTorch's own names of dtypes, parameters or calls"
+FLOWER = "Flower's own names of kinds of messages"
 SHOWN = "text that is about to be printed: white space, markup or the form of a number"
 SVG = "a drawing of matplotlib"
 STORED = "checks that a stored text has its form, and takes nothing from it"
@@ -55,10 +56,15 @@ READS = {
     "leakaudit/capture/tap/event.py": STORED,
     "leakaudit/capture/tap/event.py:first": FORMAT,
     "leakaudit/capture/tap/event.py:parse": FORMAT,
+    "leakaudit/capture/tap/flower_hooks.py:listen": MODULE,
+    "leakaudit/capture/tap/flower_messages.py:kind_of": FLOWER,
+    "leakaudit/capture/tap/launch.py:_is_open": FORMAT,
     "leakaudit/capture/tap/layers.py:_module": TORCH,
     "leakaudit/capture/tap/layouts.py:split": TYPED,
     "leakaudit/capture/tap/log.py:_form": TORCH,
     "leakaudit/capture/tap/reading.py": NAMED,
+    "leakaudit/capture/tap/states.py:_bare": TORCH,
+    "leakaudit/capture/tap/states.py:_is_named_buffer": TORCH,
     "leakaudit/capture/wire/folder.py": NAMED,
     "leakaudit/capture/wire/folder.py:_lines": FORMAT,
     "leakaudit/capture/wire/folder.py:_read": FORMAT,

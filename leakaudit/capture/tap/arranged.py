@@ -67,6 +67,7 @@ class ArrangedLog:
         left_out: reason -> number of messages without payload.
         notes: remarks for the reader of the trace.
         optional_senders: nodes that need not send.
+        asks: whether the server asks some of the clients in each round; only they answer.
     """
 
     description: Description
@@ -78,6 +79,7 @@ class ArrangedLog:
     left_out: dict[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     optional_senders: frozenset[int] = frozenset()
+    asks: bool = False
 
     @property
     def covers(self) -> tuple[int, ...]:

@@ -39,6 +39,8 @@ class Capture:
         receive: whether received messages are logged too.
         layers: parameters to keep, see `layers.chosen`; None keeps all.
         names: names of the described model's parameters, in the order of `sizes`.
+        rank: rank of this process; None for that of torch.distributed or of its launcher.
+        run: the run to which the process belongs, if several processes share a rank.
     """
 
     def __init__(
@@ -52,6 +54,8 @@ class Capture:
         receive: bool = False,
         layers: list[str] | None = None,
         names: list[str] | None = None,
+        rank: int | None = None,
+        run: str = "",
     ) -> None:
         self.folder = folder
         self.ranks = ranks
@@ -64,6 +68,8 @@ class Capture:
         self._chosen = None
         if names is not None:
             self._chosen = chosen(names, layers)
+        self.run = run
+        self._rank = rank
         # With `sizes`: numbers sent so far, by (op, lane, peer); else messages, by tag, too.
         self._seen: dict[tuple[Any, ...], int] = defaultdict(int)
         self._log: Log | None = None
@@ -79,6 +85,7 @@ class Capture:
         peer: int | None = None,
         tag: int = 0,
         at: int | None = None,
+        sender: int | None = None,
         **notes: Any,
     ) -> None:
         """Log one tensor.
@@ -89,6 +96,7 @@ class Capture:
             peer: the other rank, if there is one.
             tag: tag of the message.
             at: position of the message on its channel; None counts it here.
+            sender: rank that sent it; None for this process.
             notes: plain values to log with the event.
         """
         begun = time.perf_counter()
@@ -100,7 +108,8 @@ class Capture:
             at = notes.pop("at", at)
             if LEFT_OUT not in notes:
                 lane = str(notes.get("lane", ""))
-                reason = self._left_out(log.rank, op, value, (lane, peer, tag), at)
+                owner = log.rank if sender is None else sender
+                reason = self._left_out(owner, op, value, (lane, peer, tag), at)
                 if reason:
                     notes[LEFT_OUT] = reason
             if self._chosen is not None and "parameters" not in notes:
@@ -110,22 +119,25 @@ class Capture:
         except Exception as error:
             self._stop(error)
 
-    def quietly(self, call: Callable[..., None], *args: Any) -> None:
-        """Call a function of the tap; an error ends the recording and not the program.
+    def safely(self, call: Callable[..., Result], *args: Any) -> Result | None:
+        """Call a function of the tap; its error ends the recording, not the program.
 
         Args:
             call: the function.
             args: its arguments.
+
+        Returns:
+            The result of the function; None after an error.
         """
         if self._broken:
-            return
+            return None
         try:
-            call(*args)
+            return call(*args)
         except Exception as error:
             self._stop(error)
+            return None
 
     def _stop(self, error: Exception) -> None:
-        """End the recording of this process."""
         self._broken = True
         sys.stderr.write(f"leakaudit tap: recording of process {os.getpid()} stopped: {error}\n")
 
@@ -186,19 +198,19 @@ class Capture:
     @property
     def rank(self) -> int:
         """Rank of this process in the whole program."""
-        import torch.distributed as dist
-
-        if dist.is_initialized():
-            return dist.get_rank()
+        if self._rank is not None:
+            return self._rank
+        dist = _distributed()
+        if dist is not None:
+            return int(dist.get_rank())
         return int(os.environ.get("RANK", "0"))
 
     @property
     def _world(self) -> int:
         """Number of processes of the program."""
-        import torch.distributed as dist
-
-        if dist.is_initialized():
-            return dist.get_world_size()
+        dist = _distributed()
+        if dist is not None:
+            return int(dist.get_world_size())
         return int(os.environ.get("WORLD_SIZE", "1"))
 
     def _open(self) -> Log:
@@ -211,6 +223,8 @@ class Capture:
         restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
         if restart.isdecimal():
             about["restart"] = int(restart)
+        if self.run:
+            about["run"] = self.run
         self._log = Log(self.folder, self.rank, share, **about)
         util = sys.modules.get("multiprocessing.util")
         if util is not None and _is_child():
@@ -304,6 +318,14 @@ class Capture:
             self._log.close()
             self._log = None
             self._broken = True
+
+
+def _distributed() -> Any:
+    """Return torch.distributed if the program uses it; it is never imported here."""
+    module = sys.modules.get("torch.distributed")
+    if module is None or not module.is_available() or not module.is_initialized():
+        return None
+    return module
 
 
 def _is_child() -> bool:

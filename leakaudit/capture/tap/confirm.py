@@ -10,7 +10,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from leakaudit import registry
-from leakaudit.capture.tap import duals, fit, layouts, local_optimiser, observed, stepping
+from leakaudit.capture.tap import (
+    duals,
+    fit,
+    hub,
+    layouts,
+    local,
+    local_optimiser,
+    observed,
+    stepping,
+)
 from leakaudit.capture.tap.description import USUAL, Description
 from leakaudit.capture.tap.guess import PROVED, SPREADS
 from leakaudit.capture.tap.reading import RankLog
@@ -30,7 +39,8 @@ def contradictions(described: Description, logs: Sequence[RankLog]) -> list[str]
     Returns:
         One line per value, with the value that the messages prove.
     """
-    usual = USUAL[described.payload] == described.protocol
+    protocol = described.protocol
+    usual = protocol == "fedavg" or USUAL[described.payload] == protocol
     if abs(described.scale) != 1 and described.payload != "gradients":
         usual = False
     if not usual or described.tags is not None or described.kinds:
@@ -41,6 +51,8 @@ def contradictions(described: Description, logs: Sequence[RankLog]) -> list[str]
         seen = observed.collect(logs, described.task, described.places)
     except LeakauditError:
         return []
+    if protocol == "fedavg":
+        return list(_of_clients(described, seen))
     if described.payload == "weights":
         wrong = list(_of_weights(described, seen))
     elif described.payload == "duals":
@@ -143,6 +155,28 @@ def _of_gradients(described: Description, seen: observed.Observed) -> Iterator[s
 
 def _is_one(factor: float) -> bool:
     return abs(factor - 1) < PROVED
+
+
+def _of_clients(described: Description, seen: observed.Observed) -> Iterator[str]:
+    """Compare the server's step and the clients' training of FedAvg."""
+    server = hub.server(seen)
+    if server is None:
+        return
+    declared = {**registry.values(described.victim), **described.params}
+    if declared["server"] == "mean" and hub.is_mean(seen, server) is False:
+        yield "params.server: 'mean' contradicts the messages, which show another combination"
+    if not hub.examples(seen) <= {1}:
+        return
+    samples = hub.samples(seen, server, "weights")
+    proved = local.several([described.task], samples, hub.POINT)
+    if proved is None:
+        return
+    if declared["epochs"] != proved.steps and not declared["batch"]:
+        yield (
+            f"params.epochs: {declared['epochs']} contradicts the messages, "
+            f"which show {proved.steps}"
+        )
+    yield from _unequal("lr", declared["lr"], proved.lr, proved.miss)
 
 
 def _of_duals(described: Description, seen: observed.Observed) -> Iterator[str]:

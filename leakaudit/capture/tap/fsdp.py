@@ -44,7 +44,7 @@ def listen(module: ModuleType, capture: Capture) -> None:
         fresh = self._is_root is None
         initialise(self)
         if fresh and self._is_root:
-            capture.quietly(_own, self, next(numbers), capture)
+            capture.safely(_own, self, next(numbers), capture)
 
     @wraps(finish)
     def finishing(self: Any) -> Any:
@@ -52,14 +52,14 @@ def listen(module: ModuleType, capture: Capture) -> None:
         for group in groups(self)[:1]:
             model = getattr(group, OWNER, None)
             if model is not None:
-                capture.quietly(model.end)
+                capture.safely(model.end)
         return done
 
     @wraps(after_backward)
     def backward(self: Any, *unused: Any) -> Any:
         model = getattr(self, OWNER, None)
         if model is not None and self.reduce_grads:
-            capture.quietly(model.log_parameters, self)
+            capture.safely(model.log_parameters, self)
         return after_backward(self, *unused)
 
     @wraps(reduce)
@@ -70,7 +70,7 @@ def listen(module: ModuleType, capture: Capture) -> None:
         if model is None:
             return reduce(*args, **named)
         gradients = given["unsharded_grads"]
-        capture.quietly(model.log_gradients, parameters, gradients, given["reduce_dtype"])
+        capture.safely(model.log_gradients, parameters, gradients, given["reduce_dtype"])
         return capture.unlogged(lambda: reduce(*args, **named))
 
     @wraps(gather)

@@ -8,9 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from leakaudit.capture.tap import (
+    answers,
     description,
     duals,
     fit,
+    hub,
+    local,
     local_optimiser,
     observed,
     starter,
@@ -23,6 +26,7 @@ from leakaudit.capture.tap.reading import RankLog
 from leakaudit.capture.tap.starter import Comment
 from leakaudit.capture.tap.wires import latest
 from leakaudit.errors import LeakauditError
+from leakaudit.tasks.models import ACTIVATIONS
 from leakaudit.tasks.task import Task
 from leakaudit.trace import TaskSpec
 
@@ -113,11 +117,15 @@ def guess(logs: Sequence[RankLog], task: Task | None = None, named: bool = False
     Raises:
         LeakauditError: the log contains no vectors, or none of the size of the model.
     """
+    answers.check(logs)
+    noise = answers.noise(logs)
     readings = list(_readings(latest(logs), task))
     explained = [_explained(seen, task) for seen, _ in readings]
-    best = _best([model for _, model in explained])
+    best = _best([one.model for one in explained])
     seen, arrangement = readings[best[0]]
-    sent, model = explained[best[0]]
+    sent = explained[best[0]].sent
+    model = explained[best[0]].model
+    server = explained[best[0]].server
 
     size = seen.sizes[-1]
     count = sum(map(len, seen.streams.values()))
@@ -126,9 +134,17 @@ def guess(logs: Sequence[RankLog], task: Task | None = None, named: bool = False
         f"{count} messages of {size} numbers on {len(seen.streams)} channels",
         _evidence(model, task is not None, size),
         *_partial(seen),
+        *seen.notes,
+        *answers.remarks(logs),
     )
-    draft = _begun(seen, sent)
-    _add_params(draft, sent.payload, model)
+    draft = _begun(seen, sent, server)
+    if server is None:
+        _add_params(draft, sent.payload, model)
+    else:
+        _add_samples(draft, model, hub.examples(seen))
+        _add_server(draft, sent, model, hub.is_mean(seen, server))
+    if noise:
+        draft.comments["protocol"] = Comment(f"{noise} changes what clients send", known=False)
     _add_model(draft, model)
     if arrangement is not None and (named or len(best) > 1 or not arrangement.usual):
         _add_order(draft, model, arrangement, len(best))
@@ -170,7 +186,7 @@ def _readings(
     logs: Sequence[RankLog], task: Task | None
 ) -> Iterator[tuple[observed.Observed, Arrangement | None]]:
     """Yield the messages in each order and with the axes in which they may hold the parameters."""
-    shapes = observed.shapes(logs)
+    shapes = observed.shapes(logs, task)
     found = arrangements(shapes)
     if task is not None:
         sizes = observed.sizes_of(task)
@@ -182,9 +198,31 @@ def _readings(
         yield observed.collect(logs, task, one.places(shapes)), one
 
 
-def _explained(seen: observed.Observed, task: Task | None) -> tuple[observed.PayloadGuess, _Model]:
-    sent = observed.payload(seen)
-    return sent, _model_behind(seen, sent, task)
+@dataclass(frozen=True)
+class _Explained:
+    """What is sent, for one order of the parameters in a message.
+
+    Attributes:
+        sent: the payload.
+        model: the model behind the messages.
+        server: rank of the server; None if there is none.
+    """
+
+    sent: observed.PayloadGuess
+    model: _Model
+    server: int | None
+
+
+def _explained(seen: observed.Observed, task: Task | None) -> _Explained:
+    server = hub.server(seen)
+    if server is None:
+        sent = observed.payload(seen)
+        samples = observed.samples(seen, sent.payload)
+        return _Explained(sent, _model_behind(seen, sent, samples, task), server)
+    sent = hub.payload(seen, server)
+    samples = hub.samples(seen, server, sent.payload)
+    model = _model_behind(seen, sent, samples, task)
+    return _Explained(sent, _of_clients(model, sent, samples, hub.examples(seen)), server)
 
 
 def _headline(draft: _Draft, sent: observed.PayloadGuess) -> str:
@@ -219,6 +257,7 @@ class _Model:
         contradicted: whether gradients could be recomputed, but none equals the messages.
         solved: the constants behind duals, if they are proved.
         stepping: the optimiser of the local steps, if it is proved.
+        steps: number of local steps between two messages.
     """
 
     task: Task | None
@@ -227,17 +266,20 @@ class _Model:
     solved: duals.Solved | None = None
     contradicted: bool = False
     stepping: stepping.Stepping | None = None
+    steps: int = 1
 
 
 def _model_behind(
-    seen: observed.Observed, sent: observed.PayloadGuess, task: Task | None
+    seen: observed.Observed,
+    sent: observed.PayloadGuess,
+    samples: Sequence[fit.GradientSample],
+    task: Task | None,
 ) -> _Model:
     """Find the model behind the messages; task: the one given by the user."""
     if seen.missing:
         # The gradient of a part of a model cannot be recomputed from what it shows, and a part that
         # looks like a small model is none: its inputs are not records.
         return _Model(task)
-    samples: Sequence[fit.GradientSample] = observed.samples(seen, sent.payload)
     first = [sample for sample in samples if sample.index == 0]
     tasks = [task] if task is not None else _tasks(seen, first)
     if not tasks:
@@ -252,11 +294,12 @@ def _model_behind(
         found = fit.fit(tasks, first)
     if found is None:
         return _Model(tasks[0])
-    if sent.payload == "weights":
+    if sent.payload == "weights" and samples[0].base is not None:
         return _of_steps(found, samples)
     if not _is_proved(found, solved):
         return _Model(found.task, contradicted=True)
-    return _Model(found.task, fit.levels(found.task, samples), found, solved)
+    task, levels = fit.normalised(found.task, samples)
+    return _Model(task, levels, replace(found, task=task), solved)
 
 
 def _of_steps(found: fit.ModelFit, samples: Sequence[fit.GradientSample]) -> _Model:
@@ -265,27 +308,69 @@ def _of_steps(found: fit.ModelFit, samples: Sequence[fit.GradientSample]) -> _Mo
     A log with a single step per node cannot tell one optimiser from another, so it is only taken
     as a proof of the model.
     """
-    task = found.task
-    levels = fit.levels(task, samples)
+    task, levels = fit.normalised(found.task, samples)
     several = any(sample.index for sample in samples)
     if not several:
-        proved = found if found.miss < PROVED else None
-        return _Model(task, levels if proved else 0, proved)
+        if found.miss > PROVED:
+            return _Model(found.task)
+        return _Model(task, levels, replace(found, task=task))
     named = local_optimiser.identify(task, sorted(samples[0].thetas), samples)
     if named is None:
-        return _Model(task, contradicted=True)
+        return _Model(found.task, contradicted=True)
     point, optimiser = named
     rate = 0.0 if optimiser.rate is None else optimiser.rate
     proved = fit.ModelFit(task, point, rate, optimiser.miss, optimiser.miss)
     return _Model(task, levels, proved, stepping=optimiser)
 
 
-def _begun(seen: observed.Observed, sent: observed.PayloadGuess) -> _Draft:
+def _of_clients(
+    model: _Model,
+    sent: observed.PayloadGuess,
+    samples: Sequence[fit.GradientSample],
+    examples: set[int],
+) -> _Model:
+    """Return the model if the same training explains every client; else without its constants.
+
+    Half of the clients are no proof here, because one sentence says how all of them train; nor is
+    anything that looks like one record where clients say that they have more.
+    """
+    unproved = replace(model, found=None)
+    if model.task is None or not examples <= {1}:
+        return unproved
+    if sent.payload == "gradients":
+        if model.found is None or not local.is_step(model.found, samples):
+            return unproved
+        return model
+    trained = local.several(_alike(model.task), samples, hub.POINT)
+    if trained is None:
+        return unproved
+    task, levels = fit.normalised(trained.task, samples)
+    found = fit.ModelFit(task, hub.POINT, trained.lr, trained.miss, trained.miss)
+    return _Model(task, levels, found, steps=trained.steps)
+
+
+def _alike(task: Task) -> list[Task]:
+    """Return the models of the same widths, with any activation."""
+    if task.spec.model != "mlp":
+        return [task]
+    found: list[Task] = []
+    for act in ACTIVATIONS:
+        spec = replace(task.spec, args={**task.spec.args, "act": act})
+        found.append(Task.build(spec, trusted=task.trusted))
+    return found
+
+
+def _begun(seen: observed.Observed, sent: observed.PayloadGuess, server: int | None) -> _Draft:
     """Return a description of the payload, still without constants and model."""
     payload = sent.payload
     comments = {"payload": Comment(sent.sure)}
     first = "update"
-    if payload == "weights":
+    protocol = description.USUAL[payload]
+    if server is not None and payload == "weights":
+        protocol = "fedavg"
+        first = "start"
+        comments["protocol"] = Comment("clients receive a model and send one back")
+    elif payload == "weights":
         comment = "the ranks' first messages differ"
         if observed.same_start(seen):
             first = "start"
@@ -299,7 +384,7 @@ def _begun(seen: observed.Observed, sent: observed.PayloadGuess) -> _Draft:
         comments["protocol"] = Comment(asked, known=False)
     values = {
         "payload": payload,
-        "protocol": description.USUAL[payload],
+        "protocol": protocol,
         "first": first,
         "params": {},
         "model": {},
@@ -343,8 +428,9 @@ def _evidence(model: _Model, given: bool, size: int) -> str:
     """
     found = model.found
     if found is not None:
+        what = "a gradient" if model.steps == 1 else f"{model.steps} local steps"
         return (
-            "a gradient recomputed at the record that a message reveals matches the message up to "
+            f"{what} recomputed at the record that a message reveals matches the message up to "
             f"{found.miss:.1g}: model, loss and step are correct"
         )
     if given:
@@ -414,6 +500,47 @@ def _add_scale(draft: _Draft, found: fit.ModelFit | None) -> None:
     """Add the factor of gradients, if a program sends multiples of them."""
     if found is not None and found.step and abs(found.step - 1) > PROVED:
         draft.values["messages"] = {"scale": _rounded(1 / found.step, found.spread)}
+
+
+def _add_samples(draft: _Draft, model: _Model, examples: set[int]) -> None:
+    """Add the number of records per client, if it is proved or all clients report the same."""
+    if model.found is not None:
+        draft.values["params"]["samples"] = 1
+        draft.comments["params.samples"] = Comment("records per client")
+    elif len(examples) == 1:
+        draft.values["params"]["samples"] = next(iter(examples))
+        draft.comments["params.samples"] = Comment("records per client, as clients report")
+
+
+def _add_server(
+    draft: _Draft, sent: observed.PayloadGuess, model: _Model, is_mean: bool | None
+) -> None:
+    """Add the constants of a protocol with a server."""
+    params = draft.values["params"]
+    comments = draft.comments
+    found = model.found
+    proved = found is not None
+    if sent.payload == "gradients":
+        comments["payload"] = Comment("or differences of models, or something else", proved)
+        return
+    # Recomputed gradients prove plain steps on one record, and no other training.
+    params["lr"] = 0.0
+    if found is not None:
+        params["lr"] = _rounded(found.step, found.spread)
+        comments["params.lr"] = Comment(f"accurate to {found.spread:.0e}")
+    else:
+        comments["params.lr"] = Comment("step size of plain SGD, e.g. 0.1", known=False)
+    params["epochs"] = model.steps
+    comments["params.epochs"] = Comment("passes over a client's records in a round", proved)
+    params["batch"] = 0
+    comments["params.batch"] = Comment("records per step; 0: all of them", proved)
+    said = {
+        True: Comment("the server's next model is the mean of all answers"),
+        False: Comment("the next model is not the plain mean of all clients' answers"),
+        None: Comment("no round shows how the server combines models"),
+    }
+    params["server"] = "mean" if is_mean else "unknown"
+    comments["params.server"] = said[is_mean]
 
 
 def _add_weights(draft: _Draft, model: _Model) -> None:
@@ -504,6 +631,9 @@ def _add_model(draft: _Draft, model: _Model) -> None:
     }
     if model.levels:
         values["levels"] = model.levels
+    if spec.mean != (0.0,) or spec.std != (1.0,):
+        values["mean"] = list(spec.mean)
+        values["std"] = list(spec.std)
     draft.values["model"] = values
     if model.found is None:
         draft.comments["model.name"] = Comment("of the right size, but not proved")

@@ -1,4 +1,4 @@
-"""Wait for torch.distributed to be imported, then tap it.
+"""Wait for torch.distributed and Flower to be imported, then tap them.
 
 `site/sitecustomize` installs this in every process of a tapped program.
 """
@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
+import threading
+import time
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
@@ -15,6 +18,23 @@ from types import ModuleType
 from typing import Any, cast
 
 VARIABLE = "LEAKAUDIT_TAP"  # environment variable: the arguments of `capture.Capture` as JSON
+LAUNCHER = "LEAKAUDIT_TAP_LAUNCHER"  # environment variable: the process of the command itself
+ENDS = "LEAKAUDIT_TAP_ENDS"  # environment variable: a process with which this one ends
+POLL = 0.5  # seconds between two looks at another process: a choice
+FLOWER = (  # modules of flwr that `flower_hooks` taps
+    "flwr.serverapp.grid.grid",
+    "flwr.server.superlink.fleet.vce.vce_api",
+    "flwr.server.superlink.fleet.grpc_bidi.grpc_client_proxy",
+    "flwr.clientapp.client_app",
+    "flwr.clientapp.mod.localdp_mod",
+    "flwr.clientapp.mod.centraldp_mods",
+    "flwr.client.mod.localdp_mod",
+    "flwr.client.mod.centraldp_mods",
+    "flwr.client.mod.secure_aggregation.secagg_mod",
+    "flwr.client.mod.secure_aggregation.secaggplus_mod",
+    "flwr.cli.constant",
+    "flwr.cli.local_superlink",
+)
 
 
 def install() -> None:
@@ -22,6 +42,8 @@ def install() -> None:
     from leakaudit.capture.tap.capture import Capture
 
     capture = Capture(**json.loads(os.environ[VARIABLE]))
+    if ENDS in os.environ:
+        threading.Thread(target=_end_with, args=(int(os.environ[ENDS]),), daemon=True).start()
 
     def tap_groups(module: ModuleType) -> None:
         from leakaudit.capture.tap import group
@@ -43,13 +65,30 @@ def install() -> None:
 
         fsdp.listen(module, capture)
 
+    def tap_flower(module: ModuleType) -> None:
+        from leakaudit.capture.tap import flower_hooks
+
+        flower_hooks.listen(module, capture)
+
     waiting: dict[str, Callable[[ModuleType], None]] = {
         "torch.distributed": tap_groups,
         "torch.nn.parallel.distributed": tap_ddp,
         "torch.distributed._functional_collectives": tap_functional,
         "torch.distributed.fsdp._fully_shard._fsdp_state": tap_fsdp,
     }
+    waiting |= dict.fromkeys(FLOWER, tap_flower)
     sys.meta_path.insert(0, _AfterImport(waiting))
+
+
+def _end_with(process: int) -> None:
+    """End this process when another one has ended: the background of a tapped `flwr run`."""
+    while True:
+        time.sleep(POLL)
+        try:
+            os.kill(process, 0)
+        except OSError:
+            os.kill(os.getpid(), signal.SIGTERM)
+            return
 
 
 # A program must not be forced to import torch, so the tap waits until the program does. The finder

@@ -7,17 +7,21 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from leakaudit.capture.tap.hooks import VARIABLE
+from leakaudit.capture.tap.event import parse
+from leakaudit.capture.tap.hooks import LAUNCHER, VARIABLE
 from leakaudit.capture.tap.reading import NAME
 from leakaudit.errors import LeakauditError
 
 SITE = Path(__file__).resolve().parent / "site"
+PATIENCE = 20  # seconds to wait for processes that outlive the command: a choice
+POLL = 0.1  # seconds between two looks at them: a choice
 FORWARDED = (signal.SIGTERM, signal.SIGHUP)
 
 
@@ -65,6 +69,16 @@ def _is_log(path: Path) -> bool:
     return NAME.fullmatch(path.with_suffix(".jsonl").name) is not None
 
 
+def waits_not(command: Sequence[str]) -> bool:
+    """Return whether a command only hands its work to the background: ``flwr run`` without logs.
+
+    Args:
+        command: the program and its arguments.
+    """
+    is_run = Path(command[0]).name == "flwr" and "run" in command[1:2]
+    return is_run and "--stream" not in command
+
+
 def run(command: Sequence[str], folder: Path, **listening: Any) -> int:
     """Run a program on our own standard streams.
 
@@ -86,6 +100,7 @@ def run(command: Sequence[str], folder: Path, **listening: Any) -> int:
         path.append(os.environ["PYTHONPATH"])
     environment = dict(os.environ)
     environment[VARIABLE] = json.dumps({"folder": str(folder.resolve()), **listening})
+    environment[LAUNCHER] = str(os.getpid())
     environment["PYTHONPATH"] = os.pathsep.join(path)
     sys.stdout.flush()
     try:
@@ -94,6 +109,7 @@ def run(command: Sequence[str], folder: Path, **listening: Any) -> int:
         raise LeakauditError(f"cannot run {command[0]!r}: {error.strerror}") from None
     with _forwarding(process):
         code = _wait(process)
+    _settle(folder)
     if code < 0:
         return 128 - code
     return code
@@ -112,6 +128,29 @@ def _forwarding(process: subprocess.Popen[bytes]) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _settle(folder: Path) -> None:
+    """Wait until background processes of the program, such as those of Flower, close their logs."""
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        if not any(_is_open(path) for path in folder.glob("*.jsonl")):
+            return
+        time.sleep(POLL)
+
+
+def _is_open(path: Path) -> bool:
+    """Return whether the process that writes a log still runs."""
+    lines = path.read_bytes().splitlines()
+    about = parse(lines[0] + b"\n") if lines else None
+    last = parse(lines[-1] + b"\n") if lines else None
+    if not about or (last or {}).get("end") is True:
+        return False
+    try:
+        os.kill(int(about["pid"]), 0)
+    except (OSError, KeyError, ValueError):
+        return False
+    return True
 
 
 def _wait(process: subprocess.Popen[bytes]) -> int:

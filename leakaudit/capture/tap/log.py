@@ -38,6 +38,7 @@ DTYPES = {  # number format -> bytes
     "int64": 8,
     "bool": 1,
 }
+UNRANKED = 999_999  # rank of logs that hold no messages, only remarks about their process
 ATTEMPTS = 1000  # restarts of one rank; arbitrary, but `reading.NAME` allows three digits
 
 

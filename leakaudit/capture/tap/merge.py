@@ -13,6 +13,7 @@ import torch
 
 from leakaudit import registry
 from leakaudit.capture.tap.arranged import ArrangedLog, Sent
+from leakaudit.capture.tap.log import UNRANKED
 from leakaudit.capture.tap.reading import RankLog
 from leakaudit.capture.tap.wires import CHOSEN
 from leakaudit.errors import LeakauditError, NotUnderstood
@@ -176,6 +177,7 @@ def about(plan: ArrangedLog, logs: Sequence[RankLog], code: int) -> dict[str, Js
     Returns:
         Plain values; ``missing`` and ``ended`` are in the form that `leakaudit.traces.gaps` reads.
     """
+    logs = [log for log in logs if log.rank != UNRANKED]
     seconds = sum(log.seconds for log in logs)
     spent = sum(log.spent for log in logs)
     share = 0.0

@@ -16,6 +16,7 @@ from leakaudit.capture.tap import fit
 from leakaudit.capture.tap.layers import NOTE
 from leakaudit.capture.tap.layouts import Place
 from leakaudit.capture.tap.reading import Event, RankLog
+from leakaudit.capture.tap.states import sort_out
 from leakaudit.capture.tap.streams import (
     FLOATS,
     POINT,
@@ -78,6 +79,7 @@ class Observed:
         graph: the graph of the ranks that exchange messages one to one.
         lane: the lane of the messages; None if there is only one.
         names: names of the parameters, if a hook noted them.
+        notes: remarks for the reader.
     """
 
     streams: Mapping[Wire, list[LoggedMessage]]
@@ -86,6 +88,7 @@ class Observed:
     graph: Graph
     lane: str | None = None
     names: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def missing(self) -> list[str]:
@@ -154,6 +157,8 @@ def collect(logs: Sequence[RankLog], task: Task | None, places: Sequence[Place] 
     Raises:
         NotUnderstood: the log contains no vectors, or none of the size of the model.
     """
+    sorted_out = sort_out(logs, task)
+    logs = sorted_out.logs
     if not places:
         places = _usual(sizes_of(task) if task is not None else _sizes(logs))
     sent = [place.stop - place.start for place in places]
@@ -175,7 +180,13 @@ def collect(logs: Sequence[RankLog], task: Task | None, places: Sequence[Place] 
     if dropped:
         lane = next(iter(streams.values()))[0].lane
     return Observed(
-        streams, list(places), (*ordered, sizes[-1]), _graph(streams), lane, _names(streams)
+        streams,
+        list(places),
+        (*ordered, sizes[-1]),
+        _graph(streams),
+        lane,
+        _names(streams),
+        sorted_out.notes,
     )
 
 
@@ -199,12 +210,14 @@ def _start(place: Place) -> int:
     return place.start
 
 
-def shapes(logs: Sequence[RankLog]) -> list[tuple[int, ...]]:
+def shapes(logs: Sequence[RankLog], task: Task | None) -> list[tuple[int, ...]]:
     """Return the shapes of the tensors of a message; empty if they do not repeat.
 
     Args:
         logs: one per rank.
+        task: the task of the model that is sent, if known.
     """
+    logs = sort_out(logs, task).logs
     wanted = list(_sizes(logs)[:-1])
     for log in logs:
         events = [event for event in log.events if event.dtype in FLOATS]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -34,6 +34,10 @@ UP = (
 )
 DOWN = ("model", "broadcast", "scatter", "send", "recv")
 EQUAL = 1e-3  # relative difference of a described constant from the one found: a choice
+# The mean of float32 models misses by their rounding, about 1e-7 |w| / |move|; another strategy
+# misses by a tenth and more. The threshold lies in between; its exact value is a choice.
+MEAN = 1e-3
+NAME = 40  # characters of a client's name that are shown: a choice
 
 
 @dataclass(frozen=True)
@@ -43,10 +47,12 @@ class _Roles:
     Attributes:
         server: rank of the server; None if it is not a rank.
         place: rank -> node, for the other ranks.
+        names: rank -> what the program calls it, if it does not count its processes.
     """
 
     server: int | None
     place: Mapping[int, int]
+    names: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def hub(self) -> int:
@@ -66,25 +72,34 @@ class _Roles:
             return notes
         if self.server == self.hub:
             return []
+        if self.names:
+            listed = ", ".join(f"{self.place[r]} is {self.names[r]}" for r in self.place)
+            return [f"node {self.hub} is the server; of the clients, node {listed}"]
         others = ", ".join(map(str, self.place))
         return [
             f"node {self.hub} is rank {self.server}, the server; the other nodes are ranks {others}"
         ]
 
 
-def star(description: Description, found: Sequence[LoggedMessage], ranks: int) -> ArrangedLog:
+def star(
+    description: Description,
+    found: Sequence[LoggedMessage],
+    ranks: int,
+    partitions: Mapping[str, int] | None = None,
+) -> ArrangedLog:
     """Arrange the messages of a protocol with a server.
 
     Args:
         description: the description of the program's messages.
         found: all messages of the log.
         ranks: number of ranks.
+        partitions: what the program calls a client -> its number, if it is known.
 
     Raises:
         LeakauditError: the server in the description is not a rank, or none is given and several
             are possible.
     """
-    roles = _roles(description, found, ranks)
+    roles = _roles(description, found, ranks, partitions or {})
     graph = Graph(roles.hub + 1, tuple((node, roles.hub) for node in range(roles.hub)))
     down, up = _directions(description, graph)
     sent: list[Sent] = []
@@ -92,12 +107,14 @@ def star(description: Description, found: Sequence[LoggedMessage], ranks: int) -
     for m in found:
         if m.src != roles.server and m.op in UP and m.dst in (None, roles.server):
             sent.append(Sent(round_of(m, 1), roles.place[m.src], (roles.hub,), up, m))
-        elif m.op in DOWN and (m.src == roles.server or roles.server is None):
+        elif m.op in DOWN and roles.server in (m.src, None) and m.dst in (None, *roles.place):
             models.append(m)
     bare = ArrangedLog(description, graph, (), None, 0)
-    start = common(bare, [m for m in models if m.index == 0])
+    asks = any(m.note("server") is not None for m in found)
+    first = min((round_of(m, 1) for m in models), default=1)
+    start = common(bare, [m for m in models if round_of(m, 1) == first])
     # Models that are sent only once are the common start, and the server sends nothing else.
-    if any(m.index for m in models):
+    if asks or any(m.index for m in models):
         for m in models:
             to = tuple(range(roles.hub)) if m.dst is None else (roles.place[m.dst],)
             sent.append(Sent(round_of(m, 1), roles.hub, to, down, m))
@@ -107,15 +124,26 @@ def star(description: Description, found: Sequence[LoggedMessage], ranks: int) -
         start=start,
         notes=tuple(roles.note),
         optional_senders=frozenset({roles.hub}),
+        asks=asks,
     )
     if description.protocol == "fedsgd":
         return _with_step(arranged, down, up)
+    if description.protocol == "fedavg":
+        return _with_mean(arranged, down, up)
     return arranged
 
 
-def _roles(description: Description, found: Sequence[LoggedMessage], ranks: int) -> _Roles:
+def _roles(
+    description: Description,
+    found: Sequence[LoggedMessage],
+    ranks: int,
+    partitions: Mapping[str, int],
+) -> _Roles:
     """Return the roles from the description, or inferred from messages with one receiver."""
     server = description.server
+    noted = {m.note("server") for m in found} - {None}
+    if noted:
+        return _noted_roles(found, server, noted, partitions)
     ends = [(m.src, m.dst) for m in found if m.op in POINT and m.dst is not None]
     if server is None and ends:
         server = Counter(dst for _, dst in ends).most_common(1)[0][0]
@@ -134,6 +162,38 @@ def _roles(description: Description, found: Sequence[LoggedMessage], ranks: int)
         members |= set(m.group or range(ranks))
     others = [rank for rank in sorted(members) if rank != server]
     return _Roles(server, {rank: node for node, rank in enumerate(others)})
+
+
+def _noted_roles(
+    found: Sequence[LoggedMessage],
+    described: int | None,
+    noted: set[Any],
+    partitions: Mapping[str, int],
+) -> _Roles:
+    """Return the roles in a program that knows its server; a client that was never asked has none.
+
+    Clients are in the order of their partitions, or else of their ranks.
+    """
+    server = next(iter(noted))
+    if described not in (None, server) or len(noted) != 1:
+        raise LeakauditError(
+            f"messages.server: rank {described} is described, but the log says {sorted(noted)}"
+        )
+    ranks = {m.src for m in found} | {m.dst for m in found if m.dst is not None}
+    others = sorted(ranks - {server})
+    nodes: dict[int, str] = {}
+    for m in found:
+        node = m.note("node")
+        client = m.src if m.dst == server else m.dst
+        if isinstance(node, str) and client is not None:
+            nodes[client] = node
+    if all(nodes.get(rank) in partitions for rank in others):
+        others.sort(key=lambda rank: partitions[nodes[rank]])
+    place = {rank: node for node, rank in enumerate(others)}
+    names: dict[int, str] = {}
+    if set(nodes) >= set(others):
+        names = {rank: f"client {nodes[rank][:NAME]}" for rank in others}
+    return _Roles(server, place, names)
 
 
 def _directions(description: Description, graph: Graph) -> tuple[str, str]:
@@ -187,6 +247,42 @@ def _with_step(plan: ArrangedLog, down: str, up: str) -> ArrangedLog:
     if _contradicts(params, constants):
         return _unknown(plan, "the description states another optimiser or lr")
     return _with_params(plan, {**constants, **params})
+
+
+def _with_mean(plan: ArrangedLog, down: str, up: str) -> ArrangedLog:
+    """Mark the server as unknown unless its models are the means of what all clients sent."""
+    params = plan.description.params
+    if "server" in params:
+        return plan
+    miss = _mean_miss(plan, down, up)
+    if miss is None:
+        why = "no round shows how the server combines models"
+    elif miss < MEAN:
+        return _with_params(plan, {**params, "server": "mean"})
+    else:
+        why = (
+            "the server's models are not the plain means of what all clients sent (another "
+            "strategy, weights, or a part of the clients)"
+        )
+    return _unknown(plan, f"{why}, so nothing is derived from its step")
+
+
+def _mean_miss(plan: ArrangedLog, down: str, up: str) -> float | None:
+    """Return the miss of the mean of all clients' models, relative to the server's move.
+
+    It is the worst of several rounds; None if no round shows it.
+    """
+    models = {s.round: s.message for s in plan.sent if s.kind == down and s.message.kept}
+    answers = Counter(s.round for s in plan.sent if s.kind == up)
+    clients = plan.graph.nodes - 1
+    if any(count != clients and t + 1 in models for t, count in answers.items()):
+        return 1.0  # the server asked a part of the clients
+    values, means = _series(plan, down, up)
+    misses: list[float] = []
+    for (before, after), mean in zip(itertools.pairwise(values), means, strict=True):
+        moved = (after.double() - before.double()).norm().clamp_min(1e-300)
+        misses.append(float((after.double() - mean).norm() / moved))
+    return max(misses, default=None)
 
 
 def _unknown(plan: ArrangedLog, note: str = "") -> ArrangedLog:

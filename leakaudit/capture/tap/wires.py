@@ -7,14 +7,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 
+from leakaudit.capture.tap import answers
 from leakaudit.capture.tap.arranged import ArrangedLog, Missing
 from leakaudit.capture.tap.capture import HOOK
 from leakaudit.capture.tap.description import Description
 from leakaudit.capture.tap.layers import NOTE
-from leakaudit.capture.tap.log import LEFT_OUT
+from leakaudit.capture.tap.log import LEFT_OUT, UNRANKED
 from leakaudit.capture.tap.peers import peers
 from leakaudit.capture.tap.reading import RankLog
 from leakaudit.capture.tap.star import star
+from leakaudit.capture.tap.states import sort_out
 from leakaudit.capture.tap.streams import (
     GRADIENTS,
     LoggedMessage,
@@ -41,17 +43,31 @@ def latest(logs: Iterable[RankLog]) -> list[RankLog]:
 
     If torchrun started the program again, only the processes of its last attempt count: a rank that
     sent nothing in it has no log, and those of earlier attempts belong to another training.
+    Of processes that share the work of one rank in one run, as those of a simulated client of
+    Flower do, all are returned; so are logs without messages.
 
     Args:
         logs: the logs of all processes, in any order.
     """
     logs = list(logs)
     last = max(map(_restart, logs), default=0)
-    by_rank: dict[int, RankLog] = {}
+    by_rank: dict[int, list[RankLog]] = {}
     for log in sorted(logs, key=lambda log: (log.rank, log.attempt)):
-        if _restart(log) == last:
-            by_rank[log.rank] = log
-    return list(by_rank.values())
+        if _restart(log) != last:
+            continue
+        before = by_rank.setdefault(log.rank, [])
+        if before and not _continues(log, before[0]):
+            before.clear()
+        before.append(log)
+    return [log for logs in by_rank.values() for log in logs]
+
+
+def _continues(log: RankLog, other: RankLog) -> bool:
+    """Return whether two processes of a rank worked in the same run."""
+    if log.rank == UNRANKED:
+        return True
+    run = log.about.get("run")
+    return run is not None and run == other.about.get("run")
 
 
 def _restart(log: RankLog) -> int:
@@ -96,7 +112,9 @@ def plan(description: Description, logs: Sequence[RankLog]) -> ArrangedLog:
             distinguished.
     """
     by_tag = bool(description.kinds)
-    streams = assemble(latest(logs), description.sizes, description.tags, by_tag)
+    answers.check(logs)
+    sorted_out = sort_out(latest(logs), description.task, description.tags)
+    streams = assemble(sorted_out.logs, description.sizes, description.tags, by_tag)
     messages, dropped = one_lane(streams.messages, description.stream)
     messages, others = one_kind(messages, description.payload == "gradients")
     found = _found(messages.values())
@@ -110,17 +128,22 @@ def plan(description: Description, logs: Sequence[RankLog]) -> ArrangedLog:
             f"tensor, or one tensor per parameter); the log contains {listed(streams.others)}; "
             "describe the model that was trained, or its order of parameters"
         )
-    nodes = max(map(_processes, logs))
+    nodes = max(_processes(log) for log in logs if log.rank != UNRANKED)
     for message in found:
         nodes = max(nodes, 1 + message.src, 1 + (message.dst or 0))
     _require_gradients(found)
-    arrange = star if description.victim.centralised else peers
-    arranged = _counted(arrange(description, found, nodes), found)
+    if description.victim.centralised:
+        arranged = star(description, found, nodes, answers.partitions(logs))
+    else:
+        arranged = peers(description, found, nodes)
+    arranged = _counted(arranged, found)
     notes = (
         *arranged.notes,
         *restarts(logs),
         *_apart(dropped, others, streams),
         *_content(arranged),
+        *sorted_out.notes,
+        *answers.remarks(logs),
     )
     return replace(arranged, notes=notes)
 
@@ -258,8 +281,12 @@ def _missing(plan: ArrangedLog, last: int) -> Iterator[Missing]:
     """Yield, for every channel, the rounds up to the last one in which nothing was sent.
 
     A channel is known from its messages. A node that never sent has none, so each message to it
-    implies an answer that is missing.
+    implies an answer that is missing. Where a server asks some clients in each round, only answers
+    can be missing.
     """
+    if plan.asks:
+        yield from _unanswered(plan)
+        return
     rounds: dict[tuple[int, int, str], set[int]] = defaultdict(set)
     for sent in plan.sent:
         for dst in sent.dst:
@@ -272,6 +299,21 @@ def _missing(plan: ArrangedLog, last: int) -> Iterator[Missing]:
         absent = [t for t in range(1, last + 1) if t not in there]
         for first, end in _runs(absent):
             yield Missing(*wire, first, end)
+
+
+def _unanswered(plan: ArrangedLog) -> Iterator[Missing]:
+    """Yield the answers that did not arrive at the server, which is the last node."""
+    hub = plan.graph.nodes - 1
+    kind = next((sent.kind for sent in plan.sent if sent.src != hub), "")
+    answered = {(sent.src, sent.round) for sent in plan.sent if sent.src != hub}
+    absent: dict[int, list[int]] = defaultdict(list)
+    for sent in plan.sent:
+        for dst in sent.dst:
+            if sent.src == hub and (dst, sent.round) not in answered:
+                absent[dst].append(sent.round)
+    for src, rounds in sorted(absent.items()):
+        for first, end in _runs(sorted(rounds)):
+            yield Missing(src, hub, kind, first, end)
 
 
 def _runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:

@@ -1,0 +1,1 @@
+"""Clients learn to tell faces from other pictures."""

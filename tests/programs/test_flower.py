@@ -1,0 +1,299 @@
+"""Programs of Flower, tapped as they are: what is recorded, what is named, and what leaks.
+
+Every verdict is compared with the program's own records. Most programs run with a grid of ours
+(flower_local.py), which takes seconds; one runs in Ray, one by `flwr run`, one as processes.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import socket
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import leakaudit as la
+from leakaudit.capture.tap.reading import read_logs
+from leakaudit.trace import Trace
+from leakaudit.traces import trace_file
+
+pytest.importorskip("flwr", reason="needs the extra 'flower'")
+pytestmark = pytest.mark.slow
+
+HERE = Path(__file__).resolve().parent
+EXAMPLES = HERE.parents[1] / "examples" / "flower"
+FACES = EXAMPLES / "faces.py"
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a tapped program left.
+
+    Attributes:
+        code: exit code of the tap.
+        folder: where its files are.
+        said: its standard error.
+    """
+
+    code: int
+    folder: Path
+    said: str
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """The inferred description, also of a trace that was not made."""
+        beside = self.folder / "trace.toml"
+        if not beside.exists():
+            leakaudit(self.folder, "tap", "describe", "trace.tap", "-o", "trace.toml")
+        return tomllib.loads(beside.read_text())
+
+
+def environment(folder: Path) -> dict[str, str]:
+    return {
+        **os.environ,
+        "FLWR_HOME": str(folder / "flwr"),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+    }
+
+
+def leakaudit(
+    folder: Path, *words: str, check: bool = True, **more: str
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "leakaudit", *words],
+        cwd=folder,
+        env={**environment(folder), **more},
+        capture_output=True,
+        text=True,
+        check=check,
+        timeout=500,
+    )
+
+
+def tapped(folder: Path, *command: str, truth: bool = False, **more: str) -> Run:
+    given = ("--truth", "data.npz") if truth else ()
+    done = leakaudit(
+        folder, "tap", "--keep", "-o", "trace.pt", *given, "--", *command, check=False, **more
+    )
+    return Run(done.returncode, folder, done.stderr)
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Callable[..., Run]:
+    """Run a program with a grid of ours, tapped."""
+
+    def run(program: Path, *options: str, truth: bool = False) -> Run:
+        command = ("python", str(HERE / "flower_local.py"), str(program), *options)
+        return tapped(tmp_path, *command, truth=truth)
+
+    return run
+
+
+def bit_for_bit(run: Run, rounded: bool = False) -> bool:
+    """Whether the analytic attack returns every client's picture as it is in the program's data.
+
+    Args:
+        run: a run with its truth.
+        rounded: whether values are first rounded to k/255.
+    """
+    truth = np.load(run.folder / "data.npz")
+    leaks = la.leaks(la.load(run.folder / "trace.pt"))
+    found = la.attack(leaks, generator=torch.Generator().manual_seed(0))
+    shown = {one.node: (one.x[0].double(), one.y) for one in found}
+    for x, y, node in zip(truth["x"], truth["y"], truth["node"], strict=True):
+        value, label = shown[int(node)]
+        if rounded:
+            value = (value * 255).round() / 255
+        same = np.array_equal(value.numpy().astype(np.float32), x)
+        if not same or label is None or int(label[0]) != y:
+            return False
+    return len(shown) == len(truth["x"])
+
+
+@pytest.mark.parametrize(
+    ("options", "epochs", "server"),
+    [
+        ((), 1, "mean"),
+        (("--epochs", "5"), 5, "mean"),
+        (("--optimiser", "momentum"), 1, "mean"),  # the first step of a new optimiser is plain
+        (("--fraction", "0.67", "--rounds", "6"), 1, "unknown"),
+        (("--strategy", "fedadam"), 1, "unknown"),
+    ],
+    ids=["plain", "epochs", "momentum", "fraction", "fedadam"],
+)
+def test_plain_steps_are_proved_and_every_picture_comes_back_bit_for_bit(
+    local: Callable[..., Run], options: tuple[str, ...], epochs: int, server: str
+) -> None:
+    run = local(FACES, *options, "--save", "data.npz", truth=True)
+    assert run.code == 0, run.said
+    named = run.description
+    assert (named["payload"], named["protocol"]) == ("weights", "fedavg")
+    assert named["params"] == {
+        "samples": 1,
+        "lr": 0.1,
+        "epochs": epochs,
+        "batch": 0,
+        "server": server,
+    }
+    trace = trace_file.load(run.folder / "trace.pt")
+    assert trace.complete
+    assert (trace.graph.nodes, len(trace.graph.edges)) == (4, 3)
+    # FedAdam sends float64 to clients that compute in float32.
+    assert bit_for_bit(run, rounded="fedadam" in options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [("--optimiser", "momentum", "--epochs", "5"), ("--optimiser", "adam"), ("--records", "2")],
+    ids=["momentum", "adam", "records"],
+)
+def test_other_training_is_said_to_be_not_known(
+    local: Callable[..., Run], options: tuple[str, ...]
+) -> None:
+    run = local(FACES, *options)
+    assert run.code == 3
+    assert "to be filled in: params.lr, params.epochs, params.batch" in run.said
+    named = run.description
+    assert named["protocol"] == "fedavg"
+    assert {named["params"][name] for name in ("lr", "epochs", "batch")} == {"NOT KNOWN"}
+    assert not (run.folder / "trace.pt").exists()
+
+
+def test_arrays_without_names_are_read_and_statistics_are_set_apart(
+    local: Callable[..., Run],
+) -> None:
+    run = local(HERE / "flower_numpy.py", "--norm")
+    assert run.code == 3
+    assert run.description["protocol"] == "fedavg"
+    text = (run.folder / "trace.toml").read_text()
+    assert "beside the parameters are not in the trace: array 4, array 5, array 6" in text
+    (run.folder / "mine.py").write_text(
+        "from torch import nn\n"
+        "def net():\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(625, 32), nn.BatchNorm1d(32), nn.Sigmoid(), nn.Linear(32, 2))\n"
+    )
+    (run.folder / "tap.toml").write_text(
+        'payload = "weights"\nprotocol = "fedavg"\n[params]\nlr = 0.1\n[model]\nname = "mine:net"\n'
+        'args = { bn = "eval" }\nshape = [1, 25, 25]\nclasses = 2\n'
+    )
+    leakaudit(run.folder, "tap", "merge", "trace.tap", "--describe", "tap.toml", "-o", "trace.pt")
+    trace = trace_file.load(run.folder / "trace.pt")
+    names = trace.layout.names
+    assert names == ("1.weight", "1.bias", "2.weight", "2.bias", "4.weight", "4.bias")
+    sent = [event for event in read_logs(run.folder / "trace.tap")[0].events if event.op == "send"]
+    assert trace.layout.size == sum(e.numel for e in sent[:9]) - 32 - 32 - 1
+
+
+def test_noise_of_a_mod_is_named_and_no_protocol_is(local: Callable[..., Run]) -> None:
+    run = local(HERE / "flower_numpy.py", "--noise")
+    assert run.code == 3
+    assert run.description["protocol"] == "NOT KNOWN"
+    assert "clients ran LocalDpMod" in (run.folder / "trace.toml").read_text()
+
+
+def test_secure_aggregation_is_refused_in_one_line(local: Callable[..., Run]) -> None:
+    run = local(HERE / "flower_secure.py")
+    assert run.code == 3
+    last = run.said.strip().splitlines()[-1]
+    assert last.startswith("leakaudit tap: clients answered no model: 12 answers hold no arrays")
+    assert "secure aggregation, of which the server learns only sums" in last
+    assert not (run.folder / "trace.pt").exists()
+
+
+def test_one_line_in_the_client_or_in_the_server_records_what_the_tap_does(
+    local: Callable[..., Run],
+) -> None:
+    run = local(
+        HERE / "flower_numpy.py", "--record-clients", "client.tap", "--record-server", "server.tap"
+    )
+    assert run.code == 0, run.said
+    traces = [trace_file.load(run.folder / "trace.pt")]
+    for side in ("client", "server"):
+        log = f"{side}.tap"
+        leakaudit(run.folder, "tap", "describe", log, "-o", "tap.toml")
+        leakaudit(run.folder, "tap", "merge", log, "--describe", "tap.toml", "-o", f"{side}.pt")
+        traces.append(trace_file.load(run.folder / f"{side}.pt"))
+    first, *others = traces
+    for other in others:
+        held = payloads(other)
+        assert len(held) == len(first) == 18
+        assert held.keys() == payloads(first).keys()
+        for key, value in payloads(first).items():
+            assert torch.equal(held[key], value)
+
+
+def test_one_client_that_is_recorded_alone_is_attacked(local: Callable[..., Run]) -> None:
+    run = local(HERE / "flower_numpy.py", "--record-clients", "client.tap")
+    for path in (run.folder / "client.tap").glob("rank*"):
+        if not path.name.startswith("rank2."):
+            path.unlink()
+    leakaudit(run.folder, "tap", "describe", "client.tap", "-o", "tap.toml")
+    leakaudit(run.folder, "tap", "merge", "client.tap", "--describe", "tap.toml", "-o", "one.pt")
+    named = tomllib.loads((run.folder / "tap.toml").read_text())
+    assert named["params"]["lr"] == 0.1
+    assert named["params"]["server"] == "unknown"
+    trace = trace_file.load(run.folder / "one.pt")
+    assert (trace.graph.nodes, len(trace)) == (2, 6)
+
+
+def test_a_server_of_the_old_kind_is_recorded(tmp_path: Path) -> None:
+    run = tapped(tmp_path, "python", str(HERE / "flower_old.py"))
+    assert run.code == 0, run.said
+    assert run.description["params"]["lr"] == 0.05
+    assert run.description["model"]["args"] == {"hidden": "8", "act": "relu"}
+    assert len(trace_file.load(tmp_path / "trace.pt")) == 12
+
+
+def test_a_simulation_in_ray_gives_every_picture_bit_for_bit(tmp_path: Path) -> None:
+    run = tapped(tmp_path, "python", str(FACES), "--save", "data.npz", truth=True)
+    assert run.code == 0, run.said
+    assert run.description["params"]["lr"] == 0.1
+    assert bit_for_bit(run)
+
+
+def payloads(trace: Trace) -> dict[tuple[int, int, int], torch.Tensor]:
+    """Payload by (round, src, dst)."""
+    (m,) = trace.messages
+    return {
+        (int(m.round[k]), int(m.src[k]), int(m.dst[k])): m.payload[int(m.row[k])]
+        for k in range(len(m))
+    }
+
+
+def save(path: Path, clients: int) -> None:
+    """Write the records of the app's clients."""
+    load_data = runpy.run_path(str(EXAMPLES / "app" / "faces" / "task.py"))["load_data"]
+    parts = [load_data(k) for k in range(clients)]
+    x, y = (torch.cat(part).numpy() for part in zip(*parts, strict=True))
+    np.savez(path, x=x, y=y, node=np.arange(clients))
+
+
+def test_flwr_run_is_recorded_with_a_superlink_of_its_own(tmp_path: Path) -> None:
+    save(tmp_path / "data.npz", 2)
+    run = tapped(tmp_path, "flwr", "run", str(EXAMPLES / "app"), truth=True)
+    assert run.code == 0, run.said
+    assert "added --stream" in run.said
+    assert run.description["params"]["lr"] == 0.1
+    assert bit_for_bit(run)
+
+
+def test_real_processes_over_loopback_are_recorded(tmp_path: Path) -> None:
+    save(tmp_path / "data.npz", 2)
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    command = ("sh", str(EXAMPLES / "processes.sh"), str(EXAMPLES / "app"))
+    run = tapped(tmp_path, *command, truth=True, PORT=str(port))
+    assert run.description["params"]["lr"] == 0.1, run.said
+    assert bit_for_bit(run)

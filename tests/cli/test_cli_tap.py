@@ -411,7 +411,9 @@ def test_describe_writes_what_merge_reads_once_it_is_filled_in(
     assert not Path("trace.pt").exists()
     text = Path("mine.toml").read_text()
     text = text.replace('alpha = "NOT KNOWN"', "alpha = 0.1")
-    Path("mine.toml").write_text(text.replace('order = "NOT KNOWN"', 'order = "combine"'))
+    text = text.replace('order = "NOT KNOWN"', 'order = "combine"')
+    text = text.replace('optimiser = "NOT KNOWN"', 'optimiser = "sgd"')
+    Path("mine.toml").write_text(text)
     assert main([*merging, "--progress", "none"]) == 0
     assert "trace.pt: dpsgd, 2 nodes, 1 edges, 3 rounds, 6 messages" in capfd.readouterr().err
     assert held("trace.pt")[3, 1, 0].tolist() == [3.0] * 51

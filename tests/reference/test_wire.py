@@ -285,13 +285,21 @@ def test_updates_of_one_step_are_gradients(send: Send) -> None:
     assert f"scale = {-1 / ALPHA}" in Path("trace.toml").read_text()
 
 
+@pytest.mark.parametrize("steps", [1, 5])
+def test_averaged_models_are_those_of_fedavg(send: Send, steps: int) -> None:
+    averaged(send, steps, updates=False)
+    trace = imported()
+    assert trace is not None
+    assert trace.protocol == "fedavg"
+    constants = {name: trace.params[name] for name in ("lr", "epochs", "server")}
+    assert constants == {"lr": ALPHA, "epochs": steps, "server": "mean"}
+
+
 @pytest.mark.parametrize(
     ("steps", "updates", "records", "unknown"),
     [
         (5, True, 1, ["payload", "protocol"]),  # equal no gradient at the server's model
         (1, True, 4, ["model.name", "model.shape", "model.classes"]),  # several records
-        (1, False, 1, ["protocol", "model.name", "model.shape", "model.classes"]),
-        (5, False, 1, ["protocol", "model.name", "model.shape", "model.classes"]),
     ],
 )
 def test_what_is_not_proved_is_not_named(

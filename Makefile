@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test coverage selfcheck lint bench dist lock lowest docs site
+.PHONY: help demo test programs coverage selfcheck lint bench dist lock lowest docs site
 help:  ## show this list
 	@grep -hE '^[a-z]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 8
 
@@ -17,6 +17,13 @@ test: $(VENV)/.ready  ## every test that is not slow, on all cores
 
 coverage: $(VENV)/.ready  ## make test, with the share of lines and branches that it runs; fails below the limit
 	$(BIN)/pytest -n auto --dist worksteal -m "not slow and not browser" --cov --cov-report=term:skip-covered
+
+# Flower needs an older rich than constraints.txt names, so only torch, torchvision and numpy are pinned.
+programs:  ## the tests that run Flower and JAX programs, in .venv-programs
+	$(PYTHON) -m venv .venv-programs
+	grep -E '^(torch|torchvision|numpy)==' constraints.txt > .venv-programs/pinned.txt
+	.venv-programs/bin/pip install -q -c .venv-programs/pinned.txt -e ".[dev,flower]" "flwr[simulation]" "jax>=0.10"
+	.venv-programs/bin/pytest tests/programs
 
 selfcheck: $(VENV)/.ready  ## the estimators on null data, and the red team's tests on cases nobody has seen
 	$(BIN)/leakaudit selfcheck

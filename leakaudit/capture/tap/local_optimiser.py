@@ -18,6 +18,7 @@ FLAT = 0.1
 # Miss of the first step, as a sum of gradient and weight decay, above which the record is wrong.
 # Correct records miss by 1e-5 or less; a choice.
 FIRST = 1e-3
+CLEARER = 10  # times that an assumption must miss by to be dropped: a choice
 NODES = 3  # nodes that are examined: a choice that bounds the time
 
 
@@ -76,29 +77,58 @@ def _moves(task: Task, point: str, samples: Sequence[GradientSample]) -> Iterato
 
     Either each step uses the record that it reveals, or all use the one that the first step
     reveals. The first step is the only one that contains neither momentum nor other records. Both
-    without and with weight decay.
+    without and with weight decay, of which the first step shows the better one.
     """
+    found = list(_assumed(task, point, samples))
+    best = min((miss for miss, _ in found), default=0.0)
+    for miss, moves in found:
+        if miss <= max(CLEARER * best, 2 * moves.floor):
+            yield moves
+
+
+def _assumed(
+    task: Task, point: str, samples: Sequence[GradientSample]
+) -> Iterator[tuple[float, stepping.Moves]]:
+    """Yield the moves for every assumption, with the miss of the first one."""
     plain = [sample.value.double() for sample in samples]
+    models = [sample.base for sample in samples if sample.base is not None]
+    # The record comes from a move, and adds its rounding to that of the models.
+    rounding = 2 * samples[0].rounding
+    tried: list[Tensor] = []
     for values in (plain, [_undecayed(task, sample) for sample in samples]):
         revealed = [fit.labelled(task, value) for value in values]
         for records in (revealed, revealed[:1] * len(samples)):
-            gradients = []
-            for found, sample in zip(records, samples, strict=True):
-                if found is not None:
-                    g = fit.recomputed(task, *found, sample.thetas[point])
-                    if g is not None:
-                        gradients.append(g)
+            gradients = list(_gradients(task, point, samples, records))
             if len(gradients) < len(samples):
                 continue
-            moves = stepping.observed(
-                [sample.base for sample in samples if sample.base is not None],
-                plain,
-                gradients,
-                # The record comes from a move, and adds its rounding to that of the models.
-                2 * samples[0].rounding,
-            )
-            if stepping.first_miss(moves) < FIRST:
-                yield moves
+            moves = stepping.observed(models, plain, gradients, rounding)
+            miss = stepping.first_miss(moves)
+            if miss > FIRST:
+                continue
+            if any(_are_equal(moves.gradients, others, moves.floor) for others in tried):
+                continue
+            tried.append(moves.gradients)
+            yield miss, moves
+
+
+def _gradients(
+    task: Task,
+    point: str,
+    samples: Sequence[GradientSample],
+    records: Sequence[tuple[Tensor, Tensor] | None],
+) -> Iterator[Tensor]:
+    """Yield the gradients (d,) at some records; none where a record is not known."""
+    for found, sample in zip(records, samples, strict=True):
+        if found is None:
+            continue
+        g = fit.recomputed(task, *found, sample.thetas[point])
+        if g is not None:
+            yield g
+
+
+def _are_equal(one: Tensor, other: Tensor, floor: float) -> bool:
+    """Return whether gradients differ by no more than rounding."""
+    return float((one - other).norm()) <= floor * float(one.norm())
 
 
 def _undecayed(task: Task, sample: GradientSample) -> Tensor:

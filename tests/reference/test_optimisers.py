@@ -149,3 +149,14 @@ def test_constants_that_an_optimiser_does_not_have_are_refused(
 ) -> None:
     with pytest.raises(LeakauditError, match=words):
         la.record(scenario("dpsgd", constants))
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_noise_in_gradients_is_accounted_whatever_the_optimiser_does_with_it(
+    momentum: float,
+) -> None:
+    """The Gaussian mechanism in 5 rounds: a record moves the mean of 2 by at most 2 C / 2."""
+    constants = {"clip": 0.5, "sigma": 0.25, "momentum": momentum, "keep": True}
+    views = la.bound(scenario("fedavg", constants))
+    worst = max(view.bound.mu for view in views)
+    assert worst == pytest.approx(5**0.5 * (2 * 0.5 / 2) / 0.25, rel=1e-9)

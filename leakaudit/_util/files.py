@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from leakaudit.errors import LeakauditError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 UNFINISHED = ".tmp"  # suffix of files that have not been moved to their final place
 
@@ -60,3 +63,16 @@ def unfinished(folder: Path) -> dict[Path, str]:
         process = path.with_suffix("")  # ends with the process number
         found[path] = process.stem.removeprefix(".")
     return found
+
+
+def write_arrays(file: BinaryIO, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write numbers as .npz.
+
+    Args:
+        file: An open file.
+        arrays: Arrays of numbers, by name.
+    """
+    import numpy as np
+
+    # numpy has an argument allow_pickle since 2.1; earlier versions would store it as an array.
+    np.savez_compressed(file, **arrays)  # type: ignore[arg-type]

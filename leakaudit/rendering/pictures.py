@@ -12,7 +12,7 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from leakaudit._util.files import replacing
+from leakaudit._util.files import replacing, write_arrays
 from leakaudit.errors import LeakauditError
 from leakaudit.reconstruction import Reconstruction
 from leakaudit.results.wording import clean
@@ -128,7 +128,7 @@ def save_originals(path: Path, found: Sequence[Reconstruction], truth: Truth | N
     if not arrays or size > KEPT:
         return None
     with replacing(path) as file:
-        np.savez_compressed(file, allow_pickle=False, **arrays)
+        write_arrays(file, arrays)
     return path.name
 
 

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from leakaudit._util.decoding import departure
-from leakaudit._util.files import replacing
+from leakaudit._util.files import replacing, write_arrays
 from leakaudit.errors import LeakauditError
 from leakaudit.reconstruction import Certificate, Reconstruction
 from leakaudit.results import model
@@ -258,7 +258,7 @@ def save_reconstructions(path: Path, found: Sequence[Reconstruction]) -> list[St
         arrays |= {name: tensor.detach().cpu().numpy() for name, tensor in kept.items()}
         entries.append(entry)
     with replacing(path) as file:
-        np.savez_compressed(file, allow_pickle=False, **arrays)
+        write_arrays(file, arrays)
     return entries
 
 

@@ -21,6 +21,7 @@ from leakaudit.results.model import RuleStatus
 from leakaudit.results.wording import STATUS_WORDS
 
 SHIPPED = Path(results.__file__).parent / "schema.json"
+PROJECT = Path(__file__).parents[2]
 GOLDEN = Path(__file__).parents[1] / "golden" / "records"
 NAMES = [f"{kind}_v{version}" for kind in model.KINDS for version in (1, 2)]
 
@@ -46,6 +47,10 @@ def golden(name: str) -> dict[str, Any]:
     return record
 
 
+@pytest.mark.skipif(
+    f"msgspec=={msgspec.__version__}" not in (PROJECT / "constraints.txt").read_text().split(),
+    reason="other versions of msgspec describe the types in other words",
+)
 def test_the_shipped_schema_is_that_of_the_types() -> None:
     assert json.loads(SHIPPED.read_text()) == generated()
     jsonschema.Draft202012Validator.check_schema(generated())

@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from leakaudit._util.files import write_arrays
 from leakaudit.errors import LeakauditError
 from leakaudit.scoring import lpips_weights
 from leakaudit.scoring.lpips_weights import SIDES, Weights, blank, find, read
@@ -42,7 +43,8 @@ def random_file(net: str, path: Path, leave_out: str = "", value: float | None =
     }
     if value is not None:
         arrays["lin.0"][...] = value
-    np.savez(path, allow_pickle=False, **arrays)
+    with path.open("wb") as file:
+        write_arrays(file, arrays)
     return path
 
 
@@ -154,11 +156,9 @@ def test_a_missing_key_a_wrong_shape_or_nan_loads_nothing(tmp_path: Path) -> Non
     with pytest.raises(LeakauditError, match=r"lin\.0: expected .* finite"):
         read(random_file("squeeze", tmp_path / "c.npz", value=float("nan")))
     arrays = dict(np.load(random_file("squeeze", tmp_path / "d.npz"), allow_pickle=False))
-    np.savez(
-        tmp_path / "e.npz",
-        allow_pickle=False,
-        **{**arrays, "net.0.weight": np.zeros((64, 3, 3, 4), np.float32)},
-    )
+    wrong = {**arrays, "net.0.weight": np.zeros((64, 3, 3, 4), np.float32)}
+    with (tmp_path / "e.npz").open("wb") as file:
+        write_arrays(file, wrong)
     with pytest.raises(LeakauditError, match=r"net\.0\.weight: expected \(64, 3, 3, 3\)"):
         read(tmp_path / "e.npz")
 

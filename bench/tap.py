@@ -38,8 +38,8 @@ from torch import Generator, Tensor, nn
 from torch.multiprocessing.spawn import spawn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from leakaudit.capture.tap import group
-from leakaudit.capture.tap.capture import Capture
+from leakaudit.capture.tap.hooks import group
+from leakaudit.capture.tap.log.capture import Capture
 
 TARGET = 1.15
 METHODS = tuple(group.HEARD)
@@ -152,7 +152,7 @@ def resnet(args: argparse.Namespace, capture: Capture | None) -> Callable[[], No
     """Return one training step of ResNet-18, with the tap's hook if there is a capture."""
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
-    from leakaudit.capture.tap import ddp
+    from leakaudit.capture.tap.hooks import ddp
     from leakaudit.tasks.models import ResNet18
 
     random = Generator().manual_seed(dist.get_rank())

@@ -13,9 +13,9 @@ from leakaudit.cli._options import described, say, settings, shared
 from leakaudit.errors import LeakauditError
 
 if TYPE_CHECKING:
-    from leakaudit.capture.tap.description import Description
-    from leakaudit.capture.tap.guess import Guess
-    from leakaudit.capture.tap.reading import RankLog
+    from leakaudit.capture.tap.guessing.guess import Guess
+    from leakaudit.capture.tap.log.reading import RankLog
+    from leakaudit.capture.tap.messages.description import Description
     from leakaudit.capture.wire.folder import Folder
 
 UNDESCRIBED = 3  # exit code if the messages were read, but could not be interpreted
@@ -59,8 +59,8 @@ def run(args: argparse.Namespace) -> int:
         The exit code: 3 if the messages need a description.
     """
     chosen = settings(args)
-    from leakaudit.capture.tap import description
-    from leakaudit.capture.tap.reading import read_logs
+    from leakaudit.capture.tap.log.reading import read_logs
+    from leakaudit.capture.tap.messages import description
     from leakaudit.capture.wire import folder, to_log
 
     if not args.output.name:
@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _inferred(messages: Folder, logs: Sequence[RankLog]) -> Guess:
     """Infer the description."""
-    from leakaudit.capture.tap.guess import guess, unknown
+    from leakaudit.capture.tap.guessing.guess import guess, unknown
 
     several = messages.ambiguous
     if several is None:
@@ -137,7 +137,9 @@ def _write(
     used: Description,
 ) -> None:
     """Write the trace, and report its size, what is proved, and what is missing."""
-    from leakaudit.capture.tap import confirm, merge, observed, wires
+    from leakaudit.capture.tap import merge
+    from leakaudit.capture.tap.guessing import confirm, observed
+    from leakaudit.capture.tap.messages import wires
     from leakaudit.capture.wire import to_log
     from leakaudit.rendering import console
     from leakaudit.results import provenance

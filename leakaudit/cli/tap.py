@@ -11,7 +11,7 @@ from leakaudit.cli._options import described, say, settings, shared
 from leakaudit.errors import LeakauditError, NotUnderstood
 
 if TYPE_CHECKING:
-    from leakaudit.capture.tap.description import Description
+    from leakaudit.capture.tap.messages.description import Description
 
 ACTIONS = ("describe", "merge")
 UNDESCRIBED = 3  # exit code if the messages were logged, but could not be interpreted
@@ -104,7 +104,8 @@ def run(args: argparse.Namespace) -> int:
             "expected a program after --, for example: leakaudit tap -o trace.pt -- torchrun "
             "--nproc-per-node 4 train.py"
         )
-    from leakaudit.capture.tap import description, launch
+    from leakaudit.capture.tap import launch
+    from leakaudit.capture.tap.messages import description
 
     chosen = settings(args)
     if launch.waits_not(command):
@@ -181,8 +182,8 @@ def _finish(
 def _guessed(args: argparse.Namespace, folder: Path) -> Description | None:
     """Infer the description and write it beside the trace; None if it is incomplete."""
     from leakaudit._util.files import replacing
-    from leakaudit.capture.tap.guess import guess
-    from leakaudit.capture.tap.reading import read_logs
+    from leakaudit.capture.tap.guessing.guess import guess
+    from leakaudit.capture.tap.log.reading import read_logs
 
     found = guess(read_logs(folder))
     if found.description is None:
@@ -203,7 +204,7 @@ def _guessed(args: argparse.Namespace, folder: Path) -> Description | None:
 
 def _require_layers(layers: list[str] | None, described: Description) -> None:
     """Reject a choice of parameters that contains none of the described model."""
-    from leakaudit.capture.tap.layers import chosen
+    from leakaudit.capture.tap.log.layers import chosen
 
     places = chosen(described.names, layers)
     if places is not None and not places:
@@ -213,7 +214,7 @@ def _require_layers(layers: list[str] | None, described: Description) -> None:
 
 def _need(max_bytes: float, described: Description, layers: list[str] | None) -> str:
     """Return how many messages fit on the disk, in words."""
-    from leakaudit.capture.tap.layers import chosen
+    from leakaudit.capture.tap.log.layers import chosen
     from leakaudit.traces.recorder import human
 
     places = chosen(described.names, layers)

@@ -11,7 +11,7 @@ from leakaudit.cli._options import Parser, described, say, settings, shared, tru
 from leakaudit.errors import LeakauditError
 
 if TYPE_CHECKING:
-    from leakaudit.capture.tap.description import Description
+    from leakaudit.capture.tap.messages.description import Description
 
 
 def written(sub: argparse.ArgumentParser) -> None:
@@ -111,8 +111,8 @@ def describe(argv: list[str]) -> int:
     settings(args)
     trust(args.model is not None)
     from leakaudit._util.files import replacing
-    from leakaudit.capture.tap.guess import guess, named
-    from leakaudit.capture.tap.reading import read_logs
+    from leakaudit.capture.tap.guessing.guess import guess, named
+    from leakaudit.capture.tap.log.reading import read_logs
 
     task = named(
         args.model, pairs(args.set), numbers(args.shape, "--shape"), args.classes, args.loss
@@ -140,7 +140,7 @@ def merge(argv: list[str]) -> int:
     """
     args = merging().parse_args(argv)
     chosen = settings(args)
-    from leakaudit.capture.tap import description
+    from leakaudit.capture.tap.messages import description
 
     write(args, chosen, _folder(args.log), description.read(args.describe))
     return 0
@@ -165,8 +165,10 @@ def write(
     Raises:
         LeakauditError: The description contradicts the messages, or the trace cannot be written.
     """
-    from leakaudit.capture.tap import confirm, merge, wires
-    from leakaudit.capture.tap.reading import read_logs
+    from leakaudit.capture.tap import merge
+    from leakaudit.capture.tap.guessing import confirm
+    from leakaudit.capture.tap.log.reading import read_logs
+    from leakaudit.capture.tap.messages import wires
     from leakaudit.rendering import console
     from leakaudit.results import provenance
 

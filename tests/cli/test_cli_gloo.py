@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from leakaudit.capture.tap import launch
-from leakaudit.capture.tap.reading import read_logs
+from leakaudit.capture.tap.log.reading import read_logs
 from leakaudit.cli import main
 from leakaudit.traces import gaps, trace_file
 

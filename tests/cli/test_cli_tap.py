@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from leakaudit.capture.tap.hooks import VARIABLE
-from leakaudit.capture.tap.log import Log
-from leakaudit.capture.tap.reading import read_logs
+from leakaudit.capture.tap.hooks.install import VARIABLE
+from leakaudit.capture.tap.log.reading import read_logs
+from leakaudit.capture.tap.log.writing import Log
 from leakaudit.cli import main
 from leakaudit.traces import trace_file
 from leakaudit.traces.trace_info import verify
@@ -305,7 +305,7 @@ def test_the_programs_exit_code_is_passed_on(folder: Path) -> None:
 def own(folder: Path, body: str) -> None:
     """Write a program without torch that writes to the tap's log itself."""
     (folder / "own.py").write_text(
-        "import json, os\nimport numpy as np\nfrom leakaudit.capture.tap.log import Log\n"
+        "import json, os\nimport numpy as np\nfrom leakaudit.capture.tap.log.writing import Log\n"
         f"folder, random = json.loads(os.environ['{VARIABLE}'])['folder'], np.random.default_rng(0)\n{body}"
     )
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from leakaudit.capture.tap.hooks import VARIABLE
+from leakaudit.capture.tap.hooks.install import VARIABLE
 from leakaudit.capture.tap.launch import SITE
 
 
@@ -48,9 +48,7 @@ def test_a_users_own_sitecustomize_runs_and_the_tap_costs_a_process_without_torc
     sys.prefix == sys.base_prefix, reason="needs a second environment, the one below a virtual one"
 )
 def test_a_program_may_run_in_an_environment_without_leakaudit(tmp_path: Path) -> None:
-    code = (
-        "import sys; print('leakaudit.capture.tap.hooks' in sys.modules); import leakaudit.errors"
-    )
+    code = "import sys; print('leakaudit.capture.tap.hooks.install' in sys.modules); import leakaudit.errors"
     settings = {**os.environ, "PYTHONPATH": str(SITE), VARIABLE: '{"folder": "log"}'}
     base = Path(sys.base_prefix) / "bin" / "python3"
     done = subprocess.run(

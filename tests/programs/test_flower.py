@@ -22,7 +22,7 @@ import pytest
 import torch
 
 import leakaudit as la
-from leakaudit.capture.tap.reading import read_logs
+from leakaudit.capture.tap.log.reading import read_logs
 from leakaudit.trace import Trace
 from leakaudit.traces import trace_file
 

@@ -15,13 +15,15 @@ import torch
 from torch import Generator, nn
 
 import leakaudit as la
-from leakaudit.capture.tap import answers, description, flower, merge, states, wires
-from leakaudit.capture.tap.capture import Capture
-from leakaudit.capture.tap.confirm import contradictions
-from leakaudit.capture.tap.flower_server import Conversation, ServerTap
-from leakaudit.capture.tap.guess import guess
-from leakaudit.capture.tap.log import Log
-from leakaudit.capture.tap.reading import RankLog, read_logs
+from leakaudit.capture.tap import merge
+from leakaudit.capture.tap.flower import wrappers as flower
+from leakaudit.capture.tap.flower.server import Conversation, ServerTap
+from leakaudit.capture.tap.guessing.confirm import contradictions
+from leakaudit.capture.tap.guessing.guess import guess
+from leakaudit.capture.tap.log.capture import Capture
+from leakaudit.capture.tap.log.reading import RankLog, read_logs
+from leakaudit.capture.tap.log.writing import Log
+from leakaudit.capture.tap.messages import answers, description, states, wires
 from leakaudit.errors import NotUnderstood
 from leakaudit.tasks.task import Task
 from leakaudit.trace import Trace

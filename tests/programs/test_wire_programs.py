@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import leakaudit as la
-from leakaudit.capture.tap import description
+from leakaudit.capture.tap.messages import description
 from leakaudit.cli import main
 from leakaudit.traces import trace_file
 

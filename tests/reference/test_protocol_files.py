@@ -16,7 +16,7 @@ from torch import Generator
 import leakaudit as la
 from leakaudit import registry
 from leakaudit.adversary import Adversary
-from leakaudit.capture.tap import description
+from leakaudit.capture.tap.messages import description
 from leakaudit.cli import main
 from leakaudit.errors import LeakauditError, ProgramError
 from leakaudit.gate.config import Check

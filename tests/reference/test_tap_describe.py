@@ -19,12 +19,14 @@ import torch
 from torch import Generator, Tensor
 
 import leakaudit as la
-from leakaudit.capture.tap import description, merge, observed, wires
-from leakaudit.capture.tap.confirm import contradictions
-from leakaudit.capture.tap.fit import image, widths
-from leakaudit.capture.tap.guess import guess
-from leakaudit.capture.tap.log import Log
-from leakaudit.capture.tap.reading import read_logs
+from leakaudit.capture.tap import merge
+from leakaudit.capture.tap.fitting.fit import image, widths
+from leakaudit.capture.tap.guessing import observed
+from leakaudit.capture.tap.guessing.confirm import contradictions
+from leakaudit.capture.tap.guessing.guess import guess
+from leakaudit.capture.tap.log.reading import read_logs
+from leakaudit.capture.tap.log.writing import Log
+from leakaudit.capture.tap.messages import description, wires
 from leakaudit.errors import LeakauditError
 from leakaudit.protocols.optimiser import Kind, Memory, Optimiser
 from leakaudit.tasks.task import Task

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from leakaudit.capture.tap.capture import Capture
-from leakaudit.capture.tap.log import DTYPES, Log
-from leakaudit.capture.tap.reading import RankLog, read_logs
+from leakaudit.capture.tap.log.capture import Capture
+from leakaudit.capture.tap.log.reading import RankLog, read_logs
+from leakaudit.capture.tap.log.writing import DTYPES, Log
 from leakaudit.errors import LeakauditError
 
 

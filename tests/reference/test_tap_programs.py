@@ -19,8 +19,8 @@ import torch
 from torch import Generator, Tensor, nn
 
 import leakaudit as la
-from leakaudit.capture.tap.guess import guess
-from leakaudit.capture.tap.reading import read_logs
+from leakaudit.capture.tap.guessing.guess import guess
+from leakaudit.capture.tap.log.reading import read_logs
 from leakaudit.cli import main
 from leakaudit.scoring.metrics import psnr
 from leakaudit.tasks.task import Task

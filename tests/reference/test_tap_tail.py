@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from leakaudit.capture.tap import tail
-from leakaudit.capture.tap.log import Log
-from leakaudit.capture.tap.reading import read_logs
+from leakaudit.capture.tap.log import tail
+from leakaudit.capture.tap.log.reading import read_logs
+from leakaudit.capture.tap.log.writing import Log
 
 SIZE = 3_180_040  # bytes of a payload: 795,010 numbers
 
@@ -75,7 +75,7 @@ def test_a_slow_disk_is_not_waited_for_twice(
 
 def test_a_killed_process_leaves_all_that_it_wrote(tmp_path: Path) -> None:
     code = (
-        "import os, signal, sys\nimport numpy as np\nfrom leakaudit.capture.tap import tail\nfrom leakaudit.capture.tap.log import Log\n"
+        "import os, signal, sys\nimport numpy as np\nfrom leakaudit.capture.tap.log import tail\nfrom leakaudit.capture.tap.log.writing import Log\n"
         "tail.COSTLY = 0.0\nlog = Log(sys.argv[1], 0)\n"
         f"for k in range(10): log.write('send', np.random.default_rng(k).random({SIZE // 4}, dtype=np.float32))\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"

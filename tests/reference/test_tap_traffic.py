@@ -15,7 +15,7 @@ import torch
 from torch import Generator, Tensor
 
 import leakaudit as la
-from leakaudit.capture.tap.reading import RankLog, read_logs
+from leakaudit.capture.tap.log.reading import RankLog, read_logs
 from leakaudit.cli import main
 from leakaudit.scoring.metrics import psnr
 from leakaudit.traces import trace_file

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from torch import Generator, Tensor
 
 import leakaudit as la
-from leakaudit.capture.tap import layouts
+from leakaudit.capture.tap.messages import layouts
 from leakaudit.capture.wire import folder as wire_folder
 from leakaudit.cli import main
 from leakaudit.tasks.task import Task

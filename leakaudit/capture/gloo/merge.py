@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from leakaudit.capture.tap.reading import Event, RankLog, read_logs
+from leakaudit.capture.tap.log.reading import Event, RankLog, read_logs
 from leakaudit.trace import Json
 from leakaudit.traces.recorder import Recorder
 

@@ -19,7 +19,7 @@ from leakaudit.capture.gloo.faults import Fault
 from leakaudit.capture.gloo.inbox import Inbox
 from leakaudit.capture.gloo.route import Route
 from leakaudit.capture.gloo.setup import Setup
-from leakaudit.capture.tap.log import Log
+from leakaudit.capture.tap.log.writing import Log
 from leakaudit.errors import LeakauditError
 from leakaudit.traces.arcs import Arcs
 

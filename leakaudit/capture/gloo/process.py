@@ -16,7 +16,7 @@ from leakaudit.capture.gloo.board import DONE, WORKING, Board
 from leakaudit.capture.gloo.mail import Mail
 from leakaudit.capture.gloo.node import NodeRecorder, Silence, Transport
 from leakaudit.capture.gloo.setup import Setup
-from leakaudit.capture.tap.log import Log
+from leakaudit.capture.tap.log.writing import Log
 from leakaudit.errors import LeakauditError
 from leakaudit.traces.recorder import Recorder
 

@@ -13,7 +13,7 @@ from leakaudit.capture.gloo import process
 from leakaudit.capture.gloo.board import Board
 from leakaudit.capture.gloo.inbox import CUT, GOODBYE, Inbox
 from leakaudit.capture.gloo.setup import Setup
-from leakaudit.capture.tap.log import Log
+from leakaudit.capture.tap.log.writing import Log
 
 POLL = 0.02  # seconds between two checks of the threads: a choice
 

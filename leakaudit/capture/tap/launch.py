@@ -14,9 +14,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from leakaudit.capture.tap.event import parse
-from leakaudit.capture.tap.hooks import LAUNCHER, VARIABLE
-from leakaudit.capture.tap.reading import NAME
+from leakaudit.capture.tap.hooks.install import LAUNCHER, VARIABLE
+from leakaudit.capture.tap.log.event import parse
+from leakaudit.capture.tap.log.reading import NAME
 from leakaudit.errors import LeakauditError
 
 SITE = Path(__file__).resolve().parent / "site"

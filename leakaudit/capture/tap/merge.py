@@ -12,10 +12,10 @@ import numpy as np
 import torch
 
 from leakaudit import registry
-from leakaudit.capture.tap.arranged import ArrangedLog, Sent
-from leakaudit.capture.tap.log import UNRANKED
-from leakaudit.capture.tap.reading import RankLog
-from leakaudit.capture.tap.wires import CHOSEN
+from leakaudit.capture.tap.log.reading import RankLog
+from leakaudit.capture.tap.log.writing import UNRANKED
+from leakaudit.capture.tap.messages.arranged import ArrangedLog, Sent
+from leakaudit.capture.tap.messages.wires import CHOSEN
 from leakaudit.errors import LeakauditError, NotUnderstood
 from leakaudit.progress import step
 from leakaudit.trace import Json, Trace

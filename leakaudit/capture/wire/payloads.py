@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from leakaudit.capture.tap.log import DTYPES
-from leakaudit.capture.tap.streams import FLOATS
+from leakaudit.capture.tap.log.writing import DTYPES
+from leakaudit.capture.tap.messages.streams import FLOATS
 from leakaudit.capture.wire.lines import NAME, Line, require_name
 from leakaudit.errors import LeakauditError, suggest
 

@@ -11,13 +11,13 @@ from itertools import groupby
 from pathlib import Path
 
 from leakaudit._util.vocabulary import Vocabulary
-from leakaudit.capture.tap import layouts
-from leakaudit.capture.tap.arranged import ArrangedLog
-from leakaudit.capture.tap.description import Description
-from leakaudit.capture.tap.log import Log
+from leakaudit.capture.tap.guessing.observed import Observed
+from leakaudit.capture.tap.log.writing import Log
 from leakaudit.capture.tap.merge import IMPORTED
-from leakaudit.capture.tap.observed import Observed
-from leakaudit.capture.tap.streams import POSITION
+from leakaudit.capture.tap.messages import layouts
+from leakaudit.capture.tap.messages.arranged import ArrangedLog
+from leakaudit.capture.tap.messages.description import Description
+from leakaudit.capture.tap.messages.streams import POSITION
 from leakaudit.capture.wire.folder import Folder, Message, listed
 from leakaudit.errors import LeakauditError, suggest
 

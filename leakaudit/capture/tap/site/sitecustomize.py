@@ -25,7 +25,7 @@ def _install_tap(here: str) -> None:
     home = os.path.abspath(above_package)  # this folder is leakaudit/capture/tap/site
     sys.path.insert(0, home)
     try:
-        from leakaudit.capture.tap.hooks import install
+        from leakaudit.capture.tap.hooks.install import install
 
         install()
     except Exception as error:

@@ -1,0 +1,1 @@
+"""The constants behind vectors: models, records, steps and optimisers. Knows no logs."""

@@ -1,0 +1,175 @@
+"""Install the tap in the modules of Flower, each right after its import.
+
+`hooks` lists the modules. All of these functions are called by name, so that what a version of
+flwr lacks is not tapped and what it has is.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from types import ModuleType
+from typing import Any
+
+from leakaudit.capture.tap.flower.server import ServerTap
+from leakaudit.capture.tap.hooks.install import ENDS, LAUNCHER
+from leakaudit.capture.tap.log.capture import Capture
+from leakaudit.capture.tap.log.writing import UNRANKED, Log
+
+MODS = ("fixedclipping_mod", "adaptiveclipping_mod", "secagg_mod", "secaggplus_mod")
+
+_taps: dict[int, ServerTap] = {}
+
+
+def listen(module: ModuleType, capture: Capture) -> None:
+    """Tap a module of flwr.
+
+    Args:
+        module: one of those that `hooks` lists.
+        capture: the recording of this process.
+    """
+    name = module.__name__.rpartition(".")[2]
+    if name == "grid":
+        _tap_grids(module, _tap(capture))
+    elif name == "vce_api":
+        _tap_simulation(module, _tap(capture))
+    elif name == "grpc_client_proxy":
+        _wrap(module.GrpcClientProxy, "fit", _tap(capture).fit)
+    elif name == "client_app":
+        _wrap(module.ClientApp, "__call__", _Partition(capture))
+    elif name == "constant":
+        _choose_ports(module)
+    elif name == "local_superlink":
+        _start_own_superlink(module)
+    else:
+        _note_mods(module, capture)
+
+
+def _tap(capture: Capture) -> ServerTap:
+    """Return the tap of the server in this process."""
+    return _taps.setdefault(id(capture), ServerTap(capture))
+
+
+def _wrap(owner: Any, name: str, way: Callable[..., Any]) -> None:
+    """Replace a function by a call of `way` with the function as the first argument."""
+    function = getattr(owner, name)
+
+    @functools.wraps(function)
+    def call(*args: Any, **named: Any) -> Any:
+        return way(function, *args, **named)
+
+    setattr(owner, name, call)
+
+
+def _tap_grids(module: ModuleType, tap: ServerTap) -> None:
+    """Tap every kind of grid, through which a server sends and receives, when it is defined."""
+    base = module.Grid
+
+    def tapped(cls: type, /, **named: Any) -> None:
+        super(base, cls).__init_subclass__(**named)
+        if "push_messages" in vars(cls):
+            _wrap(cls, "push_messages", tap.push)
+        if "pull_messages" in vars(cls):
+            _wrap(cls, "pull_messages", tap.pull)
+
+    base.__init_subclass__ = classmethod(tapped)
+
+
+def _tap_simulation(module: ModuleType, tap: ServerTap) -> None:
+    """Learn which client of a simulation has which partition."""
+
+    def register(function: Callable[..., Any], *args: Any, **named: Any) -> Any:
+        nodes = function(*args, **named)
+        tap.talk.partitions = dict(nodes)
+        return nodes
+
+    _wrap(module, "_register_nodes", register)
+
+
+def _note_mods(module: ModuleType, capture: Capture) -> None:
+    """Note which of flwr's mods change what this process sends."""
+    if hasattr(module, "LocalDpMod"):
+        _wrap(module.LocalDpMod, "__call__", _Noting("LocalDpMod", capture))
+    for name in MODS:
+        if hasattr(module, name):
+            _wrap(module, name, _Noting(name, capture))
+
+
+class _Noting:
+    """Note once per process that a mod runs.
+
+    Args:
+        mod: name of the mod.
+        capture: the recording of this process.
+    """
+
+    def __init__(self, mod: str, capture: Capture) -> None:
+        self.mod = mod
+        self.capture = capture
+        self._noted: set[int] = set()
+
+    def __call__(self, function: Callable[..., Any], *args: Any, **named: Any) -> Any:
+        if os.getpid() not in self._noted:
+            self._noted.add(os.getpid())
+            # A log of its own, closed at once: a simulation kills the processes of its clients.
+            with suppress(OSError), Log(self.capture.folder, UNRANKED) as log:
+                log.write("mod", mod=self.mod)
+        return function(*args, **named)
+
+
+class _Partition:
+    """Note once per process which partition its client has, if its configuration says so.
+
+    Args:
+        capture: the recording of this process.
+    """
+
+    def __init__(self, capture: Capture) -> None:
+        self.capture = capture
+        self._noted: set[int] = set()
+
+    def __call__(self, function: Callable[..., Any], app: Any, message: Any, context: Any) -> Any:
+        if os.getpid() not in self._noted:
+            self._noted.add(os.getpid())
+            self.capture.safely(self._note, context)
+        return function(app, message, context)
+
+    def _note(self, context: Any) -> None:
+        partition = context.node_config.get("partition-id")
+        if type(partition) is int:
+            with Log(self.capture.folder, UNRANKED) as log:
+                log.write("client", node=str(context.node_id), partition=partition)
+
+
+# `flwr run` gives its work to a SuperLink that it leaves running in the background. One that runs
+# already is not tapped, and must not be: so a tapped `flwr run` starts one of its own, on free
+# ports and with its state in memory, which ends with the tap.
+
+
+def _choose_ports(module: ModuleType) -> None:
+    """Choose free ports for the SuperLink that `flwr run` starts."""
+    module.LOCAL_SUPERLINK_HTTP_API_PORT = str(_free_port())  # type: ignore[attr-defined]
+    module.LOCAL_CONTROL_API_ADDRESS = f"127.0.0.1:{_free_port()}"  # type: ignore[attr-defined]
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port
+
+
+def _start_own_superlink(module: ModuleType) -> None:
+    """Keep the state of the SuperLink in memory, and end it with the tap."""
+
+    def start(function: Callable[..., Any], *_: Any, **__: Any) -> Any:
+        os.environ[ENDS] = os.environ.get(LAUNCHER, str(os.getpid()))
+        try:
+            return function(True)
+        finally:
+            del os.environ[ENDS]
+
+    _wrap(module, "_start_local_superlink", start)

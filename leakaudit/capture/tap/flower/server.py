@@ -1,0 +1,231 @@
+"""Tap a server of Flower: all that it sends to its clients and receives from them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from leakaudit.capture.tap.flower.messages import (
+    SERVER,
+    TRAIN,
+    ArrayList,
+    Place,
+    kind_of,
+    round_in,
+    unpacked,
+    write,
+    write_lists,
+)
+from leakaudit.capture.tap.log.capture import Capture
+
+
+@dataclass
+class Conversation:
+    """The rounds and ranks of a server's messages.
+
+    Attributes:
+        partitions: number of a client in flwr -> its partition; empty outside a simulation.
+        ranks: number of a client in flwr -> rank, for clients without a known partition.
+        round: the current round.
+        answered: whether a reply has arrived in this round.
+        asked: clients that were asked to train in this round.
+    """
+
+    partitions: dict[int, int] = field(default_factory=dict)
+    ranks: dict[int, int] = field(default_factory=dict)
+    round: int = 0
+    answered: bool = True
+    asked: set[int] = field(default_factory=set)
+
+    def rank(self, node: int, known: Iterable[int] = ()) -> int:
+        """Return the rank of a client: by its partition, else in the order of the numbers.
+
+        Args:
+            node: its number in flwr.
+            known: the clients of which the server knows, if this one is new.
+        """
+        if node in self.partitions:
+            return SERVER + 1 + self.partitions[node]
+        if node not in self.ranks:
+            for other in sorted({node, *known}):
+                self.ranks.setdefault(other, SERVER + 1 + len(self.ranks))
+        return self.ranks[node]
+
+    def begin(self, node: int, noted: int | None) -> int:
+        """Return the round of a training instruction.
+
+        If no round is noted, one begins when a client is asked after an answer, or a second time.
+
+        Args:
+            node: the client that is asked.
+            noted: the round in the instruction; None if it says none.
+        """
+        if noted is None:
+            new = self.answered or node in self.asked
+            noted = self.round + new
+        if noted != self.round:
+            self.asked.clear()
+        self.round = noted
+        self.answered = False
+        self.asked.add(node)
+        return self.round
+
+
+class ServerTap:
+    """The tap of one server process; its methods may be called by several threads.
+
+    Args:
+        capture: the recording of the process.
+    """
+
+    def __init__(self, capture: Capture) -> None:
+        self.capture = capture
+        self.talk = Conversation()
+        self._places: dict[str, Place] = {}  # number of an instruction -> its place
+        self._lock = threading.Lock()
+        self._nested = threading.local()
+
+    def push(self, push: Callable[..., Any], grid: Any, messages: Iterable[Any]) -> Any:
+        """Log instructions, and send them.
+
+        Args:
+            push: ``push_messages`` of a grid.
+            grid: the grid.
+            messages: the instructions.
+
+        Returns:
+            What `push` returns.
+        """
+        if getattr(self._nested, "inside", False):  # a grid that uses another one
+            return push(grid, messages)
+        messages = list(messages)
+        known = self.capture.safely(self._known, grid, messages) or ()
+        places = self.capture.safely(self.instruct, messages, known) or []
+        numbers = self._once(push, grid, messages)
+        self.capture.safely(self._remember, messages, numbers, places)
+        return numbers
+
+    def pull(self, pull: Callable[..., Any], grid: Any, *args: Any, **named: Any) -> Any:
+        """Receive replies, and log them.
+
+        Args:
+            pull: ``pull_messages`` of a grid.
+            grid: the grid.
+            args: its arguments.
+            named: its named arguments.
+
+        Returns:
+            What `pull` returns.
+        """
+        if getattr(self._nested, "inside", False):
+            return pull(grid, *args, **named)
+        replies = list(self._once(pull, grid, *args, **named))
+        self.capture.safely(self.receive, replies)
+        return replies
+
+    def instruct(self, messages: Iterable[Any], known: Iterable[int] = ()) -> list[Place]:
+        """Log what the server sends.
+
+        Args:
+            messages: messages of flwr.
+            known: numbers of all clients in flwr.
+
+        Returns:
+            The place of each message.
+        """
+        with self._lock:
+            placed = [(message, self._place(message, known)) for message in messages]
+            write(self.capture, "send", placed)
+            return [place for _, place in placed]
+
+    def receive(self, replies: Iterable[Any]) -> None:
+        """Log what clients answered.
+
+        Args:
+            replies: messages of flwr.
+        """
+        with self._lock:
+            write(self.capture, "recv", [(reply, self._answered(reply)) for reply in replies])
+
+    def fit(self, fit: Callable[..., Any], proxy: Any, ins: Any, *args: Any, **named: Any) -> Any:
+        """Log an instruction of ``start_server``, and its reply.
+
+        Args:
+            fit: the method of a client's proxy.
+            proxy: the proxy.
+            ins: the instruction.
+            args: its other arguments.
+            named: its named arguments; ``group_id`` is the round.
+
+        Returns:
+            The reply.
+        """
+        place = self.capture.safely(self._ask, proxy, ins, named.get("group_id"))
+        result = fit(proxy, ins, *args, **named)
+        if place is not None:
+            self.capture.safely(self._answer, result, place)
+        return result
+
+    def _once(self, call: Callable[..., Any], *args: Any, **named: Any) -> Any:
+        """Call a method of a grid; what it does with another grid is not logged again."""
+        self._nested.inside = True
+        try:
+            return call(*args, **named)
+        finally:
+            self._nested.inside = False
+
+    def _known(self, grid: Any, messages: Iterable[Any]) -> list[int]:
+        """Return the numbers of all clients, if one of the receivers is new."""
+        found = self.talk
+        receivers = {message.metadata.dst_node_id for message in messages}
+        if receivers <= found.ranks.keys() | found.partitions.keys():
+            return []
+        with suppress(Exception):  # the receivers are known in any case
+            receivers |= set(self._once(grid.get_node_ids))
+        return list(receivers)
+
+    def _place(self, message: Any, known: Iterable[int]) -> Place:
+        """Return the exchange that an instruction begins."""
+        node = message.metadata.dst_node_id
+        kind = kind_of(message)
+        at = self.talk.round
+        if kind == TRAIN:
+            at = self.talk.begin(node, round_in(message))
+        return Place(kind, at, self.talk.rank(node, known), str(node))
+
+    def _remember(
+        self, messages: Iterable[Any], numbers: Iterable[Any], places: Iterable[Place]
+    ) -> None:
+        """Keep the places until the replies arrive; messages get their numbers when pushed."""
+        for message, place in zip(messages, places, strict=True):
+            self._places[message.metadata.message_id] = place
+        for number, place in zip(numbers, places, strict=False):
+            self._places[str(number)] = place
+
+    def _answered(self, message: Any) -> Place:
+        """Return the exchange to which a reply belongs."""
+        place = self._places.get(message.metadata.reply_to_message_id)
+        if place is None:
+            node = message.metadata.src_node_id
+            place = Place(kind_of(message), self.talk.round, self.talk.rank(node), str(node))
+        if place.kind == TRAIN:
+            self.talk.answered = True
+        return place
+
+    def _ask(self, proxy: Any, ins: Any, group: Any) -> Place:
+        with self._lock:
+            node = hash(proxy.cid)
+            place = Place(TRAIN, self.talk.begin(node, group), self.talk.rank(node), proxy.cid)
+            arrays = unpacked(ins.parameters.tensors)
+            write_lists(self.capture, "send", [ArrayList(arrays, place)])
+            return place
+
+    def _answer(self, result: Any, place: Place) -> None:
+        with self._lock:
+            self.talk.answered = True
+            arrays = unpacked(result.parameters.tensors)
+            one = ArrayList(arrays, place, result.num_examples)
+            write_lists(self.capture, "recv", [one])

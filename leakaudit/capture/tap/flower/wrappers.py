@@ -1,0 +1,163 @@
+"""Record one client or one server of Flower, with one line in the program.
+
+A client that does not control the others:
+
+    from leakaudit.capture.tap.flower import client_mod
+
+    app = ClientApp(mods=[client_mod("client.tap")])
+
+A server; the tap itself needs no line, so this is for servers that it cannot start:
+
+    from leakaudit.capture.tap.flower import server_strategy
+
+    strategy = server_strategy(FedAvg(), "server.tap")
+
+Both write a log as the tap does; ``leakaudit tap describe`` and ``merge`` read it. Use a new folder
+for each run. This module imports neither torch nor flwr.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from leakaudit.capture.tap.flower.messages import (
+    SERVER,
+    ArrayList,
+    Place,
+    kind_of,
+    round_in,
+    unpacked,
+    write,
+    write_lists,
+)
+from leakaudit.capture.tap.flower.server import ServerTap
+from leakaudit.capture.tap.log.capture import Capture
+
+Strategy = TypeVar("Strategy")
+
+_captures: dict[tuple[str, int, str], Capture] = {}
+
+
+@dataclass(frozen=True)
+class ClientMod:
+    """A mod of Flower that records what a client receives and answers; see `client_mod`.
+
+    Attributes:
+        folder: folder of the log.
+        rank: rank of the client; None for 1 + its partition in a simulation, else 1.
+    """
+
+    folder: str
+    rank: int | None = None
+
+    def __call__(self, message: Any, context: Any, call_next: Callable[..., Any]) -> Any:
+        """Log a message, let the client answer it, and log the answer.
+
+        Args:
+            message: a message of flwr.
+            context: the context of the client.
+            call_next: the next mod, or the client.
+
+        Returns:
+            The answer.
+        """
+        rank = self.rank
+        if rank is None:
+            rank = SERVER + 1 + int(context.node_config.get("partition-id", 0))
+        place = Place(kind_of(message), round_in(message), rank, str(context.node_id))
+        capture = _capture(self.folder, rank, str(context.run_id))
+        capture.safely(write, capture, "recv", [(message, place)])
+        reply = call_next(message, context)
+        capture.safely(write, capture, "send", [(reply, place)])
+        return reply
+
+
+def client_mod(folder: str, rank: int | None = None) -> ClientMod:
+    """Return a mod that records what a client receives and answers.
+
+    It records what the mods before it in the list make of the answers of those behind it: as the
+    first mod, it records what is sent.
+
+    Args:
+        folder: folder of the log; created if it does not exist.
+        rank: rank of the client; None for 1 + its partition in a simulation, else 1.
+    """
+    return ClientMod(folder, rank)
+
+
+def server_strategy(strategy: Strategy, folder: str) -> Strategy:
+    """Make a strategy record what it sends to clients, and what they answer.
+
+    Args:
+        strategy: a strategy of flwr, of either generation.
+        folder: folder of the log; created if it does not exist.
+
+    Returns:
+        The same strategy.
+    """
+    tap = ServerTap(_capture(folder, SERVER, ""))
+    kind: Any = strategy
+    if hasattr(kind, "configure_train"):
+        _record_messages(kind, tap)
+    else:
+        _record_fits(kind, tap)
+    return strategy
+
+
+def _capture(folder: str, rank: int, run: str) -> Capture:
+    """Return the recording of a rank in this process."""
+    key = (folder, rank, run)
+    if key not in _captures:
+        _captures[key] = Capture(folder, rank=rank, run=run)
+    return _captures[key]
+
+
+def _record_messages(strategy: Any, tap: ServerTap) -> None:
+    """Record a strategy that makes messages."""
+    configure = strategy.configure_train
+    aggregate = strategy.aggregate_train
+
+    def configured(*args: Any, **named: Any) -> Any:
+        messages = list(configure(*args, **named))
+        tap.capture.safely(tap.instruct, messages)
+        return messages
+
+    def aggregated(server_round: int, replies: Iterable[Any]) -> Any:
+        replies = list(replies)
+        tap.capture.safely(tap.receive, replies)
+        return aggregate(server_round, replies)
+
+    strategy.configure_train = configured
+    strategy.aggregate_train = aggregated
+
+
+def _record_fits(strategy: Any, tap: ServerTap) -> None:
+    """Record a strategy of the older generation, which makes instructions to fit."""
+    configure = strategy.configure_fit
+    aggregate = strategy.aggregate_fit
+
+    def place(server_round: int, client: Any) -> Place:
+        node = getattr(client, "node_id", None) or hash(client.cid)
+        return Place("train", server_round, tap.talk.rank(node), str(client.cid))
+
+    def log(op: str, server_round: int, pairs: Iterable[Any]) -> None:
+        lists: list[ArrayList] = []
+        for client, fit in sorted(pairs, key=lambda pair: str(pair[0].cid)):
+            arrays = unpacked(fit.parameters.tensors)
+            count = getattr(fit, "num_examples", None)
+            lists.append(ArrayList(arrays, place(server_round, client), count))
+        write_lists(tap.capture, op, lists)
+
+    def configured(server_round: int, *args: Any, **named: Any) -> Any:
+        pairs = list(configure(server_round, *args, **named))
+        tap.capture.safely(log, "send", server_round, pairs)
+        return pairs
+
+    def aggregated(server_round: int, results: Any, failures: Any) -> Any:
+        tap.capture.safely(log, "recv", server_round, results)
+        return aggregate(server_round, results, failures)
+
+    strategy.configure_fit = configured
+    strategy.aggregate_fit = aggregated

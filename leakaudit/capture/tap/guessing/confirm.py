@@ -1,0 +1,198 @@
+"""Compare the constants of a description with those that the messages prove.
+
+The messages prove them where a gradient that is recomputed at a record equals what was sent (see
+`fit`). Where they prove nothing, the description is believed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from leakaudit import registry
+from leakaudit.capture.tap.fitting import fit, local, local_optimiser, stepping
+from leakaudit.capture.tap.guessing import duals, hub, observed
+from leakaudit.capture.tap.guessing.guess import PROVED, SPREADS
+from leakaudit.capture.tap.log.reading import RankLog
+from leakaudit.capture.tap.messages import layouts
+from leakaudit.capture.tap.messages.description import USUAL, Description
+from leakaudit.errors import LeakauditError
+
+
+def contradictions(described: Description, logs: Sequence[RankLog]) -> list[str]:
+    """Return how a description contradicts the messages.
+
+    Only descriptions in the form that `guess` writes are compared: a usual protocol, all messages,
+    and their values up to the sign.
+
+    Args:
+        described: the description.
+        logs: the logs of all processes.
+
+    Returns:
+        One line per value, with the value that the messages prove.
+    """
+    protocol = described.protocol
+    usual = protocol == "fedavg" or USUAL[described.payload] == protocol
+    if abs(described.scale) != 1 and described.payload != "gradients":
+        usual = False
+    if not usual or described.tags is not None or described.kinds:
+        return []
+    if described.stream is not None:
+        return []
+    try:
+        seen = observed.collect(logs, described.task, described.places)
+    except LeakauditError:
+        return []
+    if protocol == "fedavg":
+        return list(_of_clients(described, seen))
+    if described.payload == "weights":
+        wrong = list(_of_weights(described, seen))
+    elif described.payload == "duals":
+        wrong = list(_of_duals(described, seen))
+    else:
+        wrong = list(_of_gradients(described, seen))
+    if not wrong and not is_proved(described, seen):
+        return list(_of_axes(described, logs))
+    return wrong
+
+
+def is_proved(described: Description, seen: observed.Observed) -> bool:
+    """Return whether recomputed gradients equal those of the messages.
+
+    Args:
+        described: the description.
+        seen: the messages, in the order that it declares.
+    """
+    if described.payload == "weights":
+        return _optimiser(described, seen) is not None
+    if described.payload == "duals":
+        solved = duals.solve(seen, [described.task])
+        return solved is not None and _is_solved(solved)
+    found = _gradient(described, seen)
+    return found is not None and _is_one(found.step * described.scale)
+
+
+def _of_axes(described: Description, logs: Sequence[RankLog]) -> Iterator[str]:
+    """Yield a line if the messages prove other axes of the parameters than those described."""
+    for order in layouts.toggled(described.order, described.task.layout):
+        other = replace(described, order=order)
+        seen = observed.collect(logs, other.task, other.places)
+        if is_proved(other, seen):
+            yield (
+                f"messages.order: {_written(described)} contradicts the messages; the gradients "
+                f"that follow from them show {_written(other)}"
+            )
+            return
+
+
+def _written(described: Description) -> str:
+    entries = described.order or described.task.layout.names
+    return f"[{', '.join(entries)}]"
+
+
+def _optimiser(
+    described: Description, seen: observed.Observed
+) -> tuple[str, stepping.Stepping] | None:
+    """Return the optimiser of the nodes, and where they compute gradients, if both are proved."""
+    samples = observed.samples(seen, "weights")
+    if not samples:
+        return None
+    return local_optimiser.identify(described.task, sorted(samples[0].thetas), samples)
+
+
+def _of_weights(described: Description, seen: observed.Observed) -> Iterator[str]:
+    """Compare order, optimiser and step size of decentralised SGD."""
+    declared = {**registry.values(described.victim), **described.params}
+    order = declared["order"]
+    found = _optimiser(described, seen)
+    if found is None:
+        return
+    point, named = found
+    if point != order:
+        yield (
+            f"params.order: {order!r} contradicts the messages, "
+            f"whose gradients were computed as in {point!r}"
+        )
+        return
+    if declared["optimiser"] != named.optimiser.kind:
+        yield (
+            f"params.optimiser: {declared['optimiser']!r} contradicts the messages, "
+            f"which show {named.text}"
+        )
+        return
+    for name in ("momentum", "decay"):
+        yield from _unequal(name, declared[name], getattr(named.optimiser, name), named.miss)
+    if named.rate is not None:
+        yield from _unequal("alpha", declared["alpha"], named.rate, named.miss)
+
+
+def _gradient(described: Description, seen: observed.Observed) -> fit.ModelFit | None:
+    """Return how recomputed gradients equal those that were sent; None if they do not."""
+    samples = observed.samples(seen, "gradients")
+    found = fit.fit([described.task], samples)
+    if found is None or found.miss >= PROVED:
+        return None
+    return found
+
+
+def _of_gradients(described: Description, seen: observed.Observed) -> Iterator[str]:
+    """Compare the factor of gradients: a program may send multiples of them."""
+    found = _gradient(described, seen)
+    if found is not None and not _is_one(found.step * described.scale):
+        yield (
+            f"messages.scale: {described.scale:g} contradicts the messages, which are "
+            f"{found.step:.6g} times the recomputed gradients and need {1 / found.step:.6g}"
+        )
+
+
+def _is_one(factor: float) -> bool:
+    return abs(factor - 1) < PROVED
+
+
+def _of_clients(described: Description, seen: observed.Observed) -> Iterator[str]:
+    """Compare the server's step and the clients' training of FedAvg."""
+    server = hub.server(seen)
+    if server is None:
+        return
+    declared = {**registry.values(described.victim), **described.params}
+    if declared["server"] == "mean" and hub.is_mean(seen, server) is False:
+        yield "params.server: 'mean' contradicts the messages, which show another combination"
+    if not hub.examples(seen) <= {1}:
+        return
+    samples = hub.samples(seen, server, "weights")
+    proved = local.several([described.task], samples, hub.POINT)
+    if proved is None:
+        return
+    if declared["epochs"] != proved.steps and not declared["batch"]:
+        yield (
+            f"params.epochs: {declared['epochs']} contradicts the messages, "
+            f"which show {proved.steps}"
+        )
+    yield from _unequal("lr", declared["lr"], proved.lr, proved.miss)
+
+
+def _of_duals(described: Description, seen: observed.Observed) -> Iterator[str]:
+    """Compare sign, step size and penalty of PDMM."""
+    solved = duals.solve(seen, [described.task])
+    if solved is None or not _is_solved(solved):
+        return
+    if solved.sign != described.scale:
+        yield (
+            f"messages.scale: {described.scale:g} contradicts the messages, "
+            f"which show {solved.sign}"
+        )
+    declared = {**registry.values(described.victim), **described.params}
+    yield from _unequal("alpha", declared["alpha"], solved.alpha, solved.fit.spread)
+    yield from _unequal("rho", declared["rho"], solved.rho, solved.fit.spread)
+
+
+def _is_solved(solved: duals.Solved) -> bool:
+    """Return whether the constants behind duals are proved."""
+    return solved.fit.miss <= PROVED and _is_one(solved.fit.step)
+
+
+def _unequal(name: str, declared: float, proved: float, spread: float) -> Iterator[str]:
+    """Yield a line if a constant is not the one that the messages prove."""
+    if abs(declared - proved) > max(SPREADS * spread, PROVED) * abs(proved):
+        yield f"params.{name}: {declared:g} contradicts the messages, which show {proved:.6g}"

@@ -1,0 +1,194 @@
+"""A server and its clients in a log without a description: what clients make of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+import torch
+from torch import Tensor
+
+from leakaudit.capture.tap.fitting import fit
+from leakaudit.capture.tap.guessing.observed import Observed, Payload, PayloadGuess
+from leakaudit.capture.tap.messages.arranged import round_of
+from leakaudit.capture.tap.messages.streams import LoggedMessage
+
+POINT = "down"  # name of the model at which a client's first gradient is computed
+# A trained model is the server's model moved by a fraction of its length; a gradient or a
+# difference has a direction of its own. Between these lie other thresholds as well.
+ALIKE = 0.9  # cosine of a reply with the server's model, from which on it may be a model
+CLEARLY_ALIKE = 0.99
+# The mean of float32 models misses by their rounding, about 1e-7 |w| / |move|; another strategy,
+# or the mean with other weights, by a tenth and more. The threshold lies in between.
+MEAN = 1e-3
+SOME = 6  # exchanges to look at: a choice that bounds the time
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What a client received and answered in one round.
+
+    Attributes:
+        round: the round.
+        client: rank of the client.
+        down: (d,) the server's model.
+        up: (d,) the answer.
+    """
+
+    round: int
+    client: int
+    down: Tensor
+    up: Tensor
+
+
+def server(seen: Observed) -> int | None:
+    """Return the rank of the server of a star; None if there is none.
+
+    A program that knows its server says so. Otherwise a rank is the server if all the others
+    exchange messages with it only, and if its models are the means of what they sent it: a hub
+    of a decentralised protocol adds a gradient of its own.
+
+    Args:
+        seen: the messages.
+    """
+    for stream in seen.streams.values():
+        noted = stream[0].note("server")
+        if type(noted) is int:
+            return noted
+    ends = [(wire.src, wire.dst) for wire in seen.streams if wire.op in ("send", "recv")]
+    others = [wire for wire in seen.streams if wire.op not in ("send", "recv")]
+    if not ends or others:
+        return None
+    common = set.intersection(*(set(pair) for pair in ends))
+    clients = {rank for pair in ends for rank in pair} - common
+    if len(common) != 1 or len(clients) < 2:
+        return None
+    hub = int(common.pop() or 0)
+    if is_mean(seen, hub) is not True:
+        return None
+    return hub
+
+
+def exchanges(
+    seen: Observed, hub: int, chosen: Iterable[tuple[int, int]] | None = None
+) -> Iterator[Exchange]:
+    """Yield what clients received and answered, round by round.
+
+    Args:
+        seen: the messages.
+        hub: rank of the server.
+        chosen: rounds and clients; None for all.
+    """
+    downs = _by_round(seen, hub, from_server=True)
+    ups = _by_round(seen, hub, from_server=False)
+    for key in _pairs(seen, hub) if chosen is None else chosen:
+        yield Exchange(*key, seen.value(downs[key]), seen.value(ups[key]))
+
+
+def _pairs(seen: Observed, hub: int) -> list[tuple[int, int]]:
+    """Return the rounds and clients of all exchanges."""
+    downs = _by_round(seen, hub, from_server=True)
+    ups = _by_round(seen, hub, from_server=False)
+    return sorted(downs.keys() & ups.keys())
+
+
+def _by_round(seen: Observed, hub: int, from_server: bool) -> dict[tuple[int, int], LoggedMessage]:
+    """Return round and client -> the message to or from the client; a sender's log comes first."""
+    found: dict[tuple[int, int], LoggedMessage] = {}
+    for wire, stream in sorted(seen.streams.items(), key=lambda item: item[0].op):
+        src, dst, op, _ = wire
+        client = dst if from_server else src
+        if op not in ("send", "recv") or client is None or client == hub:
+            continue
+        if (src == hub) != from_server:
+            continue
+        for message in stream:
+            found[round_of(message, 1), client] = message
+    return found
+
+
+def payload(seen: Observed, hub: int) -> PayloadGuess:
+    """Determine what clients answer: a model, or a gradient or difference.
+
+    Args:
+        seen: the messages.
+        hub: rank of the server.
+    """
+    near = _cosine(seen, hub)
+    why = f"clients' answers and the server's model have cosine {near:.3f}"
+    if near > CLEARLY_ALIKE:
+        return PayloadGuess("weights", "sure", f"{why}: trained models")
+    if near > ALIKE:
+        return PayloadGuess("weights", "likely", f"{why}: trained models")
+    return PayloadGuess("gradients", "unsure", f"{why}: gradients, or differences of models")
+
+
+def _cosine(seen: Observed, hub: int) -> float:
+    """Return the median cosine of an answer with the model that was sent."""
+    found: list[float] = []
+    for one in islice(exchanges(seen, hub), SOME):
+        down = one.down.double()
+        up = one.up.double()
+        found.append(float(down @ up / (down.norm() * up.norm()).clamp_min(1e-300)))
+    if not found:
+        return 0.0
+    return sorted(found)[len(found) // 2]
+
+
+def samples(seen: Observed, hub: int, payload: Payload) -> list[fit.GradientSample]:
+    """Return what should be gradients: answers, or what clients subtract from the server's model.
+
+    Args:
+        seen: the messages.
+        hub: rank of the server.
+        payload: what is sent.
+    """
+    found: list[fit.GradientSample] = []
+    pairs = _pairs(seen, hub)
+    apart = -(-len(pairs) // (2 * SOME))  # from all rounds: an optimiser may have a memory
+    for one in exchanges(seen, hub, pairs[:: max(1, apart)]):
+        step = one.up.double()
+        if payload == "weights":
+            step = one.down.double() - step
+        found.append(fit.GradientSample(step, {POINT: one.down.double()}))
+    return found
+
+
+def examples(seen: Observed) -> set[int]:
+    """Return the numbers of examples that clients report.
+
+    Args:
+        seen: the messages.
+    """
+    noted = {message.note("examples") for stream in seen.streams.values() for message in stream}
+    return {count for count in noted if type(count) is int}
+
+
+def is_mean(seen: Observed, hub: int) -> bool | None:
+    """Return whether the server's next model is the mean of all answers; None if no round shows it.
+
+    Args:
+        seen: the messages.
+        hub: rank of the server.
+    """
+    by_round: dict[int, list[Exchange]] = {}
+    for one in exchanges(seen, hub):
+        by_round.setdefault(one.round, []).append(one)
+    if not by_round:
+        return None
+    clients = {one.client for found in by_round.values() for one in found}
+    shown: bool | None = None
+    for t, found in sorted(by_round.items()):
+        after = by_round.get(t + 1)
+        if after is None:
+            continue
+        if len(found) < len(clients):  # the server asked a part of the clients
+            return False
+        mean = torch.stack([one.up.double() for one in found]).mean(0)
+        new = after[0].down.double()
+        moved = float((new - found[0].down.double()).norm().clamp_min(1e-300))
+        if float((new - mean).norm()) > MEAN * moved:
+            return False
+        shown = True
+    return shown

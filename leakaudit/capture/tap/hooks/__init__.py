@@ -1,0 +1,1 @@
+"""What runs inside a tapped program that uses torch.distributed."""

@@ -1,0 +1,149 @@
+"""Wait for torch.distributed and Flower to be imported, then tap them.
+
+`site/sitecustomize` installs this in every process of a tapped program.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any, cast
+
+VARIABLE = "LEAKAUDIT_TAP"  # environment variable: the arguments of `capture.Capture` as JSON
+LAUNCHER = "LEAKAUDIT_TAP_LAUNCHER"  # environment variable: the process of the command itself
+ENDS = "LEAKAUDIT_TAP_ENDS"  # environment variable: a process with which this one ends
+POLL = 0.5  # seconds between two looks at another process: a choice
+FLOWER = (  # modules of flwr that `flower_hooks` taps
+    "flwr.serverapp.grid.grid",
+    "flwr.server.superlink.fleet.vce.vce_api",
+    "flwr.server.superlink.fleet.grpc_bidi.grpc_client_proxy",
+    "flwr.clientapp.client_app",
+    "flwr.clientapp.mod.localdp_mod",
+    "flwr.clientapp.mod.centraldp_mods",
+    "flwr.client.mod.localdp_mod",
+    "flwr.client.mod.centraldp_mods",
+    "flwr.client.mod.secure_aggregation.secagg_mod",
+    "flwr.client.mod.secure_aggregation.secaggplus_mod",
+    "flwr.cli.constant",
+    "flwr.cli.local_superlink",
+)
+
+
+def install() -> None:
+    """Tap this process with the settings in the environment."""
+    from leakaudit.capture.tap.log.capture import Capture
+
+    capture = Capture(**json.loads(os.environ[VARIABLE]))
+    if ENDS in os.environ:
+        threading.Thread(target=_end_with, args=(int(os.environ[ENDS]),), daemon=True).start()
+
+    def tap_groups(module: ModuleType) -> None:
+        from leakaudit.capture.tap.hooks import group
+
+        group.listen(module, capture)
+
+    def tap_ddp(module: ModuleType) -> None:
+        from leakaudit.capture.tap.hooks import ddp
+
+        ddp.listen(module, capture)
+
+    def tap_functional(module: ModuleType) -> None:
+        from leakaudit.capture.tap.hooks import functional
+
+        functional.listen(module, capture)
+
+    def tap_fsdp(module: ModuleType) -> None:
+        from leakaudit.capture.tap.hooks import fsdp
+
+        fsdp.listen(module, capture)
+
+    def tap_flower(module: ModuleType) -> None:
+        from leakaudit.capture.tap.flower import hooks as flower_hooks
+
+        flower_hooks.listen(module, capture)
+
+    waiting: dict[str, Callable[[ModuleType], None]] = {
+        "torch.distributed": tap_groups,
+        "torch.nn.parallel.distributed": tap_ddp,
+        "torch.distributed._functional_collectives": tap_functional,
+        "torch.distributed.fsdp._fully_shard._fsdp_state": tap_fsdp,
+    }
+    waiting |= dict.fromkeys(FLOWER, tap_flower)
+    sys.meta_path.insert(0, _AfterImport(waiting))
+
+
+def _end_with(process: int) -> None:
+    """End this process when another one has ended: the background of a tapped `flwr run`."""
+    while True:
+        time.sleep(POLL)
+        try:
+            os.kill(process, 0)
+        except OSError:
+            os.kill(os.getpid(), signal.SIGTERM)
+            return
+
+
+# A program must not be forced to import torch, so the tap waits until the program does. The finder
+# below is first on `sys.meta_path`. When asked for a module in `waiting`, it lets the other finders
+# find it and wraps the loader, so that the callback runs right after the module's own code.
+
+
+class _AfterImport:
+    """An importer that finds nothing itself and calls a function after a module was executed.
+
+    Args:
+        waiting: module name -> function to call with the module; an entry is used once.
+    """
+
+    def __init__(self, waiting: dict[str, Callable[[ModuleType], None]]) -> None:
+        self.waiting = waiting
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        callback = self.waiting.pop(name, None)
+        if callback is None:
+            return None
+        # The entry has been removed, so this search skips this finder.
+        spec = find_spec(name)
+        if spec is not None and spec.loader is not None:
+            spec.loader = cast(Any, _Loader(spec.loader, callback))
+        return spec
+
+
+class _Loader:
+    """A loader that delegates to another one and calls a function at the end.
+
+    Args:
+        real: the loader to delegate to.
+        callback: called with the module once it was executed.
+    """
+
+    def __init__(self, real: Any, callback: Callable[[ModuleType], None]) -> None:
+        self.real = real
+        self.callback = callback
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        module: ModuleType | None = self.real.create_module(spec)
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__loader__ = self.real
+        if module.__spec__ is not None:
+            module.__spec__.loader = self.real
+        self.real.exec_module(module)
+        try:
+            self.callback(module)
+        except Exception as error:
+            sys.stderr.write(f"leakaudit tap: {module.__name__} is not tapped: {error}\n")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.real, name)

@@ -1,0 +1,214 @@
+"""One line of a raw log; its content is not trusted before it has been checked."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from leakaudit.capture.tap.log.writing import DTYPES, FORMAT, LEFT_OUT, VERSION
+from leakaudit.errors import LeakauditError
+
+WORD = re.compile(r"[a-z][a-z0-9_.]{0,39}", re.ASCII)
+FIELDS = frozenset(
+    {"seq", "time", "rank", "op", "peer", "tag", "dtype", "shape", "offset", "nbytes", "spent"}
+)
+# Limits far above what a tap writes. They prevent a malformed file from using up memory or
+# overflowing torch's 64-bit numbers; below that they are arbitrary.
+COUNT = 1 << 48  # of ranks, offsets, bytes and tags
+LENGTH = 1 << 40  # of one dimension
+DIMENSIONS = 16
+KEY = 40  # characters of a note's name
+TEXT = 500_000  # characters of a note
+
+
+@dataclass(frozen=True)
+class Event:
+    """One message or mark that a rank logged.
+
+    Attributes:
+        seq: its position in the log.
+        time: seconds since the epoch.
+        rank: rank of the process that logged it.
+        op: send, recv, allreduce, broadcast or another word.
+        peer: the other rank, None if there is none.
+        tag: tag of the message.
+        dtype: number format of the tensor, None if there is none or it is unknown.
+        shape: shape of the tensor.
+        offset: offset of the payload in the file of payloads.
+        nbytes: bytes of the payload; 0 if it was omitted.
+        notes: all other values of the line.
+    """
+
+    seq: int
+    time: float
+    rank: int
+    op: str
+    peer: int | None
+    tag: int
+    dtype: str | None
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+    notes: Mapping[str, Any]
+
+    @property
+    def numel(self) -> int:
+        """Numbers in the tensor."""
+        return math.prod(self.shape)
+
+    @property
+    def kept(self) -> bool:
+        """Whether the complete tensor is in the log."""
+        if self.dtype is None or LEFT_OUT in self.notes:
+            return False
+        return self.nbytes == self.numel * DTYPES[self.dtype]
+
+
+def parse(line: bytes) -> dict[str, Any] | None:
+    """Parse one line.
+
+    Args:
+        line: the line, with its line break.
+
+    Returns:
+        Its values, None if it was truncated.
+    """
+    if not line.endswith(b"\n"):
+        return None
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(value, dict):
+        return None
+    return value
+
+
+def first(line: bytes, rank: int, path: Path) -> dict[str, Any]:
+    """Check the first line of a log.
+
+    Args:
+        line: the line, with its line break.
+        rank: rank in the file's name.
+        path: the file, for messages.
+
+    Returns:
+        Its values, empty if the line was truncated.
+
+    Raises:
+        LeakauditError: the file is not the log of this rank.
+    """
+    if not line.endswith(b"\n"):
+        return {}
+    value = parse(line) or {}
+    found = (value.get("format"), value.get("version"), value.get("rank"))
+    if found != (FORMAT, VERSION, rank):
+        raise LeakauditError(
+            f"{path}: expected the log of rank {rank} in version {VERSION} of {FORMAT}"
+        )
+    return _checked_notes(value, path, 0)
+
+
+def event(value: dict[str, Any], rank: int, path: Path, line: int) -> Event:
+    """Check the values of a line and return its event.
+
+    Args:
+        value: the result of `parse`.
+        rank: rank in the file's name.
+        path: the file, for messages.
+        line: number of the line from 0, for messages.
+
+    Raises:
+        LeakauditError: a tap does not write such a line; the message gives its number.
+    """
+    if not _is_sound(value, rank):
+        raise LeakauditError(f"{path}: line {line + 1} does not describe an event")
+    others = {key: held for key, held in value.items() if key not in FIELDS}
+    notes = _checked_notes(others, path, line)
+    dtype = value.get("dtype")
+    if dtype not in DTYPES:
+        dtype = None
+        notes = {LEFT_OUT: "an unsupported number format", **notes}
+    return Event(
+        seq=value["seq"],
+        time=number(value.get("time")),
+        rank=rank,
+        op=value["op"],
+        peer=value.get("peer"),
+        tag=value["tag"],
+        dtype=dtype,
+        shape=tuple(value["shape"]),
+        offset=value["offset"],
+        nbytes=value["nbytes"],
+        notes=notes,
+    )
+
+
+def _is_sound(value: dict[str, Any], rank: int) -> bool:
+    """Return whether all fields have the types and ranges of an event of this rank."""
+    counts = [value.get("seq"), value.get("offset"), value.get("nbytes")]
+    if value.get("peer") is not None:
+        counts.append(value["peer"])
+    if not all(_is_whole(n, COUNT) for n in counts):
+        return False
+    tag = value.get("tag")
+    if type(tag) is not int or abs(tag) >= COUNT:
+        return False
+    op = value.get("op")
+    if value.get("rank") != rank or not isinstance(op, str) or not WORD.fullmatch(op):
+        return False
+    dtype = value.get("dtype")
+    if dtype is not None and not isinstance(dtype, str):
+        return False
+    shape = value.get("shape")
+    if not isinstance(shape, list) or len(shape) > DIMENSIONS:
+        return False
+    if not all(_is_whole(n, LENGTH) for n in shape):
+        return False
+    return _payload_fits(value)
+
+
+def _payload_fits(value: dict[str, Any]) -> bool:
+    """Return whether the payload, if there is one, is the complete tensor, and aligned."""
+    if value["nbytes"] == 0:
+        return True
+    if value.get("dtype") not in DTYPES:
+        return False
+    item = DTYPES[value["dtype"]]
+    return bool(value["nbytes"] == math.prod(value["shape"]) * item and value["offset"] % item == 0)
+
+
+def _is_whole(value: object, limit: int) -> bool:
+    """Return whether a value is an integer from 0 to below a limit; a bool is not."""
+    return type(value) is int and 0 <= value < limit
+
+
+def _checked_notes(value: dict[str, Any], path: Path, line: int) -> dict[str, Any]:
+    """Return notes unchanged; reject long and nested ones."""
+    for key, held in value.items():
+        entries = held if isinstance(held, list) else [held]
+        flat = all(n is None or isinstance(n, bool | int | float | str) for n in entries)
+        if not flat or len(key) > KEY or len(str(held)) > TEXT:
+            raise LeakauditError(f"{path}: line {line + 1} contains more than short notes")
+    return value
+
+
+def number(value: Any) -> float:
+    """Return a value as a float.
+
+    Args:
+        value: any JSON value.
+
+    Returns:
+        The number; 0 if it is not a finite number.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return 0.0
+    if not math.isfinite(value):
+        return 0.0
+    return float(value)

@@ -1,0 +1,221 @@
+"""The raw log of one process: the messages that it sent, in order.
+
+A log consists of two files in one folder. ``rank3.0.bin`` contains the payloads, each at a multiple
+of 16 bytes. ``rank3.0.jsonl`` contains a first line with format, version and facts about the
+process, then one line per event, written after its payload. A payload that is sent to several
+receivers in succession is stored once. The second number in the names counts restarts of a rank.
+
+A process that ends normally writes a last line ``{"end": true, …}``; one that is killed loses at
+most its last event. `leakaudit.capture.tap.log.reading` reads logs. This module does not import
+torch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from leakaudit.capture.tap.log.tail import Tail
+
+if TYPE_CHECKING:
+    from leakaudit.capture.tap.log.tail import Bytes
+
+FORMAT = "leakaudit.tap"
+VERSION = 1
+LEFT_OUT = "left_out"  # the note of an event without its payload; its value is the reason
+DTYPES = {  # number format -> bytes
+    "float16": 2,
+    "bfloat16": 2,
+    "float32": 4,
+    "float64": 8,
+    "uint8": 1,
+    "int8": 1,
+    "int16": 2,
+    "int32": 4,
+    "int64": 8,
+    "bool": 1,
+}
+UNRANKED = 999_999  # rank of logs that hold no messages, only remarks about their process
+ATTEMPTS = 1000  # restarts of one rank; arbitrary, but `reading.NAME` allows three digits
+
+
+class Log:
+    """Append the events of one rank; several threads may write.
+
+    After a fork the child needs its own log: `owner` is the process that opened this one.
+
+    Args:
+        folder: created if it does not exist.
+        rank: rank of this process.
+        max_bytes: limit on payloads; later events are logged without theirs. None for no limit.
+        about: plain values for the first line, such as the number of processes.
+
+    Raises:
+        OSError: the folder or the first files cannot be written. Later errors, such as a full disk,
+            end the recording of payloads and make `write` return False, because they must not
+            affect the tapped program.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        rank: int,
+        max_bytes: float | None = None,
+        **about: Any,
+    ) -> None:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        self.rank = rank
+        self.owner = os.getpid()
+        self.trouble = ""  # the first disk error, after which payloads are no longer kept
+        self.spent = 0.0  # seconds in the tap so far, set by the caller; part of every line
+        self._max = max_bytes
+        self._seq = 0
+        self._lock = threading.Lock()
+        data, self._lines = _fresh(Path(folder), rank)
+        self._tail = Tail(data)
+        self._begun = time.time()
+        self._line(
+            {
+                "format": FORMAT,
+                "version": VERSION,
+                "rank": rank,
+                "pid": self.owner,
+                "time": self._begun,
+                **about,
+            }
+        )
+
+    def write(
+        self, op: str, value: Any = None, peer: int | None = None, tag: int = 0, **notes: Any
+    ) -> bool:
+        """Log one event.
+
+        Args:
+            op: send, recv, allreduce, broadcast or another word.
+            value: a tensor or array in its current state; None for an event without payload.
+            peer: the other rank, if there is one.
+            tag: tag of the message.
+            notes: plain values, such as round, kind, src and dst; left_out="…" logs the event
+                without its payload.
+
+        Returns:
+            Whether the payload was kept.
+        """
+        with self._lock:
+            dtype, shape, nbytes = _form(value)
+            offset = self._tail.size
+            size = 0
+            if nbytes and LEFT_OUT not in notes:
+                offset, size = self._keep(_bytes(value), notes)
+            line = {
+                "seq": self._seq,
+                "time": round(time.time(), 6),
+                "rank": self.rank,
+                "op": op,
+                "peer": peer,
+                "tag": tag,
+                "dtype": dtype,
+                "shape": shape,
+                "offset": offset,
+                "nbytes": size,
+                "spent": round(self.spent, 6),
+            }
+            line.update(notes)
+            self._seq += 1
+            self._line(line)
+            return size > 0
+
+    def close(self, **notes: Any) -> None:
+        """Record that the process ended normally, and close the files.
+
+        Args:
+            notes: plain values for the last line.
+        """
+        with self._lock:
+            if self._lines < 0:
+                return
+            line = {"end": True, "time": round(time.time(), 6), "spent": round(self.spent, 6)}
+            self._line({**line, **notes})
+            self._close_files()
+
+    def abandon(self) -> None:
+        """Close the files without a last line: in a fork, because its parent continues writing."""
+        self._lock = threading.Lock()
+        self._close_files(keep_room=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _keep(self, data: Bytes, notes: dict[str, Any]) -> tuple[int, int]:
+        """Append a payload (n,), unless it repeats the last one; return its offset and bytes.
+
+        If it is not kept, the number of bytes is 0 and the reason is added to `notes`.
+        """
+        again = self._tail.last(data)
+        if again is not None:
+            return again
+        if self.trouble or (self._max is not None and self._tail.size + len(data) > self._max):
+            notes[LEFT_OUT] = self.trouble or "max_bytes"
+            return self._tail.size, 0
+        try:
+            return self._tail.append(data)
+        except OSError as error:
+            self.trouble = error.strerror or "a disk error"
+            notes[LEFT_OUT] = self.trouble
+            return self._tail.size, 0
+
+    def _line(self, value: dict[str, Any]) -> None:
+        try:
+            os.write(self._lines, json.dumps(value, separators=(",", ":")).encode() + b"\n")
+        except OSError as error:
+            self.trouble = error.strerror or "a disk error"
+
+    def _close_files(self, keep_room: bool = False) -> None:
+        if self._lines >= 0:
+            self._tail.close(keep_room)
+            os.close(self._lines)
+            self._lines = -1
+
+
+def _fresh(folder: Path, rank: int) -> tuple[int, int]:
+    """Open the first pair of files that no earlier process of this rank has used."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
+    for attempt in range(ATTEMPTS):
+        try:
+            data = os.open(folder / f"rank{rank}.{attempt}.bin", flags | os.O_EXCL, 0o600)
+        except FileExistsError:
+            continue
+        return data, os.open(folder / f"rank{rank}.{attempt}.jsonl", flags, 0o600)
+    raise FileExistsError(f"{folder} contains 1000 logs of rank {rank}")
+
+
+def _form(value: Any) -> tuple[str | None, list[int], int]:
+    """Return dtype, shape and bytes of a tensor or array; 0 bytes if its format is unsupported."""
+    if value is None:
+        return None, [], 0
+    dtype = str(value.dtype).removeprefix("torch.")
+    nbytes = 0
+    dense = "sparse" not in str(getattr(value, "layout", ""))
+    if dtype in DTYPES and dense:
+        nbytes = int(value.nbytes)
+    return dtype, list(value.shape), nbytes
+
+
+def _bytes(value: Any) -> Bytes:
+    """Return a tensor or array as bytes (n,), without a copy if contiguous and in main memory."""
+    if hasattr(value, "detach"):
+        import torch
+
+        flat = value.detach().cpu().contiguous().reshape(-1)
+        view: Bytes = flat.view(torch.uint8).numpy()
+        return view
+    import numpy as np
+
+    return np.ascontiguousarray(value).reshape(-1).view(np.uint8)

@@ -1,0 +1,1 @@
+"""From a raw log to messages in the terms of a protocol."""

@@ -1,0 +1,121 @@
+"""What a log says about its program besides the messages: answers that are no models, and mods."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from leakaudit.capture.tap.log.reading import RankLog
+from leakaudit.errors import NotUnderstood
+
+SUMS = ("secagg_mod", "secaggplus_mod")  # mods of flwr that mask what clients send
+NOISE = ("LocalDpMod",)  # mods of flwr that add noise
+CLIPPING = ("fixedclipping_mod", "adaptiveclipping_mod")
+
+
+def check(logs: Sequence[RankLog]) -> None:
+    """Reject a log in which clients were asked to train, and answered no arrays.
+
+    Args:
+        logs: the logs of all processes.
+
+    Raises:
+        NotUnderstood: the message says what they answered.
+    """
+    arrays = 0
+    others = 0
+    names: dict[str, None] = {}
+    errors = Counter[str]()
+    for log in logs:
+        for event in log.events:
+            from_client = event.notes.get("way", event.op) == _way(event.rank)
+            if "server" not in event.notes or not (from_client or event.op == "error"):
+                continue
+            if event.op == "error":
+                errors[str(event.notes.get("why", ""))] += 1
+            elif "arrays" in event.notes:
+                arrays += 1
+            elif event.notes.get("kind") == "train":
+                others += 1
+                names.update(dict.fromkeys(map(str, event.notes.get("holds") or ())))
+    if arrays or not (others or errors):
+        return
+    if not others:
+        why, count = errors.most_common(1)[0]
+        raise NotUnderstood(f"all {count} answers of clients are errors, such as {why!r}")
+    held = ", ".join(names) or "nothing"
+    meaning = ""
+    if "masked" in held or any(mod in SUMS for mod in mods(logs)):
+        meaning = ": secure aggregation, of which the server learns only sums"
+    raise NotUnderstood(
+        f"clients answered no model: {others} answers hold no arrays, but "
+        f"{held}{meaning}; leakaudit does not understand these messages"
+    )
+
+
+def _way(rank: int) -> str:
+    """Return what messages of clients are in the log of a rank: the server is rank 0."""
+    if rank == 0:
+        return "recv"
+    return "send"
+
+
+def mods(logs: Sequence[RankLog]) -> list[str]:
+    """Return the mods that clients' processes ran.
+
+    Args:
+        logs: the logs of all processes.
+    """
+    found = {event.notes.get("mod") for log in logs for event in log.events if event.op == "mod"}
+    return sorted(str(mod) for mod in found)
+
+
+def partitions(logs: Sequence[RankLog]) -> dict[str, int]:
+    """Return client -> partition, as clients' processes said.
+
+    Args:
+        logs: the logs of all processes.
+    """
+    found: dict[str, int] = {}
+    for log in logs:
+        for event in log.events:
+            partition = event.notes.get("partition")
+            if event.op == "client" and type(partition) is int:
+                found[str(event.notes.get("node"))] = partition
+    return found
+
+
+def noise(logs: Sequence[RankLog]) -> str:
+    """Return the mod that adds noise to what clients send; empty if there is none.
+
+    Args:
+        logs: the logs of all processes.
+    """
+    return ", ".join(mod for mod in mods(logs) if mod in NOISE)
+
+
+def remarks(logs: Sequence[RankLog]) -> Iterator[str]:
+    """Yield remarks about the program for the reader of a trace.
+
+    Args:
+        logs: the logs of all processes.
+    """
+    for mod in mods(logs):
+        if mod in NOISE:
+            yield f"clients ran {mod}: what they send is clipped and has noise"
+        elif mod in CLIPPING:
+            yield f"clients ran {mod}: their updates are clipped"
+        elif mod in SUMS:
+            yield f"clients ran {mod}: what they send is masked"
+    errors = sum(event.op == "error" for log in logs for event in log.events)
+    if errors:
+        yield f"{errors} answers of clients are errors"
+    kinds = Counter(
+        str(event.notes.get("kind"))
+        for log in logs
+        for event in log.events
+        if event.op == "other" and "server" in event.notes
+    )
+    for kind, count in sorted(kinds.items()):
+        if kind != "train":
+            yield f"{count} messages of kind {kind} are not in the trace"

@@ -1,0 +1,160 @@
+"""Messages in terms of a protocol: nodes, rounds, kinds, senders and receivers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from leakaudit.capture.tap.messages.description import Description
+from leakaudit.capture.tap.messages.layouts import Place
+from leakaudit.capture.tap.messages.streams import LoggedMessage
+from leakaudit.errors import LeakauditError
+from leakaudit.trace import Graph
+
+
+@dataclass(frozen=True)
+class Sent:
+    """One message in terms of the protocol.
+
+    Attributes:
+        round: the round in which it was sent.
+        src: node that sent it.
+        dst: all nodes that receive it.
+        kind: its name in the protocol.
+        message: the message in the log.
+    """
+
+    round: int
+    src: int
+    dst: tuple[int, ...]
+    kind: str
+    message: LoggedMessage
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Messages of a channel that were not sent in some rounds.
+
+    Attributes:
+        src: node that should have sent them.
+        dst: node that should have received them.
+        kind: their name in the protocol.
+        first: the first of the rounds.
+        last: the last of the rounds.
+    """
+
+    src: int
+    dst: int
+    kind: str
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class ArrangedLog:
+    """The contents of a log, ready to be written as a trace.
+
+    Attributes:
+        description: the description of the program's messages.
+        graph: the graph of the nodes that exchange messages.
+        sent: all messages.
+        start: the common initial model (d,); None if it was not observed.
+        rounds: number of the last round.
+        missing: messages that were never sent in the rounds up to `rounds`.
+        left_out: reason -> number of messages without payload.
+        notes: remarks for the reader of the trace.
+        optional_senders: nodes that need not send.
+        asks: whether the server asks some of the clients in each round; only they answer.
+    """
+
+    description: Description
+    graph: Graph
+    sent: tuple[Sent, ...]
+    start: Tensor | None
+    rounds: int
+    missing: tuple[Missing, ...] = ()
+    left_out: dict[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    optional_senders: frozenset[int] = frozenset()
+    asks: bool = False
+
+    @property
+    def covers(self) -> tuple[int, ...]:
+        """Places, in a message, of the parameters that all messages contain."""
+        everything = range(len(self.slices))
+        covered = set(everything)
+        for sent in self.sent:
+            if sent.message.kept:
+                covered &= set(sent.message.covers or everything)
+        return tuple(sorted(covered))
+
+    @property
+    def columns(self) -> tuple[int, int]:
+        """The longest run of columns that all messages contain.
+
+        Raises:
+            LeakauditError: the messages have no parameter in common.
+        """
+        runs: list[tuple[int, int]] = []
+        parts = [self.slices[place] for place in self.covers]
+        for part in sorted(parts, key=lambda part: part.start):
+            if runs and runs[-1][1] == part.start:
+                runs[-1] = (runs[-1][0], part.stop)
+            else:
+                runs.append((part.start, part.stop))
+        if not runs:
+            raise LeakauditError("the messages have no parameter in common")
+        return max(runs, key=lambda run: run[1] - run[0])
+
+    @property
+    def slices(self) -> list[Place]:
+        """The place of each parameter of a message in the model's vector."""
+        return self.description.places
+
+
+def receivers(message: LoggedMessage, nodes: int) -> tuple[int, ...]:
+    """Return the nodes that receive a message.
+
+    Args:
+        message: a message with nodes as ranks.
+        nodes: number of nodes.
+    """
+    if message.dst is not None:
+        return (message.dst,)
+    ranks = message.group or range(nodes)
+    return tuple(j for j in ranks if j != message.src)
+
+
+def round_of(message: LoggedMessage, start: int) -> int:
+    """Return the round of a message: as noted by the program, or from its position on the channel.
+
+    Args:
+        message: a message of the log.
+        start: round of the first message of a channel.
+    """
+    noted = message.note("round")
+    if type(noted) is int and 0 <= noted < 1 << 31:
+        return noted
+    return message.index + start
+
+
+def common(plan: ArrangedLog, starts: Sequence[LoggedMessage]) -> Tensor | None:
+    """Return the initial model (d,) common to all nodes.
+
+    Args:
+        plan: the plan, with the positions of the parameters.
+        starts: the messages with the initial models.
+
+    Returns:
+        The model; None if the models differ or are incomplete, or if no payload was kept.
+    """
+    if any(message.covers for message in starts):
+        return None
+    values = (message.value(plan.slices) for message in starts if message.kept)
+    first = next(values, None)
+    if first is None or not all(torch.equal(first, value) for value in values):
+        return None
+    return first

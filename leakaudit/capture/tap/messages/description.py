@@ -1,0 +1,276 @@
+"""The description of a program's messages, in a TOML file that the user checks (docs/tap.md)."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from leakaudit import registry
+from leakaudit._util import config
+from leakaudit._util.forms import Number, Numbers, Words, present
+from leakaudit.capture.tap.messages import layouts
+from leakaudit.capture.tap.messages.layouts import Place
+from leakaudit.capture.tap.messages.starter import ASK
+from leakaudit.errors import LeakauditError, suggest
+from leakaudit.tasks.task import Task
+from leakaudit.trace import TaskSpec
+
+if TYPE_CHECKING:
+    from leakaudit.victim import Victim
+
+USUAL = {  # payload -> the default protocol
+    "weights": "dpsgd",
+    "gradients": "fedsgd",
+    "duals": "pdmm",
+}
+TOP = ("payload", "protocol", "first", "params", "model", "messages")
+
+
+class _Head(Struct, frozen=True, kw_only=True):
+    """The keys that determine the protocol."""
+
+    payload: Annotated[
+        Literal["weights", "gradients", "duals"], Meta(description="weights, gradients or duals")
+    ]
+    protocol: (
+        Annotated[str, Meta(description="the name of a victim or of a protocol file")] | None
+    ) = None
+    first: Annotated[Literal["start", "update"], Meta(description="start or update")] | None = None
+    params: Annotated[Mapping[str, Any], Meta(description="a table [params]")] = {}
+
+
+class _Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The table [model]; the defaults are those of `TaskSpec`."""
+
+    name: Annotated[str, Meta(description="the name of a model")]
+    shape: Annotated[tuple[int, ...], Meta(description="list of whole numbers (one input)")]
+    args: dict[str, Any] | UnsetType = UNSET
+    classes: Annotated[int, Meta(description="integer")] | UnsetType = UNSET
+    loss: str | UnsetType = UNSET
+    mean: Numbers | UnsetType = UNSET
+    std: Numbers | UnsetType = UNSET
+    levels: Annotated[int, Meta(description="integer")] | UnsetType = UNSET
+    data: str | UnsetType = UNSET
+
+
+class _Messages(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The table [messages]; the attributes are those of `Description`."""
+
+    scale: Number = 1.0
+    server: int | None = None
+    tags: Annotated[tuple[int, ...], Meta(description="whole numbers as tags")] | None = None
+    kinds: dict[str, str] = {}
+    order: Words = ()
+    stream: str | None = None
+
+
+class _Body(Struct, frozen=True, kw_only=True):
+    """The keys that are read once the protocol is known."""
+
+    model: _Model
+    messages: _Messages = _Messages()
+
+
+@dataclass(frozen=True)
+class Description:
+    """The content of the messages, their protocol and their model.
+
+    Attributes:
+        payload: weights, gradients or duals.
+        protocol: name of a victim, or path of a protocol file.
+        params: the protocol's constants in the program.
+        task: the task.
+        first: ``start`` if the first message of a channel is the initial model, ``update`` if it is
+            the first update.
+        scale: factor of the payload: the sent value times it is the protocol's value.
+        server: rank of the server; None if there is none, or if it is the average that all ranks
+            compute.
+        tags: tags of the messages to use; None for all.
+        kinds: tag -> kind, if the protocol has several kinds.
+        order: parameters in the order of a message, with a suffix for other axes (`layouts`); empty
+            for the model's order.
+        stream: process group or model of the messages to use; None for that with most messages.
+    """
+
+    payload: str
+    protocol: str
+    params: Mapping[str, Any]
+    task: Task
+    first: str = "start"
+    scale: float = 1.0
+    server: int | None = None
+    tags: frozenset[int] | None = None
+    kinds: Mapping[int, str] = field(default_factory=dict)
+    order: tuple[str, ...] = ()
+    stream: str | None = None
+
+    @property
+    def victim(self) -> Victim:
+        """The protocol with its constants."""
+        return _configured(self.protocol, self.params)
+
+    @property
+    def start(self) -> int:
+        """Round of the first message of a channel."""
+        if self.first == "start":
+            return 0
+        return 1
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the parameters in the order of a message."""
+        return self.order or self.task.layout.names
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Lengths of the parameters in the order of a message, followed by the model's length."""
+        sizes = [place.stop - place.start for place in self.places]
+        return (*sizes, self.task.layout.size)
+
+    @property
+    def places(self) -> list[Place]:
+        """The place of each parameter of a message in the model's vector."""
+        return layouts.places(self.order, self.task.layout)
+
+
+def read(path: Path, trusted: bool = True) -> Description:
+    """Read a description.
+
+    Args:
+        path: the TOML file.
+        trusted: whether a model ``package.module:factory`` may be imported and run; it is also
+            searched for beside the file.
+
+    Raises:
+        LeakauditError: a key is missing, unknown or invalid; the message names it.
+    """
+    try:
+        file = config.read(path, f"description {path}")
+    except LeakauditError as error:
+        raise LeakauditError(
+            f"{error}; 'leakaudit tap describe' writes a file to start from"
+        ) from None
+    beside = str(path.resolve().parent)
+    if trusted and beside not in sys.path:
+        sys.path.append(beside)
+    try:
+        return of(_beside(path, file.values), trusted, file.text)
+    except LeakauditError as error:
+        raise LeakauditError(f"description {path}: {error}") from None
+
+
+def _beside(path: Path, values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the values of a description with a protocol file in its own folder."""
+    protocol = values.get("protocol")
+    if isinstance(protocol, str) and protocol.endswith(registry.FILE):
+        return {**values, "protocol": str(path.resolve().parent / protocol)}
+    return values
+
+
+def of(values: Mapping[str, Any], trusted: bool = True, text: str = "") -> Description:
+    """Return the description given by the values of a TOML file.
+
+    Args:
+        values: the values, structured as in the TOML file.
+        trusted: whether a model ``package.module:factory`` may be imported and run.
+        text: text of the file, in which the line of an invalid value is searched.
+
+    Raises:
+        LeakauditError: a key is missing, unknown or invalid; the message names it.
+    """
+    file = config.Table(values, text=text)
+    _require_known(file, TOP, "")
+    _require_filled_in(file)
+    # A missing payload is reported like an invalid one.
+    needed = replace(file, values={"payload": None, **values})
+    head = needed.only("payload", "protocol", "first", "params").decode(_Head, _Head)
+    protocol = USUAL[head.payload]
+    if head.protocol is not None:
+        protocol = head.protocol
+    _check_protocol(protocol, file)
+    # The same applies to the model: the required keys are named.
+    needed = replace(file, values={**values, "model": values.get("model", {})})
+    body = needed.only("model", "messages").decode(_Body, _Body)
+    task = Task.build(_spec(body.model), trusted=trusted)
+    messages = body.messages
+    layouts.places(messages.order, task.layout)  # rejects unknown names
+    tags, kinds = _tags_and_kinds(messages)
+    scale = float(messages.scale)
+    if not 0 < abs(scale) < float("inf"):
+        says = f"messages.scale: expected a finite number other than 0, got {scale}"
+        raise file.error(says, "messages", "scale")
+    default = "start" if head.payload == "weights" else "update"
+    return Description(
+        payload=head.payload,
+        protocol=protocol,
+        params=head.params,
+        task=task,
+        first=head.first or default,
+        scale=scale,
+        server=messages.server,
+        tags=tags,
+        kinds=kinds,
+        order=messages.order,
+        stream=messages.stream,
+    )
+
+
+def _check_protocol(protocol: str, file: config.Table) -> None:
+    """Check the protocol's name and constants."""
+    known = registry.parameters(registry.get("victims", protocol))
+    params = file.table("params")
+    _require_known(params, (*known, "samples"), "params.")
+    _configured(protocol, params.values)
+
+
+def _configured(protocol: str, params: Mapping[str, Any]) -> Victim:
+    """Return the protocol, with the constants that it accepts."""
+    kind = registry.get("victims", protocol)
+    known = registry.parameters(kind)
+    taken = {name: value for name, value in params.items() if name in known}
+    victim: Victim = registry.configure(kind, taken)
+    return victim
+
+
+def _spec(model: _Model) -> TaskSpec:
+    """Return the task that the table [model] describes."""
+    values = present(model)
+    values["model"] = values.pop("name")
+    return TaskSpec(**values)
+
+
+def _tags_and_kinds(messages: _Messages) -> tuple[frozenset[int] | None, dict[int, str]]:
+    """Return the tags of the messages to use, None for all, and the kind of each tag."""
+    try:
+        kinds = {int(tag): kind for tag, kind in messages.kinds.items()}
+    except ValueError:
+        raise LeakauditError(
+            f"messages.kinds: expected whole numbers as tags, got {list(messages.kinds)!r:.60}"
+        ) from None
+    if messages.tags is not None:
+        return frozenset(messages.tags), kinds
+    return frozenset(kinds) or None, kinds
+
+
+def _require_filled_in(file: config.Table) -> None:
+    """Reject a description in which a value is still the placeholder of `tap describe`."""
+    for name in TOP:
+        value = file.values.get(name)
+        inner = value if isinstance(value, Mapping) else {}
+        if value == ASK:
+            raise file.error(f"{name}: still {ASK}; enter the value of the program", name)
+        for key, held in inner.items():
+            if held == ASK:
+                says = f"{name}.{key}: still {ASK}; enter the value of the program"
+                raise file.error(says, name, key)
+
+
+def _require_known(table: config.Table, known: Collection[str], where: str) -> None:
+    for name in table.values:
+        if name not in known:
+            raise table.error(f"{where}{name}: unknown key{suggest(name, known)}", name)

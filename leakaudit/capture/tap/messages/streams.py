@@ -1,0 +1,450 @@
+"""From events to messages: which tensors of a channel form a model and belong together."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from leakaudit.capture.tap.log.capture import HOOK
+from leakaudit.capture.tap.log.reading import Event, RankLog
+from leakaudit.capture.tap.log.writing import LEFT_OUT
+from leakaudit.capture.tap.messages.layouts import Place
+from leakaudit.errors import LeakauditError
+
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+POINT = ("send", "gather", "reduce", "scatter", "alltoall")  # operations with one receiver
+POSITION = "position"  # the note of the position on a channel, if messages may be missing
+SHOWN = 8  # operations in one line
+GRADIENTS = ("ddp", "fsdp", "model")  # logged together, with their places in one model
+
+
+class Wire(NamedTuple):
+    """One channel of a log.
+
+    Attributes:
+        src: rank that sends.
+        dst: rank that receives; None if all others do.
+        op: the operation.
+        lane: what keeps messages apart that are otherwise alike, such as a process group or one
+            of several models; empty if there is nothing.
+    """
+
+    src: int
+    dst: int | None
+    op: str
+    lane: str = ""
+
+
+@dataclass(frozen=True)
+class LoggedMessage:
+    """One vector of a model's length on one channel.
+
+    Attributes:
+        src: rank that sent it.
+        dst: rank that receives it; None if all others do.
+        op: the operation that sent it.
+        index: its position among the messages of its channel; as noted by an import.
+        tag: tag of the message.
+        log: the log that contains it.
+        pieces: the tensors of which it consists. A note ``parameters`` of a piece lists the
+            parameters in it; pieces without the note contain all parameters in order.
+    """
+
+    src: int
+    dst: int | None
+    op: str
+    index: int
+    tag: int
+    log: RankLog
+    pieces: tuple[Event, ...]
+
+    @property
+    def kept(self) -> bool:
+        """Whether the complete message is in the log."""
+        return all(piece.kept for piece in self.pieces)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Number format of the message, in which its `value` is exact."""
+        kinds: list[torch.dtype] = []
+        for piece in self.pieces:
+            if not piece.numel:
+                continue
+            kinds.append(getattr(torch, piece.dtype or "float32"))
+            if _factor(piece) != 1:
+                kinds.append(torch.float32)  # holds a product with the number of ranks
+        return reduce(torch.promote_types, kinds)
+
+    @property
+    def group(self) -> tuple[int, ...] | None:
+        """Ranks of its process group; None for all ranks."""
+        noted = self.note("group")
+        if not isinstance(noted, list) or not all(type(rank) is int for rank in noted):
+            return None
+        return tuple(noted)
+
+    @property
+    def covers(self) -> tuple[int, ...] | None:
+        """Places of the parameters that it contains, in order; None for all of them."""
+        count = self.note("of")
+        places: set[int] = set()
+        for piece in self.pieces:
+            places.update(piece.notes.get("parameters", ()))
+        if not places or len(places) == count:
+            return None
+        return tuple(sorted(places))
+
+    @property
+    def place(self) -> tuple[Any, ...]:
+        """Location of its payload; equal for messages with the same bytes of a log as payload."""
+        return (self.log.path, *(piece.offset for piece in self.pieces))
+
+    @property
+    def lane(self) -> str:
+        """What keeps it apart from other messages on its channel."""
+        return str(self.note("lane") or "")
+
+    def note(self, name: str) -> Any:
+        """Return a note of the program about the message.
+
+        Args:
+            name: name of the note.
+
+        Returns:
+            Its value, None if there is no such note.
+        """
+        return self.pieces[0].notes.get(name)
+
+    def value(self, slices: Sequence[Place]) -> Tensor:
+        """Return the vector (d,).
+
+        Args:
+            slices: place of each parameter in the vector, in the order of the message.
+
+        Returns:
+            The values; 0 for parameters that it does not contain.
+
+        Raises:
+            LeakauditError: its pieces are not the model's parameters.
+        """
+        tensors = [_restored(self.log.tensor(piece), piece) for piece in self.pieces]
+        noted = "parameters" in self.pieces[0].notes
+        if len(tensors) == 1 and not noted and _in_order(slices):
+            return tensors[0]
+        flat = torch.cat(tensors)
+        out = torch.zeros(max(s.stop for s in slices), dtype=self.dtype)
+        at = 0
+        for parameter in self._parameters(len(slices)):
+            target = slices[parameter]
+            width = target.stop - target.start
+            out[target.start : target.stop] = target.arranged(flat[at : at + width])
+            at += width
+        return out
+
+    def _parameters(self, count: int) -> Sequence[int]:
+        """Return the indices of the parameters in the order of the message."""
+        numbers: list[int] = []
+        for piece in self.pieces:
+            numbers.extend(piece.notes.get("parameters", ()))
+        if not numbers:
+            return range(count)
+        if len(set(numbers)) != len(numbers) or not set(numbers) <= set(range(count)):
+            raise LeakauditError(
+                f"message {self.index} of rank {self.src} does not hold each of {count} parameters "
+                "at most once"
+            )
+        return numbers
+
+
+def _restored(tensor: Tensor, piece: Event) -> Tensor:
+    """Return a piece as a vector, in the units of the rank that divided it before it was sent."""
+    factor = _factor(piece)
+    flat = tensor.reshape(-1)
+    if factor == 1:
+        return flat
+    return flat.to(torch.promote_types(flat.dtype, torch.float32)) * factor
+
+
+def _factor(piece: Event) -> int:
+    """Return by what a rank divided a piece before it was sent."""
+    noted = piece.notes.get("factor", 1)
+    if type(noted) is not int or not 0 < noted < 1 << 31:
+        return 1
+    return noted
+
+
+def _in_order(slices: Sequence[Place]) -> bool:
+    """Return whether places follow each other from 0 on without gaps, in the model's own axes."""
+    end = 0
+    for part in slices:
+        if part.start != end or part.axes:
+            return False
+        end = part.stop
+    return True
+
+
+@dataclass(frozen=True)
+class Streams:
+    """All messages of a log.
+
+    Attributes:
+        messages: by channel, in the order in which they were sent.
+        others: description -> number, for tensors that are not part of a model.
+        models: (operation, lane) -> number, for tensors that are parts of another model.
+        vectors: number of all tensors that would be part of a model of another size.
+    """
+
+    messages: dict[Wire, list[LoggedMessage]]
+    others: Counter[str]
+    models: Counter[tuple[str, str]]
+    vectors: int
+
+    def __iter__(self) -> Iterator[LoggedMessage]:
+        """All messages."""
+        for stream in self.messages.values():
+            yield from stream
+
+
+def assemble(
+    logs: Iterable[RankLog],
+    sizes: Sequence[int],
+    tags: frozenset[int] | None = None,
+    by_tag: bool = False,
+) -> Streams:
+    """Combine tensors into models.
+
+    Args:
+        logs: one per rank.
+        sizes: lengths of the parameters if sent one by one, followed by the model's own length.
+        tags: tags of the messages to use; None for all.
+        by_tag: whether each tag is a separate stream, so that models on several tags may overlap.
+    """
+    others = Counter[str]()
+    models = Counter[tuple[str, str]]()
+    vectors = 0
+    pending: dict[tuple[Wire, int | None], list[Event]] = defaultdict(list)
+    streams: dict[tuple[Wire, int | None], list[LoggedMessage]] = defaultdict(list)
+    for log in logs:
+        for event in log.events:
+            if not _may_be_model(event, tags):
+                what = event.dtype or event.notes.get(LEFT_OUT, "")
+                others[f"{event.op} {what}".strip()] += 1
+                continue
+            wire = _wire(log, event)
+            key = (wire, event.tag if by_tag else None)
+            whole = _add(pending[key], event, sizes)
+            if whole is None:
+                vectors += 1
+                others[_other(event)] += 1
+                if "parameters" in event.notes:
+                    models[event.op, wire.lane] += 1
+            elif whole:
+                pieces = tuple(pending.pop(key))
+                index = _position(pieces[0], len(streams[key]))
+                found = LoggedMessage(wire.src, wire.dst, wire.op, index, event.tag, log, pieces)
+                streams[key].append(found)
+    messages: dict[Wire, list[LoggedMessage]] = {}
+    for (wire, _), stream in streams.items():
+        messages.setdefault(wire, []).extend(stream)
+    return Streams(messages, others, models, vectors)
+
+
+def is_of_hook(event: Event) -> bool:
+    """Return whether a communication hook sent an event in a form of its own.
+
+    Args:
+        event: an event of a log.
+    """
+    return HOOK in event.notes and "parameters" not in event.notes
+
+
+def operations(logs: Iterable[RankLog]) -> str:
+    """Return which operations a log contains, with the numbers of their tensors, in words.
+
+    Args:
+        logs: the logs of all processes.
+    """
+    counts = Counter[str]()
+    for log in logs:
+        for event in log.events:
+            reason = event.notes.get(LEFT_OUT)
+            hook = event.notes.get(HOOK)
+            what = event.op
+            if event.dtype is not None:
+                what += f" {event.dtype}"
+            if hook is not None:
+                what += f" of {hook}"
+            if reason is not None:
+                what += f" ({reason})"
+            counts[what] += 1
+    shown = [f"{what}: {count} tensors" for what, count in counts.most_common(SHOWN)]
+    if len(counts) > SHOWN:
+        shown.append("...")
+    return ", ".join(shown) or "nothing"
+
+
+def one_lane(
+    messages: dict[Wire, list[LoggedMessage]], wanted: str | None = None
+) -> tuple[dict[Wire, list[LoggedMessage]], Counter[str]]:
+    """Keep the messages of one lane if several carry messages of one kind on the same channel.
+
+    The lane with the most messages is kept.
+
+    Args:
+        messages: the messages by channel.
+        wanted: the lane to keep; None to choose.
+
+    Returns:
+        The messages of the lanes that are kept, on channels without a lane, and the numbers of
+        messages of the other lanes.
+
+    Raises:
+        LeakauditError: the lane does not occur.
+    """
+    lanes = sorted({wire.lane for wire in messages})
+    if wanted is not None and wanted not in lanes:
+        known = ", ".join(map(repr, lanes))
+        raise LeakauditError(f"messages.stream: the log contains {known}, not {wanted!r}")
+    rivals: dict[tuple[Any, ...], Counter[str]] = defaultdict(Counter)
+    for wire, stream in messages.items():
+        rivals[_channel(wire)][wire.lane] += len(stream)
+    kept: dict[Wire, list[LoggedMessage]] = {}
+    dropped = Counter[str]()
+    for wire, stream in messages.items():
+        counts = rivals[_channel(wire)]
+        best = min(counts, key=lambda lane: (lane != wanted, -counts[lane], lane))
+        if wire.lane == best:
+            kept[wire._replace(lane="")] = stream
+        else:
+            dropped[wire.lane] += len(stream)
+    return kept, dropped
+
+
+def one_kind(
+    messages: dict[Wire, list[LoggedMessage]], gradients: bool = True
+) -> tuple[dict[Wire, list[LoggedMessage]], Counter[str]]:
+    """Keep either the gradients that hooks logged or all other messages, if there are both.
+
+    A program that averages gradients may also send models of the same size.
+
+    Args:
+        messages: the messages by channel.
+        gradients: whether to keep the gradients.
+
+    Returns:
+        The messages that are kept, and the numbers of the others by operation.
+    """
+    noted = {wire: wire.op in GRADIENTS for wire in messages}
+    dropped = Counter[str]()
+    if len(set(noted.values())) < 2:
+        return messages, dropped
+    kept: dict[Wire, list[LoggedMessage]] = {}
+    for wire, stream in messages.items():
+        if noted[wire] == gradients:
+            kept[wire] = stream
+        else:
+            dropped[wire.op] += len(stream)
+    return kept, dropped
+
+
+def _channel(wire: Wire) -> tuple[Any, ...]:
+    """Return what wires share that must not be mixed: they differ only in their lane.
+
+    Messages to all others go to all ranks of a group, so those of several groups differ, too.
+    """
+    if wire.dst is not None:
+        return wire.src, wire.dst, wire.op
+    return ("gradients" if wire.op in GRADIENTS else wire.op,)
+
+
+def _other(event: Event) -> str:
+    """Describe a tensor that is not part of a model."""
+    if "parameters" in event.notes:
+        return f"{event.op} of {event.notes.get('lane', 'another model')}"
+    return f"{event.op} of {event.numel} numbers"
+
+
+def _position(event: Event, counted: int) -> int:
+    """Return the position of a message on its channel: as noted by an import, else as counted."""
+    noted = event.notes.get(POSITION)
+    if type(noted) is int and 0 <= noted < 1 << 31:
+        return noted
+    return counted
+
+
+def _may_be_model(event: Event, tags: frozenset[int] | None) -> bool:
+    """Return whether an event contains floating-point numbers, with a tag in use."""
+    if event.dtype not in FLOATS or is_of_hook(event):
+        return False
+    if tags is None or event.op not in ("send", "recv"):
+        return True
+    return event.tag in tags
+
+
+def _wire(log: RankLog, event: Event) -> Wire:
+    """Return the channel of an event; a received message belongs to the channel of its sender."""
+    lane = str(event.notes.get("lane", ""))
+    if event.op == "recv" and event.peer is not None:
+        return Wire(event.peer, log.rank, "recv", lane)
+    if event.op in POINT:
+        return Wire(log.rank, event.peer, event.op, lane)
+    return Wire(log.rank, None, event.op, lane)
+
+
+def _add(held: list[Event], event: Event, sizes: Sequence[int]) -> bool | None:
+    """Add an event to the pieces of the current message.
+
+    A model is sent as one tensor, as its parameters one by one, or in buckets that list their
+    parameters. A tensor that does not continue the pieces begins a new message if it can be its
+    first piece.
+
+    Returns:
+        Whether the message is complete; None if the event is not part of one.
+    """
+    parameters = sizes[:-1]
+    whole = sizes[-1]
+    if "parameters" in event.notes:
+        return _add_noted(held, event, parameters)
+    if event.numel == whole:
+        held[:] = [event]
+        return True
+    if len(held) < len(parameters) and event.numel == parameters[len(held)]:
+        held.append(event)
+        return len(held) == len(parameters)
+    if event.numel == parameters[0]:
+        held[:] = [event]
+        return False
+    return None
+
+
+def _add_noted(held: list[Event], event: Event, sizes: Sequence[int]) -> bool | None:
+    """Add a piece that lists its parameters to those of the current message.
+
+    Parameters that are not trained do not travel, so the message need not contain all of them.
+    """
+    held.append(event)
+    if not event.notes.get("last"):
+        return False
+    filled = any(piece.numel for piece in held)
+    if filled and all(_fits(piece, sizes) for piece in held):
+        return True
+    held.clear()
+    return None
+
+
+def _fits(piece: Event, sizes: Sequence[int]) -> bool:
+    """Return whether a piece consists of parameters of a model with these sizes."""
+    places = piece.notes["parameters"]
+    if not isinstance(places, list) or not all(type(place) is int for place in places):
+        return False
+    if piece.notes.get("of", len(sizes)) != len(sizes):
+        return False
+    if not all(0 <= place < len(sizes) for place in places):
+        return False
+    return piece.numel == sum(sizes[place] for place in places)

@@ -53,7 +53,8 @@ def describing() -> Parser:
     sub.add_argument(
         "--model",
         metavar="NAME",
-        help="trained model, see 'leakaudit list models', or package.module:factory",
+        help="trained model, see 'leakaudit list models', package.module:factory, or a "
+        "torch.export program file.pt2",
     )
     sub.add_argument(
         "--set",

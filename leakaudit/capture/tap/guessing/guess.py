@@ -74,7 +74,7 @@ def named(
     """Return the task that a user specifies for a guess.
 
     Args:
-        model: name of a model, or ``package.module:factory``.
+        model: name of a model, ``package.module:factory``, or ``file.pt2``.
         args: arguments of the model.
         shape: shape of one input.
         classes: number of classes.
@@ -150,8 +150,13 @@ def guess(logs: Sequence[RankLog], task: Task | None = None, named: bool = False
         said=f"{_headline(draft, sent)}; {known}",
         evidence=evidence,
         toml=starter.toml(values, draft.comments, evidence),
-        description=None if gaps else description.of(values),
+        description=None if gaps else description.of(values, beside=_folder(task)),
     )
+
+
+def _folder(task: Task | None) -> str:
+    """Return the folder of the program that the user names; empty if there is none."""
+    return "" if task is None else task.spec.beside
 
 
 def unknown(why: str) -> Guess:
@@ -605,7 +610,8 @@ def _add_model(draft: _Draft, model: _Model) -> None:
             "loss": "cross_entropy",
         }
         asked = {
-            "name": "the model that was trained: 'leakaudit list models' or package.module:factory",
+            "name": "the model that was trained: 'leakaudit list models', package.module:factory, "
+            "or file.pt2",
             "shape": "shape of one input, e.g. [1, 28, 28]",
             "classes": "number of classes",
         }

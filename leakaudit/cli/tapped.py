@@ -172,6 +172,7 @@ def write(
     from leakaudit.capture.tap.messages import wires
     from leakaudit.rendering import console
     from leakaudit.results import provenance
+    from leakaudit.tasks import remarks
 
     everything = read_logs(folder)
     plan = wires.plan(described, everything)
@@ -195,7 +196,7 @@ def write(
         f"{args.output}: {trace.protocol}, {size}; the tap took {share:.1%} of the processes' time",
         args,
     )
-    for line in merge.warnings(trace):
+    for line in (*merge.warnings(trace), *remarks.of(described.task)):
         say(f"leakaudit tap: {line}", args)
 
 

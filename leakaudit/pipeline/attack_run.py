@@ -22,6 +22,7 @@ from leakaudit.results import findings, provenance
 from leakaudit.results import record_file as results
 from leakaudit.scoring import lpips_weights, scoring
 from leakaudit.scoring.scoring import Score
+from leakaudit.tasks import remarks
 from leakaudit.tasks.task import Task
 from leakaudit.trace import Json, Trace, Truth
 from leakaudit.traces import trace_file
@@ -165,6 +166,7 @@ def attack_file(path: Path, folder: Path, options: AttackOptions) -> Finished:
             sentence,
             not_tried,
             unverified,
+            remarks.of(task),
         )
         if record["complete"]:
             kept.clear()
@@ -208,6 +210,7 @@ def _write(
     lpips: str,
     not_tried: list[str],
     unverified: list[str],
+    of_model: tuple[str, ...],
 ) -> dict[str, Json]:
     """Write all files of a run.
 
@@ -240,6 +243,8 @@ def _write(
         originals=kept,
         complete=complete,
     )
+    about_model = "".join(f"MODEL: {remark}. " for remark in of_model)
+    record["summary"] = f"{about_model}{record['summary']}"
     record = results.remarked(results.sealed(record, folder), *unverified)
     with replacing(folder / "report.md") as file:
         file.write(registry.get("reports", "markdown")(record).encode())

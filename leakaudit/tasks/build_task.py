@@ -481,6 +481,8 @@ def _own(spec: TaskSpec, args: Mapping[str, Json], trusted: bool) -> nn.Module:
     factory = _imported(spec)
     try:
         net = adapters.built(factory, args, spec.shape, spec.classes, outputs(spec))
+    except LeakauditError as error:
+        raise LeakauditError(f"model {spec.model!r}: {error}") from None
     except Exception as error:  # a user's code may raise anything
         raise LeakauditError(
             f"model {spec.model!r} with {dict(args)} raised {type(error).__name__}: {error}"

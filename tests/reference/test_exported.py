@@ -460,3 +460,14 @@ def test_a_program_that_changes_its_buffer_is_rejected(tmp_path: Path) -> None:
     path = exported(seeded(Counts), torch.rand(4, 1, 3, 4), tmp_path / "net.pt2")
     with pytest.raises(LeakauditError, match="changes its tensor"):
         task_of(path, (1, 3, 4))
+
+
+def test_a_model_of_torchvision() -> None:
+    """By its name, without an adapter; it is the registered one."""
+    own = Task.build(
+        TaskSpec("torchvision.models:resnet18", shape=(3, 32, 32), classes=10), trusted=True
+    )
+    assert own.layout == Task.build(TaskSpec("resnet18", shape=(3, 32, 32), classes=10)).layout
+    assert not own.masked
+    with pytest.raises(LeakauditError, match="pass --trust-model"):
+        Task.build(TaskSpec("torchvision.models:resnet18", shape=(3, 32, 32), classes=10))

@@ -82,6 +82,11 @@ class Graph:
         """Shape of one input."""
         return self.stored.shape[1:]
 
+    @property
+    def attends(self) -> bool:
+        """Whether there is attention."""
+        return any(operators.base(step.node.target) == ATTENTION for step in self.steps)
+
     def tokens(self) -> int:
         """Return the number of different tokens, 0 if the inputs are numbers."""
         if self.stored.dtype.is_floating_point:
@@ -294,7 +299,7 @@ def _look(graph: Graph) -> None:
         name = operators.base(step.node.target)
         chance = 0.0
         if name in operators.DROPOUTS and given.get("train"):
-            chance = float(given.get("p", 0.0))
+            chance = float(given.get("p") or 0.0)
         if name == ATTENTION:
             chance = float(given.get("dropout_p") or 0.0)
         graph.dropout = max(graph.dropout, chance)
@@ -319,7 +324,8 @@ class _Own:
         if self.kind == LINEAR:
             out, inputs = weight.shape
             return nn.Linear(inputs, out, bias=len(self.parameters) > 1, device="meta")
-        return nn.Embedding(*weight.shape, device="meta")
+        rows, width = weight.shape
+        return nn.Embedding(rows, width, device="meta")
 
 
 def _own_layers(graph: Graph) -> dict[str, _Own]:

@@ -17,6 +17,7 @@ from leakaudit.capture.tap.messages.layouts import Arrangement, arrangements
 from leakaudit.capture.tap.messages.starter import Comment
 from leakaudit.capture.tap.messages.wires import latest
 from leakaudit.errors import LeakauditError
+from leakaudit.tasks import remarks
 from leakaudit.tasks.models import ACTIVATIONS
 from leakaudit.tasks.task import Task
 from leakaudit.trace import TaskSpec
@@ -96,7 +97,9 @@ def named(
     return Task.build(spec, trusted=True)
 
 
-def guess(logs: Sequence[RankLog], task: Task | None = None, named: bool = False) -> Guess:
+def guess(
+    logs: Sequence[RankLog], task: Task | None = None, named: bool = False, assumed: str = ""
+) -> Guess:
     """Guess a description from the messages of a log.
 
     Args:
@@ -104,6 +107,7 @@ def guess(logs: Sequence[RankLog], task: Task | None = None, named: bool = False
         task: the task of the model that is sent, if known.
         named: whether the tensors have names of their own, so that the description has to state
             which parameters they are.
+        assumed: why the loss of `task` is not known; empty if it is.
 
     Raises:
         LeakauditError: the log contains no vectors, or none of the size of the model.
@@ -127,6 +131,7 @@ def guess(logs: Sequence[RankLog], task: Task | None = None, named: bool = False
         *_partial(seen),
         *seen.notes,
         *answers.remarks(logs),
+        *(remarks.of(task) if task is not None else ()),
     )
     draft = _begun(seen, sent, server)
     if server is None:
@@ -137,6 +142,8 @@ def guess(logs: Sequence[RankLog], task: Task | None = None, named: bool = False
     if noise:
         draft.comments["protocol"] = Comment(f"{noise} changes what clients send", known=False)
     _add_model(draft, model)
+    if assumed and model.found is None:
+        draft.comments["model.loss"] = Comment(assumed, known=False)
     if arrangement is not None and (named or len(best) > 1 or not arrangement.usual):
         _add_order(draft, model, arrangement, len(best))
 

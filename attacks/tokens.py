@@ -18,7 +18,7 @@ import torch
 from torch import Generator, Tensor
 
 from leakaudit.errors import AttackError
-from leakaudit.inversion.labels import label_signs
+from leakaudit.inversion.labels import consistency, label_signs
 from leakaudit.leak import GradientLeak
 from leakaudit.progress import step
 from leakaudit.reconstruction import Attack, Certificate, Reconstruction
@@ -40,8 +40,8 @@ LISTED = 30  # tokens that a note lists
 class Tokens(Attack):
     """Tokens of a batch from the rows of an embedding, and their order for a single record."""
 
-    exact: ClassVar[bool] = True
-    rank: ClassVar[int] = 4
+    exact: ClassVar[bool] = False  # it proves nothing about tokens that leave no gradient
+    rank: ClassVar[int] = 0
     reads: ClassVar[str] = "plain gradients that contain the embedding of the tokens"
     paper: ClassVar[str] = "Melis et al. 2019; order by positions: developed for leakaudit"
     cost: ClassVar[str] = "one pass over the embedding's rows; under a second"
@@ -89,8 +89,9 @@ class Tokens(Attack):
             )
         x = found[order[0]][None].to(task.dtype)
         note += "; in the order of their positions"
+        y = consistency.label(leak, task, x)
         return Reconstruction(
-            leak.node, "tokens", x, None, Certificate.APPROXIMATE, order[1], note=note
+            leak.node, "tokens", x, y, Certificate.APPROXIMATE, order[1], note=note
         )
 
 

@@ -207,11 +207,13 @@ def _guessed(
     from leakaudit._util.files import replacing
     from leakaudit.capture.tap.guessing.guess import guess
     from leakaudit.capture.tap.log.reading import read_logs
+    from leakaudit.capture.tap.messages import trained
 
     logs = read_logs(folder)
     task = None if model is None else model.task
+    known = logs if task is None else trained.only(logs, task.layout.names)
     try:
-        found = guess(logs, task, assumed=model.assumed if model is not None else "")
+        found = guess(known, task, assumed=model.assumed if model is not None else "")
     except LeakauditError as error:
         if task is None:
             raise

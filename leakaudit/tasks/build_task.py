@@ -23,8 +23,8 @@ from leakaudit.tasks.losses import LOSSES
 from leakaudit.tasks.models import MODELS
 from leakaudit.trace import Json, TaskSpec
 
-# Keys of spec.args that belong to the task, not to the model.
-SETTINGS = ("l2", "bn", "dropout", "tokens", "sha256")
+SETTINGS = ("l2", "bn")  # keys of spec.args that belong to the task, not to the model
+OF_USERS = ("dropout", "tokens", "sha256")  # the same, for models that are not registered
 # A trace may come from a stranger and request more memory than available. Both limits are choices:
 # a GiB of float32 parameters, and inputs of 64 MiB.
 LARGEST_MODEL = 2**28
@@ -125,7 +125,8 @@ def module(spec: TaskSpec, generator: Generator, trusted: bool) -> nn.Module:
         LeakauditError: A name or argument is unknown, a factory is not trusted, or a size exceeds
             the limits.
     """
-    args = {k: v for k, v in spec.args.items() if k not in SETTINGS}
+    settings = SETTINGS if spec.model in MODELS else (*SETTINGS, *OF_USERS)
+    args = {k: v for k, v in spec.args.items() if k not in settings}
     with _global_state_of(generator):
         if spec.is_program:
             net: nn.Module = _program(spec, args)
@@ -309,7 +310,9 @@ def example(net: nn.Module, spec: TaskSpec) -> Tensor:
         spec: Description of the task.
     """
     source = Generator().manual_seed(0)
-    count = tokens(net, spec)
+    count = 0
+    if spec.model not in MODELS:
+        count = tokens(net, spec)
     batch = 2
     if isinstance(net, Program):
         batch = net.exported_graph.batch or batch

@@ -116,7 +116,9 @@ class Task:
                 constants[name] = parameter.detach()
         constants.update(module.named_buffers())
         first, last = build_task.linear_ends(module, spec)
-        tokens = build_task.tokens(module, spec)
+        tokens = 0
+        if spec.model not in MODELS:
+            tokens = build_task.tokens(module, spec)
         layout = Layout(tuple(trained), tuple(tuple(p.shape) for p in trained.values()))
         return cls(
             spec=spec,

@@ -31,6 +31,19 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 
+class Adapted(nn.Linear):
+    #A frozen layer with a trained update of low rank.
+
+    def __init__(self, inputs, outputs):
+        super().__init__(inputs, outputs)
+        self.requires_grad_(False)
+        self.down = nn.Parameter(torch.randn(4, inputs) / 4)
+        self.up = nn.Parameter(torch.randn(outputs, 4) / 4)
+
+    def forward(self, x):
+        return super().forward(x) + x @ self.down.T @ self.up.T
+
+
 class Net(nn.Module):
     def __init__(self, hidden, chance):
         super().__init__()
@@ -48,11 +61,16 @@ if __name__ == "__main__":
     rank = dist.get_rank()
     torch.manual_seed(0)
     net = Net(8, 0.5 if sys.argv[1] == "dropout" else 0.0)
+    if sys.argv[1] == "frozen":
+        net.last.requires_grad_(False)
+    if sys.argv[1] == "lora":
+        net.first = Adapted(12, 8)
+        net.last.requires_grad_(False)
     model = net if sys.argv[1] == "gossip" else DistributedDataParallel(net)
     source = torch.Generator().manual_seed(rank)
     x = torch.randint(256, (1, 1, 3, 4), generator=source) / 255
     y = torch.tensor([rank])
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimiser = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
     for _ in range(4):
         optimiser.zero_grad()
         nn.functional.cross_entropy(model(x), y).backward()

@@ -40,13 +40,13 @@ class Facts(Struct, frozen=True):
         left_out: inputs without which the program was exported: they contained only ones.
     """
 
-    name: str
-    args: dict[str, bool | int | float | str | None]
-    unknown: list[str]
-    training: bool
-    parameters: int
-    frozen: list[str]
-    losses: list[str]
+    name: str = ""
+    args: dict[str, bool | int | float | str | None] = {}
+    unknown: list[str] = []
+    training: bool = False
+    parameters: int = 0
+    frozen: list[str] = []
+    losses: list[str] = []
     why: str = ""
     shape: list[int] = []
     outputs: int = 0
@@ -81,7 +81,7 @@ def take(folder: Path, trace: Path) -> SavedModel:
         The model; without a task if it was not found, not exported, or cannot be run.
     """
     path = folder / finder.FACTS
-    if not path.is_file() or path.stat().st_size > LARGEST:
+    if not path.is_file() or not 0 < path.stat().st_size < LARGEST:
         return SavedModel(None, "", (NOT_FOUND,))
     try:
         facts = msgspec.json.decode(path.read_bytes(), type=Facts)

@@ -19,7 +19,7 @@ import threading
 import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import wraps
 from pathlib import Path
 from types import ModuleType
@@ -44,7 +44,7 @@ LOSSES = {
     "kl_div": "",
 }
 USUAL = {"reduction": "mean", "weight": None, "pos_weight": None, "label_smoothing": 0.0}
-UNUSUAL = "of another form"
+UNUSUAL = "with other arguments than the usual ones"
 
 
 class NotExported(Exception):
@@ -137,14 +137,17 @@ class Finder:
 
         @wraps(real)
         def loss(*args: Any, **named: Any) -> Any:
+            out = real(*args, **named)
             self._note_loss(form.bind(*args, **named).arguments, name, meaning)
-            return real(*args, **named)
+            return out
 
         return loss
 
     def _note_loss(self, given: Mapping[str, Any], name: str, meaning: str) -> None:
-        usual = all(given.get(key) in (None, value) for key, value in USUAL.items())
-        known = meaning if usual and meaning else f"{name} {UNUSUAL}"
+        usual = all(_is_usual(given.get(key), value) for key, value in USUAL.items())
+        known = meaning or name
+        if not usual:
+            known = f"{name} {UNUSUAL}"
         if known in self.losses:
             return
         self.losses.add(known)
@@ -153,7 +156,8 @@ class Finder:
 
     def _write(self) -> None:
         facts = {**(self._facts or {}), "losses": sorted(self.losses)}
-        (self.folder / FACTS).write_text(json.dumps(facts))
+        with suppress(OSError):  # a full disk; the recording itself reports it
+            (self.folder / FACTS).write_text(json.dumps(facts))
 
     def _note(self, module: Any, args: tuple[Any, ...], named: dict[str, Any]) -> None:
         """Remember how a module with parameters was called."""
@@ -175,12 +179,11 @@ class Finder:
         count = int(value.numel() if hasattr(value, "numel") else value.size)
         if count in self._sizes:
             return
-        for module, call in list(self.calls.items()):
-            inner = unwrapped(module)
-            if count in sizes(inner):
-                self.save(inner, call)
-                return
         self._sizes.add(count)
+        for module, call in list(self.calls.items()):
+            if count in sizes(unwrapped(module)):
+                self.save(unwrapped(module), call)
+                return
 
     def save_called(self, module: Any, args: tuple[Any, ...], named: dict[str, Any]) -> None:
         """Save a model that is about to be called, and of which is known that it travels.
@@ -192,8 +195,15 @@ class Finder:
         """
         import torch
 
-        if not self.done and torch.is_grad_enabled():
-            self.save(unwrapped(module), Call(unwrapped(module), args, named))
+        if self.done or not torch.is_grad_enabled():
+            return
+        inner = unwrapped(module)
+        try:
+            call = Call(inner, args, named)
+        except Exception as error:  # a forward of any kind
+            self.save(inner, None, f"its arguments are not understood: {error}")
+            return
+        self.save(inner, call)
 
     def save(self, module: Any, call: Call | None, why: str = "") -> None:
         """Save a model, unless another process has done so.
@@ -206,13 +216,14 @@ class Finder:
         self.done = True
         self.calls.clear()
         self._restore()
-        self.folder.mkdir(parents=True, exist_ok=True)
         try:
-            file = os.open(self.folder / FACTS, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        except FileExistsError:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            os.close(os.open(self.folder / FACTS, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        except OSError:  # another process has saved it
             return
-        facts = about(module)
+        facts: dict[str, Any] = {}
         try:
+            facts = about(module)
             if why:
                 raise NotExported(why)
             import torch
@@ -227,9 +238,13 @@ class Finder:
             why = f"{type(error).__name__}: {str(error).strip() or 'no message'}"
         if why:
             facts["why"] = why.splitlines()[0][:300]
-        os.close(file)
         self._facts = facts
         self._write()
+
+
+def _is_usual(given: Any, value: Any) -> bool:
+    """Return whether an argument of a loss has its default value."""
+    return given is None or (not hasattr(given, "shape") and given == value)
 
 
 def unwrapped(module: Any) -> Any:
@@ -274,7 +289,7 @@ def about(module: Any) -> dict[str, Any]:
         where = Path(str(main.__file__)).stem  # type: ignore[union-attr]
     args: dict[str, Any] = {}
     unknown: list[str] = []
-    for name, parameter in inspect.signature(kind.__init__).parameters.items():
+    for name, parameter in _constructor(kind).items():
         if name == "self" or parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
             continue
         value = getattr(module, name, ...)
@@ -290,6 +305,14 @@ def about(module: Any) -> dict[str, Any]:
         "parameters": sum(p.numel() for p in module.parameters()),
         "frozen": [name for name, p in module.named_parameters() if not p.requires_grad],
     }
+
+
+def _constructor(kind: Any) -> Mapping[str, inspect.Parameter]:
+    """Return the parameters of a constructor; nothing if it is not a Python function."""
+    try:
+        return inspect.signature(kind.__init__).parameters
+    except (TypeError, ValueError):
+        return {}
 
 
 def exported(module: Any, call: Call, path: Path) -> dict[str, Any]:

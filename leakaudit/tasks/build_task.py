@@ -7,7 +7,7 @@ import importlib
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -500,8 +500,13 @@ def _own(spec: TaskSpec, args: Mapping[str, Json], trusted: bool) -> nn.Module:
 def _imported(spec: TaskSpec) -> Callable[..., object]:
     """Import the function that a spec names as ``package.module:factory``."""
     where, _, name = spec.model.partition(":")
-    if where.partition(".")[0] == "torchvision":
+    package = where.partition(".")[0]
+    if package == "torchvision":
         _torchvision.torchvision()
+    elif package == "transformers":
+        # It imports torchvision if that is installed, and cannot do without if it is broken.
+        with suppress(LeakauditError):
+            _torchvision.torchvision()
     try:
         factory: object = getattr(importlib.import_module(where), name)
     except (ImportError, AttributeError, ValueError) as error:

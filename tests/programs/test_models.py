@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ from torch import Generator, nn
 import leakaudit as la
 from leakaudit.capture.tap.log.finder import Finder
 from leakaudit.errors import LeakauditError
-from leakaudit.tasks import remarks
+from leakaudit.tasks import _torchvision, remarks
 from leakaudit.tasks.task import Task
 from leakaudit.trace import TaskSpec
 
+with suppress(LeakauditError):
+    _torchvision.torchvision()  # transformers imports it, if it is installed
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("default")  # of transformers itself
 

@@ -14,7 +14,7 @@ from leakaudit.capture.tap.log.event import Event
 from leakaudit.capture.tap.log.reading import RankLog
 
 PLACES = "parameters"
-DROPPED = ("sizes", "names", "frozen")  # notes about all parameters
+ABOUT_ALL = ("sizes", "names")  # notes with an entry for each parameter
 
 
 def only(logs: Sequence[RankLog], names: Sequence[str]) -> tuple[RankLog, ...]:
@@ -56,6 +56,10 @@ def _numbered(event: Event, places: Mapping[str, dict[int, int]]) -> Event:
     held = event.notes.get(PLACES)
     if place is None or not isinstance(held, list) or not all(k in place for k in held):
         return event
-    notes: dict[str, Any] = {k: v for k, v in event.notes.items() if k not in DROPPED}
+    notes: dict[str, Any] = dict(event.notes)
+    for name in ABOUT_ALL:
+        if isinstance(notes.get(name), list):
+            notes[name] = [notes[name][k] for k in place]
+    notes.pop("frozen", None)
     notes |= {PLACES: [place[k] for k in held], "of": len(place)}
     return replace(event, notes=notes)

@@ -5,7 +5,17 @@ The checks examine the constants, the declared relations, the messages and, if g
 
 from __future__ import annotations
 
-from leakaudit.lint import bounded, claimed, equations, gradients, noise, seeds, views, wire
+from leakaudit.lint import (
+    bounded,
+    claimed,
+    conformance,
+    equations,
+    gradients,
+    noise,
+    seeds,
+    views,
+    wire,
+)
 from leakaudit.lint.case import Case
 from leakaudit.lint.pitfall import NAMES, Pitfall, order
 from leakaudit.progress import step
@@ -17,6 +27,7 @@ from leakaudit.verdict import Verdict
 __all__ = ["NAMES", "Case", "Pitfall", "lint", "unexamined"]
 
 CHECKS = (
+    conformance.check,
     equations.check,
     claimed.check,
     bounded.check,

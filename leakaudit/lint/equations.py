@@ -22,6 +22,7 @@ from leakaudit.errors import LeakauditError
 from leakaudit.lint.case import Case
 from leakaudit.lint.pitfall import Pitfall
 from leakaudit.lint.samples import state
+from leakaudit.protocols.declared import protocol_of
 from leakaudit.protocols.equations.declare import Declared
 from leakaudit.protocols.equations.syntax import Indexed, Line, Repeat, shown
 from leakaudit.protocols.equations.written import Written
@@ -158,6 +159,27 @@ def examine(case: Case) -> Examined | None:
     if failure is not None:
         failure = replace(failure, hint=_hint(case, tests, rounds))
     return Examined(failure, tuple(tests.untested()), rounds)
+
+
+def inconsistency(case: Case) -> Failure | None:
+    """Return the first relation that the messages contradict, whatever the gradients are.
+
+    Args:
+        case: The input, of any declared protocol.
+
+    Returns:
+        The failure; its line is the relation. None if there is none, or if nothing is declared.
+    """
+    if case.protocol is None:
+        return None
+    rounds = min(case.trace.rounds, ROUNDS)
+    try:
+        relations = protocol_of(case.trace, rounds).whole
+    except LeakauditError:
+        return None
+    lines = [Line(k, one.text) for k, one in enumerate(relations.relations)]
+    declared = Declared(relations, lines, [None] * len(relations.vectors))
+    return _Tests(case, declared, _known(case, declared, whole=False), None).failure
 
 
 def not_testable(case: Case) -> list[str]:

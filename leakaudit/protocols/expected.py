@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from leakaudit.adversary import Adversary
-from leakaudit.gate.deviation import Deviation
 from leakaudit.protocols.declared import protocol_of
+from leakaudit.protocols.deviation import Deviation
 from leakaudit.relations import Relations
 from leakaudit.trace import Messages, Trace
 from leakaudit.traces import gaps
@@ -24,8 +23,16 @@ LONG = 64
 # at most four million numbers.
 LOOKED = 64
 PART = 1 << 16
+CHUNK = 1 << 24  # numbers that are tested for NaN at once, which limits the memory
 FEW = 64  # least numbers to recognise a format: by chance, one float32 in 2^13 is a float16
 NARROW = (torch.float16, torch.bfloat16, torch.float32)
+
+
+class Observer(Protocol):
+    """Whoever observes some messages, such as an adversary."""
+
+    def observes(self, src: int, dst: int | None, *, secure: bool = False) -> bool:
+        """Return whether messages from src to dst are observed."""
 
 
 class Key(NamedTuple):
@@ -148,7 +155,7 @@ class Expected:
 
 
 def differences(
-    trace: Trace, expected: Expected, adversaries: Sequence[Adversary], secure: Sequence[str]
+    trace: Trace, expected: Expected, adversaries: Sequence[Observer], secure: Sequence[str]
 ) -> Iterator[Deviation]:
     """Yield how a recording differs from what its protocol sends.
 
@@ -224,7 +231,7 @@ def _undeclared(sent: Counter[Key], expected: Expected) -> Iterator[Deviation]:
 
 
 def _missing(
-    sent: Counter[Key], expected: Expected, adversaries: Sequence[Adversary]
+    sent: Counter[Key], expected: Expected, adversaries: Sequence[Observer]
 ) -> Iterator[Deviation]:
     """Find messages that the protocol sends, but that are missing in the recording.
 
@@ -356,9 +363,12 @@ def _copies(trace: Trace, expected: Expected) -> Iterator[Deviation]:
 def _payloads(trace: Trace, expected: Expected) -> Iterator[Deviation]:
     """Find numbers that are not finite, or that have a narrower format than the recording."""
     for messages in trace.messages:
-        bad = (~torch.isfinite(messages.payload)).any(dim=1)
-        if bool(bad.any()):
-            count = f"{int(bad.sum())} of {len(bad)}"
+        rows = max(1, CHUNK // max(1, messages.payload.shape[1]))
+        bad = 0
+        for some in messages.payload.split(rows):
+            bad += int((~torch.isfinite(some)).any(dim=1).sum())
+        if bad:
+            count = f"{bad} of {len(messages.payload)}"
             says = f"{count} payloads contain NaN or infinity, which no attack can use"
             yield Deviation("values", says)
             return
@@ -377,7 +387,7 @@ def _payloads(trace: Trace, expected: Expected) -> Iterator[Deviation]:
                 f"{_dtype_name(trace.dtype)}: they are rounded more than declared; "
                 f"record with dtype=torch.{short} if they are sent in this format"
             )
-            yield Deviation("values", says)
+            yield Deviation("format", says)
             return
 
 

@@ -95,7 +95,8 @@ def _unknown(record: RunRecord, one: Undetermined) -> Tree.Element:
         classname=_class(record, "none"),
         time="0.000",
     )
-    Tree.SubElement(case, "skipped", message=clean(one.reason))
+    what = "not understood" if one.understood is False else "not determined"
+    Tree.SubElement(case, "skipped", message=f"{what}: {clean(one.reason)}")
     return case
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leakaudit.cli._options import described, say, settings, shared, trust
+from leakaudit.cli._options import INCONCLUSIVE, described, say, settings, shared, trust
 from leakaudit.cli.listen import listener, listening
 from leakaudit.cli.record import pairs
 
@@ -105,7 +105,8 @@ def run(args: argparse.Namespace) -> int:
         args: The parsed arguments.
 
     Returns:
-        The exit code; 130 if the run was interrupted.
+        The exit code; 3 if the recording is not what it declares, so that the result is
+        inconclusive, and 130 if the run was interrupted.
     """
     from leakaudit import registry
     from leakaudit.pipeline.attack_run import AttackOptions, attack_file
@@ -140,7 +141,9 @@ def run(args: argparse.Namespace) -> int:
         + (f", {done.results['picture']}" if done.results["picture"] else ""),
         args,
     )
-    return INTERRUPTED if done.interrupted else 0
+    if done.interrupted:
+        return INTERRUPTED
+    return 0 if done.conclusive else INCONCLUSIVE
 
 
 def _show(name: str, render: Callable[..., str], results: dict[str, Any]) -> None:

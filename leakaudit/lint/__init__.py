@@ -24,7 +24,7 @@ from leakaudit.traces import gaps
 from leakaudit.traces.trace_file import same_run
 from leakaudit.verdict import Verdict
 
-__all__ = ["NAMES", "Case", "Pitfall", "lint", "unexamined"]
+__all__ = ["NAMES", "Case", "Pitfall", "assumed", "lint", "unexamined"]
 
 CHECKS = (
     conformance.check,
@@ -63,6 +63,22 @@ def lint(trace: Trace, truth: Truth | None = None) -> list[Pitfall]:
             found.setdefault((pitfall.number, pitfall.verdict), pitfall)
     step("checks", len(CHECKS), len(CHECKS))
     return order(list(found.values()))
+
+
+def assumed(case: Case) -> list[Pitfall]:
+    """Return how the messages contradict what a bound assumes, whatever is claimed.
+
+    A bound prices the declared protocol with the declared noise.
+
+    Args:
+        case: A trace without gaps, and its truth if there is one.
+    """
+    found: dict[int, Pitfall] = {}
+    for check in (conformance.check, noise.check, gradients.check):
+        for pitfall in check(case):
+            if pitfall.verdict is Verdict.REFUTED:
+                found.setdefault(pitfall.number, pitfall)
+    return list(found.values())
 
 
 def unexamined(trace: Trace, truth: Truth | None) -> list[str]:

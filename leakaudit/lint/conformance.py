@@ -5,7 +5,8 @@ was never sent. So "nothing is determined" and "nothing was recovered" are only 
 what is known about the recording itself.
 
 - The messages are compared with those that the protocol sends (`protocols.expected`).
-- Relations that contain only messages must hold, whatever the gradients are (`equations`).
+- Relations that contain only messages must hold, whatever the gradients are (`equations`), and the
+  messages must contain the declared noise (`noise`).
 - With the truth, the gradients of its records are substituted (`substitute`, `values`).
 """
 
@@ -19,22 +20,23 @@ from leakaudit._util import vocabulary
 from leakaudit._util.plain import Figures
 from leakaudit.adversary import Adversary
 from leakaudit.errors import LeakauditError, suggest
+from leakaudit.lint import noise
 from leakaudit.lint.case import Case
 from leakaudit.lint.equations import inconsistency
 from leakaudit.lint.pitfall import Pitfall
 from leakaudit.lint.substitute import left
 from leakaudit.lint.values import Values, contradicted
 from leakaudit.protocols import expected
+from leakaudit.protocols.declared import protocol_of
 from leakaudit.protocols.deviation import Deviation
-from leakaudit.protocols.expected import Expected
+from leakaudit.protocols.expected import STATED, Expected
 from leakaudit.tasks.task import Task
 from leakaudit.trace import Trace, Truth
 from leakaudit.traces import gaps
 from leakaudit.verdict import Verdict
 
-# Subjects that explain why little is observed, but contradict nothing: messages marked as
-# encrypted, and losses that the recording states itself.
-STATED = ("secure", "gaps")
+ROUNDS = 8  # of which values are compared: later ones repeat the same relations
+QUIET = 20  # the pitfall of too little noise
 NUMBER = 22  # of the pitfall
 
 
@@ -80,24 +82,6 @@ class _Recording:
     task: Task
 
 
-@dataclass(frozen=True)
-class _Heard:
-    """An adversary as far as the recording goes.
-
-    If a recording states that it contains only some channels (``record --wires``), messages on
-    others are not missing.
-    """
-
-    adversary: Adversary
-    channels: frozenset[tuple[int, int]] | None
-
-    def observes(self, src: int, dst: int | None, *, secure: bool = False) -> bool:
-        """Return whether messages from src to dst are observed and recorded."""
-        if self.channels is not None and dst is not None and (src, dst) not in self.channels:
-            return False
-        return self.adversary.observes(src, dst, secure=secure)
-
-
 def examine(
     trace: Trace,
     truth: Truth | None = None,
@@ -117,8 +101,8 @@ def examine(
         LeakauditError: The protocol is unknown, or cannot be declared with these constants.
     """
     trace = gaps.before(trace)
-    declared = Expected.of(trace)
-    found = [*_constants(trace), *_messages(trace, declared, adversary or Adversary())]
+    declared = Expected.outlined(trace)
+    found = [*_constants(trace), *expected.observed(trace, declared, adversary or Adversary())]
     if truth is not None:
         found += _records(trace, truth)
     hard = [one for one in found if one.about not in STATED]
@@ -129,11 +113,13 @@ def examine(
         case = Case(trace, None)
         hard += _consistency(case)
     if not hard and not obstacle and truth is not None:
-        values = list(_values(_Recording(trace, truth, task or Task.build(trace.task)), declared))
+        values = list(_values(_Recording(trace, truth, task or Task.build(trace.task))))
         compared = None not in values
         hard += [one for one in values if one is not None]
         if not compared:
             obstacle = "the truth and the messages do not determine the private states"
+    if not hard and not compared:
+        hard += _noise(trace)
     return Conformance(tuple(hard), stated, compared, obstacle)
 
 
@@ -149,12 +135,14 @@ def check(case: Case) -> Iterator[Pitfall]:
         found = examine(case.trace, case.truth)
     except LeakauditError:  # the protocol cannot be declared; other checks say so
         return
-    if not found.deviations:
+    # The noise itself is the subject of other pitfalls.
+    wrong = [one for one in found.deviations if one.about not in ("quiet", "distribution")]
+    if not wrong:
         return
-    first = found.deviations[0]
-    others = len(found.deviations) - 1
+    first = wrong[0]
+    others = len(wrong) - 1
     more = f" (and {others} more)" if others else ""
-    figures: Figures = {"about": [one.about for one in found.deviations]}
+    figures: Figures = {"about": [one.about for one in wrong]}
     yield Pitfall(NUMBER, Verdict.REFUTED, f"{first.sentence}{more}", figures)
 
 
@@ -187,24 +175,6 @@ def _constants(trace: Trace) -> Iterator[Deviation]:
         if name not in known and name not in vocabulary.SAID:
             says = f"{trace.protocol} has no constant {name!r}{suggest(name, known)}"
             yield Deviation("constants", says)
-
-
-def _messages(trace: Trace, declared: Expected, adversary: Adversary) -> Iterator[Deviation]:
-    """Compare the messages with those that the protocol sends."""
-    channels: frozenset[tuple[int, int]] | None = None
-    if trace.provenance.get("wires") is not None:
-        recorded: set[tuple[int, int]] = set()
-        for table in trace.messages:
-            recorded.update(zip(table.src.tolist(), table.dst.tolist(), strict=True))
-        channels = frozenset(recorded)
-    heard = _Heard(adversary, channels)
-    for one in expected.differences(trace, declared, [heard], ()):
-        # A recording that was cut short states it; its complete rounds are those of the protocol.
-        if one.about == "rounds" and not trace.complete:
-            continue
-        if one.about == "empty" and channels is not None:
-            continue
-        yield one
 
 
 def _records(trace: Trace, truth: Truth) -> Iterator[Deviation]:
@@ -243,9 +213,19 @@ def _consistency(case: Case) -> Iterator[Deviation]:
         yield Deviation("messages", says)
 
 
-def _values(made: _Recording, declared: Expected) -> Iterator[Deviation | None]:
+def _noise(trace: Trace) -> Iterator[Deviation]:
+    """Test whether the messages contain the declared noise, whatever the gradients are."""
+    for pitfall in noise.check(Case(trace, None)):
+        if pitfall.verdict is Verdict.REFUTED:
+            about = "quiet" if pitfall.number == QUIET else "distribution"
+            yield Deviation(about, pitfall.says)
+            return
+
+
+def _values(made: _Recording) -> Iterator[Deviation | None]:
     """Compare the values with gradients of the truth; a None if there is nothing to compare."""
-    found = left(made, declared.relations)
+    rounds = min(made.trace.rounds, ROUNDS)
+    found = left(made, protocol_of(made.trace, rounds).whole)
     if not found.noise and not found.size:
         yield None
         return

@@ -13,6 +13,7 @@ from leakaudit import registry
 from leakaudit._util.files import replacing
 from leakaudit.adversary import Adversary
 from leakaudit.errors import AttackError, LeakauditError
+from leakaudit.lint import conformance
 from leakaudit.pipeline import checkpoint
 from leakaudit.pipeline import node_groups as nodes
 from leakaudit.pipeline.checkpoint import Checkpoint
@@ -92,10 +93,12 @@ class Finished:
     Attributes:
         results: The content of results.json.
         interrupted: Whether Ctrl-C interrupted the run.
+        conclusive: Whether the recording is what it declares, as far as this could be checked.
     """
 
     results: dict[str, Json]
     interrupted: bool
+    conclusive: bool
 
 
 def attack_file(path: Path, folder: Path, options: AttackOptions) -> Finished:
@@ -154,6 +157,10 @@ def attack_file(path: Path, folder: Path, options: AttackOptions) -> Finished:
             truth_recording=None if truth is None else truth.recording,
         )
         not_tried = _not_tried(found, options, trace)
+        checked = conformance.examine(trace, truth, options.adversary, task)
+        if checked.obstacle:
+            not_tried.append(f"a comparison with the true gradients ({checked.obstacle})")
+        unclear = checked.unclear(determined=not found.reasons)
         record = _write(
             folder,
             trace,
@@ -165,10 +172,11 @@ def attack_file(path: Path, folder: Path, options: AttackOptions) -> Finished:
             sentence,
             not_tried,
             unverified,
+            unclear,
         )
         if record["complete"]:
             kept.clear()
-    return Finished(record, found.interrupted)
+    return Finished(record, found.interrupted, not unclear)
 
 
 def _key(trace: Trace, sha256: str | None, options: AttackOptions) -> str:
@@ -208,6 +216,7 @@ def _write(
     lpips: str,
     not_tried: list[str],
     unverified: list[str],
+    unclear: list[str],
 ) -> dict[str, Json]:
     """Write all files of a run.
 
@@ -227,7 +236,8 @@ def _write(
         entries.append(findings.finding(leak, reconstruction, score, image))
     missing = []
     for node, reason in sorted(found.reasons.items()):
-        missing.append(findings.undetermined(node, str(adversary), reason))
+        understood = node not in found.not_understood
+        missing.append(findings.undetermined(node, str(adversary), reason, understood))
     complete = not (found.interrupted or found.late)
     record = findings.build(
         trace,
@@ -240,6 +250,7 @@ def _write(
         originals=kept,
         complete=complete,
     )
+    record = results.inconclusive(record, *unclear)
     record = results.remarked(results.sealed(record, folder), *unverified)
     with replacing(folder / "report.md") as file:
         file.write(registry.get("reports", "markdown")(record).encode())

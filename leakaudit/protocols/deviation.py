@@ -25,6 +25,7 @@ TITLES = {
     "gradients": "gradients differ from those of the truth",
     "noise": "more than the declared noise",
     "quiet": "insufficient noise",
+    "distribution": "not the declared noise",
     "seeds": "noise repeats",
     "process": "noise starts anew with every process",
     "along": "numbers of a message share noise",

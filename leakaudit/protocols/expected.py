@@ -13,9 +13,13 @@ from torch import Tensor
 from leakaudit.protocols.declared import protocol_of
 from leakaudit.protocols.deviation import Deviation
 from leakaudit.relations import Relations
+from leakaudit.relations.declare import outline
 from leakaudit.trace import Messages, Trace
 from leakaudit.traces import gaps
 
+# Subjects that explain why little is observed, but contradict nothing: messages marked as
+# encrypted, and losses that the recording states itself.
+STATED = ("secure", "gaps")
 # Rounds that are declared individually. If all rounds of a protocol are alike, later ones are
 # compared with the last of these. A choice.
 LONG = 64
@@ -133,6 +137,23 @@ class Expected:
             LeakauditError: the protocol is not registered, or cannot be declared with these
                 constants.
         """
+        return cls._declared(trace)
+
+    @classmethod
+    def outlined(cls, trace: Trace) -> Expected:
+        """Return the same without the content of the messages, which is much faster.
+
+        Args:
+            trace: the recording.
+
+        Raises:
+            LeakauditError: as for `of`.
+        """
+        with outline():
+            return cls._declared(trace)
+
+    @classmethod
+    def _declared(cls, trace: Trace) -> Expected:
         protocol = protocol_of(trace, trace.rounds)
         repeats = protocol.victim.stationary and trace.rounds > LONG
         if repeats:
@@ -183,6 +204,45 @@ def differences(
         yield Deviation("gaps", said)
     yield from _closed(trace, expected, secure)
     yield from _payloads(trace, expected)
+
+
+def observed(trace: Trace, expected: Expected, adversary: Observer) -> Iterator[Deviation]:
+    """Yield how the messages that an adversary observes differ from those of the protocol.
+
+    What the recording states itself is not a difference: that it contains only some channels
+    (``record --wires``), or that it was cut short after a round.
+
+    Args:
+        trace: the recording.
+        expected: the messages of its protocol.
+        adversary: the adversary.
+    """
+    channels: frozenset[tuple[int, int]] | None = None
+    if trace.provenance.get("wires") is not None:
+        recorded: set[tuple[int, int]] = set()
+        for table in trace.messages:
+            recorded.update(zip(table.src.tolist(), table.dst.tolist(), strict=True))
+        channels = frozenset(recorded)
+    for one in differences(trace, expected, [_Heard(adversary, channels)], ()):
+        if one.about == "rounds" and not trace.complete:
+            continue
+        if one.about == "empty" and channels is not None:
+            continue
+        yield one
+
+
+@dataclass(frozen=True)
+class _Heard:
+    """An adversary of a recording that contains only some channels; None stands for all."""
+
+    adversary: Observer
+    channels: frozenset[tuple[int, int]] | None
+
+    def observes(self, src: int, dst: int | None, *, secure: bool = False) -> bool:
+        """Return whether messages from src to dst are observed and recorded."""
+        if self.channels is not None and dst is not None and (src, dst) not in self.channels:
+            return False
+        return self.adversary.observes(src, dst, secure=secure)
 
 
 # --- which messages -------------------------------------------------------------------------------
@@ -309,7 +369,7 @@ def _closed(trace: Trace, expected: Expected, secure: Sequence[str]) -> Iterator
         says = (
             f"messages of kind {undeclared[0]!r} are recorded as encrypted and therefore hidden "
             "from eavesdroppers, which a recording cannot prove; if they are encrypted, set "
-            f"secure = {undeclared} in the check"
+            f"secure = {undeclared} in the check of a gate"
         )
         yield Deviation("secure", says)
 

@@ -41,8 +41,8 @@ def add(verbs: Any) -> None:
         help="compute the exact epsilon that each adversary faces, and compare it with the claim",
         **described(
             "Computes the differential privacy (mu and epsilon) of one record in the view of each "
-            "adversary, and compares it with the claim. Runs no attack. The figures are those of "
-            "the declared protocol; the messages of a trace are only compared with it.",
+            "adversary, and compares it with the claim. The messages of a trace are only "
+            "compared with the declared protocol, and no attack is run.",
             "leakaudit bound trace.pt",
             "leakaudit bound trace.pt --as node:1 --node 2 --delta 1e-6",
         ),

@@ -171,8 +171,9 @@ class Deduction:
     @cached_property
     def _deviations(self) -> tuple[Deviation, ...]:
         """How the observed messages differ from those that the protocol declares."""
-        declared = Expected.outlined(self.trace)
-        return tuple(expected.observed(self.trace, declared, self.view.adversary))
+        trace = expected.within(self.trace, self.view.adversary)
+        declared = Expected.outlined(trace)
+        return tuple(expected.observed(trace, declared, self.view.adversary))
 
     def _hidden(self, node: int) -> str:
         """Return what nonlinear steps hide of a node's gradients; empty if nothing is said."""

@@ -100,15 +100,18 @@ def examine(
     Raises:
         LeakauditError: The protocol is unknown, or cannot be declared with these constants.
     """
-    trace = gaps.before(trace)
+    adversary = adversary or Adversary()
+    trace = expected.within(gaps.before(trace), adversary)
     declared = Expected.outlined(trace)
-    found = [*_constants(trace), *expected.observed(trace, declared, adversary or Adversary())]
+    found = [*_constants(trace), *expected.observed(trace, declared, adversary)]
     if truth is not None:
         found += _records(trace, truth)
     hard = [one for one in found if one.about not in STATED]
     stated = tuple(one for one in found if one.about in STATED)
     compared = False
     obstacle = _obstacle(trace, truth, task)
+    if expected.first_round(adversary):
+        return Conformance(tuple(hard), stated, compared, "the first rounds are not observed")
     if not hard:
         case = Case(trace, None)
         hard += _consistency(case)

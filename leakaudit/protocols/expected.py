@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from leakaudit.adversary import Adversary
 from leakaudit.protocols.declared import protocol_of
 from leakaudit.protocols.deviation import Deviation
 from leakaudit.relations import Relations
@@ -206,14 +207,14 @@ def differences(
     yield from _payloads(trace, expected)
 
 
-def observed(trace: Trace, expected: Expected, adversary: Observer) -> Iterator[Deviation]:
+def observed(trace: Trace, expected: Expected, adversary: Adversary) -> Iterator[Deviation]:
     """Yield how the messages that an adversary observes differ from those of the protocol.
 
     What the recording states itself is not a difference: that it contains only some channels
     (``record --wires``), or that it was cut short after a round.
 
     Args:
-        trace: the recording.
+        trace: the recording, as far as the adversary observes it (`within`).
         expected: the messages of its protocol.
         adversary: the adversary.
     """
@@ -223,12 +224,42 @@ def observed(trace: Trace, expected: Expected, adversary: Observer) -> Iterator[
         for table in trace.messages:
             recorded.update(zip(table.src.tolist(), table.dst.tolist(), strict=True))
         channels = frozenset(recorded)
-    for one in differences(trace, expected, [_Heard(adversary, channels)], ()):
-        if one.about == "rounds" and not trace.complete:
+    first = first_round(adversary)
+    late = [message for message in expected.messages if message.round >= first]
+    some = replace(expected, messages=tuple(late))
+    for one in differences(trace, some, [_Heard(adversary, channels)], ()):
+        # Rounds before the first one that is observed were left out.
+        if one.about == "rounds" and (first > 0 or not trace.complete):
             continue
         if one.about == "empty" and channels is not None:
             continue
         yield one
+
+
+def within(trace: Trace, adversary: Adversary) -> Trace:
+    """Return the rounds of a recording that an adversary observes.
+
+    Args:
+        trace: the recording.
+        adversary: the adversary.
+    """
+    if adversary.window is None:
+        return trace
+    first = first_round(adversary)
+    last = min(trace.rounds, adversary.window.stop - 1)
+    parts = tuple(gaps.between(messages, first, last) for messages in trace.messages)
+    return replace(trace, rounds=last, messages=parts)
+
+
+def first_round(adversary: Adversary) -> int:
+    """Return the first round that an adversary observes, 0 if it observes a run from its start.
+
+    Args:
+        adversary: the adversary.
+    """
+    if adversary.window is None or adversary.window.start <= 1:
+        return 0
+    return adversary.window.start
 
 
 @dataclass(frozen=True)
@@ -424,11 +455,12 @@ def _payloads(trace: Trace, expected: Expected) -> Iterator[Deviation]:
     """Find numbers that are not finite, or that have a narrower format than the recording."""
     for messages in trace.messages:
         rows = max(1, CHUNK // max(1, messages.payload.shape[1]))
+        used = messages.row.unique().long()
         bad = 0
-        for some in messages.payload.split(rows):
-            bad += int((~torch.isfinite(some)).any(dim=1).sum())
+        for some in used.split(rows):
+            bad += int((~torch.isfinite(messages.payload[some])).any(dim=1).sum())
         if bad:
-            count = f"{bad} of {len(messages.payload)}"
+            count = f"{bad} of {len(used)}"
             says = f"{count} payloads contain NaN or infinity, which no attack can use"
             yield Deviation("values", says)
             return

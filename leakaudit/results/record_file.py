@@ -41,6 +41,10 @@ SCHEMA, VERSION = model.SCHEMA, model.VERSION
 UNTIED = (
     "the record contains no digests of the files beside it, so its images may belong to another run"
 )
+NOT_COMPARED = (
+    "the messages were not compared with true gradients, and no reconstruction confirms that they "
+    "contain what the declared protocol sends"
+)
 ID_ONLY = "only its id ties the truth to the trace, and other runs may have the same id"
 
 

@@ -53,7 +53,7 @@ from leakaudit.results.model import (
     ViewEntry,
     given,
 )
-from leakaudit.results.record_file import ID_ONLY, UNTIED, warned
+from leakaudit.results.record_file import ID_ONLY, NOT_COMPARED, UNTIED, warned
 from leakaudit.results.wording import headline, reconstructed, rule_outcome, untried
 from leakaudit.scoring.scoring import definitions
 from leakaudit.tasks.data import is_public
@@ -489,7 +489,7 @@ def _metrics(metrics: Mapping[str, str], trace: TraceSummary) -> dict[str, str]:
 def _remarks(remarks: Sequence[str] | UnsetType) -> tuple[str, ...] | UnsetType:
     if isinstance(remarks, UnsetType):
         return UNSET
-    return tuple(_known(remark, (UNTIED, ID_ONLY)) for remark in remarks)
+    return tuple(_known(remark, (UNTIED, ID_ONLY, NOT_COMPARED)) for remark in remarks)
 
 
 def _reasons(reasons: Sequence[str] | UnsetType) -> tuple[str, ...] | UnsetType:

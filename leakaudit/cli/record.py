@@ -30,7 +30,7 @@ CHOICES = {
 
 
 class _Help(argparse.Action):
-    """Help that also lists the parameters of the victim, if one is named."""
+    """Help that also lists the parameters of the victim, and its messages, if one is named."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, *_: object
@@ -43,12 +43,18 @@ class _Help(argparse.Action):
 
             try:
                 plugins(namespace)
-                declared = declarations.of("victims", namespace.victim)
+                declared = declarations.of("victims", namespace.victim, ("sends",))
             except LeakauditError as e:
                 parser.error(str(e))
             sys.stdout.write(f"\nparameters of {namespace.victim} (--set NAME=VALUE):\n")
             for text in parameters(declared.parameters):
                 for line in wrapped(text, console.width(), "  "):
+                    sys.stdout.write(f"{line}\n")
+            sends = declared.attributes["sends"]
+            if sends:
+                sys.stdout.write(f"\nkinds of messages of {namespace.victim}:\n")
+            for kind, text in sends.items():
+                for line in wrapped(f"{kind}: {text}", console.width(), "  "):
                     sys.stdout.write(f"{line}\n")
         parser.exit()
 
@@ -76,7 +82,7 @@ def add(verbs: Any) -> None:
         "--help",
         action=_Help,
         nargs=0,
-        help="show this help; 'record pdmm --help' adds the parameters of pdmm",
+        help="show this help; 'record pdmm --help' adds the parameters and messages of pdmm",
     )
     sub.add_argument(
         "-o",

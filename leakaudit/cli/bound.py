@@ -286,6 +286,8 @@ def _who(one: Comparison) -> str:
         return "outsider, all channels"
     if one.threat.kind == "named":
         return who
+    if one.threat.kind == "node":
+        return f"other node {who}"
     return f"{one.threat.kind} {who}"
 
 

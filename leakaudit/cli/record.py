@@ -89,8 +89,8 @@ def add(verbs: Any) -> None:
         "--output",
         default="trace.pt",
         help=(
-            "trace file to write, or a folder ('name/') of shards; the truth is written beside it "
-            "(default trace.pt)"
+            "trace file to write, or a folder ('name/') of shards; replaces an existing one; the "
+            "truth is written beside it (default trace.pt)"
         ),
     )
     sub.add_argument(
@@ -242,6 +242,7 @@ def run(args: argparse.Namespace) -> int:
         )
         return 0
     path = args.output if args.output.endswith("/") else Path(args.output)
+    replaced = ", in place of an earlier one" if Path(args.output).exists() else ""
     with console.shown(chosen.progress):
         told = {"command": command()}
         if spread is None:
@@ -256,7 +257,7 @@ def run(args: argparse.Namespace) -> int:
         f"{trace.graph.nodes} nodes, {len(trace.graph.edges)} edges, {trace.rounds} rounds, "
         f"{len(trace)} messages"
     )
-    say(f"{args.output}: {scenario.victim}, {size}", args)
+    say(f"{args.output}: {scenario.victim}, {size}{replaced}", args)
     for sentence in gaps.sentences(trace):
         say(f"missing: {sentence}", args)
     if spread is None:

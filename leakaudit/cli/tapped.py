@@ -26,7 +26,7 @@ def written(sub: argparse.ArgumentParser) -> None:
         "--output",
         type=Path,
         default=Path("trace.pt"),
-        help="trace file to write (default trace.pt)",
+        help="trace file to write; replaces an existing one (default trace.pt)",
     )
     sub.add_argument(
         "--truth",
@@ -209,8 +209,7 @@ def unclear(trace: Trace, args: argparse.Namespace) -> list[str]:
         args: The parsed arguments, with those of `written`.
 
     Returns:
-        One sentence per difference; none if the messages of the first round are incomplete, which
-        is reported otherwise.
+        One sentence per difference.
     """
     from leakaudit.lint import conformance
     from leakaudit.traces import trace_file
@@ -220,8 +219,8 @@ def unclear(trace: Trace, args: argparse.Namespace) -> list[str]:
         truth = trace_file.load_truth(trace_file.truth_path(args.output))
     try:
         return conformance.examine(trace, truth).sentences
-    except LeakauditError:
-        return []
+    except LeakauditError as error:  # messages of the first round are missing
+        return [str(error)]
 
 
 def log(trace: Path) -> Path:

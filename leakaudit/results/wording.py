@@ -742,6 +742,8 @@ def refusal(attacked: int | None, refused: int | None) -> str:
     """
     if refused is None:
         return "-"
+    if not refused:
+        return "none"  # "0 of 1" would read as a rate of success
     return f"{refused} of {attacked}"
 
 

@@ -160,6 +160,8 @@ def _contradictions(source: Path) -> list[str]:
     trace = trace_file.load(source)
     beside = trace_file.truth_path(source)
     truth = trace_file.load_truth(beside) if beside.is_file() else None
+    if truth is not None:
+        trace_file.same_run(trace, truth)
     try:
         trace = gaps.before(trace)
     except LeakauditError:

@@ -5,6 +5,7 @@ The checks examine the constants, the declared relations, the messages and, if g
 
 from __future__ import annotations
 
+from leakaudit import registry
 from leakaudit.lint import (
     bounded,
     claimed,
@@ -89,6 +90,8 @@ def unexamined(trace: Trace, truth: Truth | None) -> list[str]:
         truth: The truth of the same run, or None.
     """
     found: list[str] = []
+    if trace.protocol.startswith(registry.OWN):
+        found.append(f"the messages: the protocol {trace.protocol!r} has no declaration")
     records = "gradients of single records against the declared sensitivity (P05)"
     if truth is None:
         found.append(f"the noise, its seed, and {records}: requires --truth")

@@ -132,11 +132,12 @@ def check(case: Case) -> Iterator[Pitfall]:
     Args:
         case: The input; with a truth, its gradients are compared.
     """
-    if case.protocol is None:
+    if case.trace.protocol.startswith(registry.OWN):
         return
     try:
         found = examine(case.trace, case.truth)
-    except LeakauditError:  # the protocol cannot be declared; other checks say so
+    except LeakauditError as error:  # nothing can be compared with an unknown declaration
+        yield Pitfall(NUMBER, Verdict.UNSUPPORTED, str(error))
         return
     # The noise itself is the subject of other pitfalls.
     wrong = [one for one in found.deviations if one.about not in ("quiet", "distribution")]

@@ -160,7 +160,10 @@ def attack_file(path: Path, folder: Path, options: AttackOptions) -> Finished:
             truth_recording=None if truth is None else truth.recording,
         )
         not_tried = _not_tried(found, options, trace)
-        checked = conformance.examine(trace, truth, options.adversary, task)
+        on_cpu = task
+        if options.device != "cpu":
+            on_cpu = Task.build(trace.task, trusted=options.trusted)
+        checked = conformance.examine(trace, truth, options.adversary, on_cpu)
         confirmed = {one.certificate for _, one in found.pairs} & CONFIRMED
         if found.pairs and not checked.compared and not confirmed:
             unverified.append(results.NOT_COMPARED)

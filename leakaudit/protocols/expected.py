@@ -195,6 +195,7 @@ def differences(
         )
         yield Deviation("empty", says)
         return
+    yield from _not_finite(trace)
     yield from _undeclared(sent, expected)
     yield from _missing(sent, expected, adversaries)
     yield from _later(sent, expected)
@@ -204,7 +205,7 @@ def differences(
     for said in gaps.sentences(trace)[:1]:
         yield Deviation("gaps", said)
     yield from _closed(trace, expected, secure)
-    yield from _payloads(trace, expected)
+    yield from _coarse(trace, expected)
 
 
 def observed(trace: Trace, expected: Expected, adversary: Adversary) -> Iterator[Deviation]:
@@ -441,7 +442,7 @@ def _copies(trace: Trace, expected: Expected) -> Iterator[Deviation]:
             copy = _Copy(key, part, row, sent.payload[row])
             other = first.setdefault((key.round, place_found), copy)
             same_payload = (other.part, other.row) == (part, row)
-            if not same_payload and not torch.equal(other.payload, copy.payload):
+            if not same_payload and not _equal(other.payload, copy.payload):
                 says = (
                     f"{other.key} and {key} contain different numbers, but the protocol sends one "
                     "vector to both; record what each receiver gets, "
@@ -451,8 +452,13 @@ def _copies(trace: Trace, expected: Expected) -> Iterator[Deviation]:
                 return
 
 
-def _payloads(trace: Trace, expected: Expected) -> Iterator[Deviation]:
-    """Find numbers that are not finite, or that have a narrower format than the recording."""
+def _equal(one: Tensor, other: Tensor) -> bool:
+    """Return whether two payloads are equal; NaN equals NaN."""
+    return torch.equal(one.nan_to_num(), other.nan_to_num())
+
+
+def _not_finite(trace: Trace) -> Iterator[Deviation]:
+    """Find NaN and infinity."""
     for messages in trace.messages:
         rows = max(1, CHUNK // max(1, messages.payload.shape[1]))
         used = messages.row.unique().long()
@@ -464,6 +470,10 @@ def _payloads(trace: Trace, expected: Expected) -> Iterator[Deviation]:
             says = f"{count} payloads contain NaN or infinity, which no attack can use"
             yield Deviation("values", says)
             return
+
+
+def _coarse(trace: Trace, expected: Expected) -> Iterator[Deviation]:
+    """Find numbers that have a narrower format than the recording."""
     if expected.coarse:
         return
     numbers = torch.cat([_some(messages.payload) for messages in trace.messages])

@@ -429,7 +429,7 @@ def _some(m: Messages, rows: torch.Tensor) -> Messages:
 
 
 def loop(trace: Trace, **params: Any) -> Trace:
-    return replace(trace, protocol="own-loop", params=params)
+    return replace(trace, protocol="own:loop", params=params)
 
 
 GOOD = {"sigma": 1.0, "clip": 1.0, "delta": 1e-5, "adjacency": "one record is added or removed"}

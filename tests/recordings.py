@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -189,6 +189,3 @@ def gradients(task: Task, w: Tensor, x: Tensor, y: Tensor, clip: float = 0.0) ->
             each = each * (clip / each.norm(dim=1, keepdim=True)).clamp(max=1.0)
         found.append(each.mean(0))
     return torch.stack(found)
-
-
-Spoil = Callable[[Run], None]

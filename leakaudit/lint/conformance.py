@@ -29,6 +29,7 @@ from leakaudit.lint.values import Values, contradicted
 from leakaudit.protocols import expected
 from leakaudit.protocols.declared import protocol_of
 from leakaudit.protocols.deviation import Deviation
+from leakaudit.protocols.equations.written import Written
 from leakaudit.protocols.expected import STATED, Expected
 from leakaudit.tasks.task import Task
 from leakaudit.trace import Trace, Truth
@@ -139,8 +140,11 @@ def check(case: Case) -> Iterator[Pitfall]:
     except LeakauditError as error:  # nothing can be compared with an unknown declaration
         yield Pitfall(NUMBER, Verdict.UNSUPPORTED, str(error))
         return
-    # The noise itself is the subject of other pitfalls.
-    wrong = [one for one in found.deviations if one.about not in ("quiet", "distribution")]
+    # The noise itself is the subject of other pitfalls, and so are equations without noise.
+    elsewhere = {"quiet", "distribution"}
+    if case.protocol and isinstance(case.protocol.victim, Written) and not case.laws:
+        elsewhere |= {"messages", "gradients"}
+    wrong = [one for one in found.deviations if one.about not in elsewhere]
     if not wrong:
         return
     first = wrong[0]

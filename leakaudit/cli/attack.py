@@ -129,8 +129,9 @@ def run(args: argparse.Namespace) -> int:
         resume=args.resume,
     )
     if args.dry_run:
-        sys.stdout.write(json.dumps(_dry(args.trace, options), indent=2) + "\n")
-        return 0
+        plan = _dry(args.trace, options)
+        sys.stdout.write(json.dumps(plan, indent=2) + "\n")
+        return INCONCLUSIVE if plan["not_understood"] else 0
     folder = Path(chosen.output)
     with console.shown(chosen.progress):
         done = attack_file(args.trace, folder, options)
@@ -175,4 +176,8 @@ def _dry(path: Path, options: AttackOptions) -> dict[str, Any]:
         }
         for leak in leaks
     }
-    return {"nodes": plan, "undetermined": dict(leaks.undetermined)}
+    return {
+        "nodes": plan,
+        "undetermined": dict(leaks.undetermined),
+        "not_understood": sorted(leaks.not_understood),
+    }

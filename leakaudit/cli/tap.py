@@ -93,6 +93,7 @@ def run(args: argparse.Namespace) -> int:
         The exit code.
     """
     if args.command and args.command[0] in ACTIONS:
+        args.action = args.command[0]
         return (
             tapped.describe(args.command[1:])
             if args.command[0] == "describe"

@@ -12,6 +12,7 @@ from leakaudit.errors import LeakauditError
 
 if TYPE_CHECKING:
     from leakaudit.capture.tap.messages.description import Description
+    from leakaudit.trace import Trace
 
 
 def written(sub: argparse.ArgumentParser) -> None:
@@ -25,7 +26,7 @@ def written(sub: argparse.ArgumentParser) -> None:
         "--output",
         type=Path,
         default=Path("trace.pt"),
-        help="trace file to write (default trace.pt)",
+        help="trace file to write; replaces an existing one (default trace.pt)",
     )
     sub.add_argument(
         "--truth",
@@ -196,6 +197,30 @@ def write(
     )
     for line in merge.warnings(trace):
         say(f"leakaudit tap: {line}", args)
+    for reason in unclear(trace, args):
+        sys.stderr.write(f"leakaudit tap: not as described: {reason}\n")
+
+
+def unclear(trace: Trace, args: argparse.Namespace) -> list[str]:
+    """Return how a new recording differs from its description.
+
+    Args:
+        trace: The trace that was written.
+        args: The parsed arguments, with those of `written`.
+
+    Returns:
+        One sentence per difference.
+    """
+    from leakaudit.lint import conformance
+    from leakaudit.traces import trace_file
+
+    truth = None
+    if args.truth:
+        truth = trace_file.load_truth(trace_file.truth_path(args.output))
+    try:
+        return conformance.examine(trace, truth).sentences
+    except LeakauditError as error:  # messages of the first round are missing
+        return [str(error)]
 
 
 def log(trace: Path) -> Path:

@@ -91,7 +91,7 @@ READS = {
     "leakaudit/cli/tapped.py:numbers": TYPED,
     "leakaudit/cli/trace.py:run": TYPED,
     "leakaudit/gate/config.py:Check._check_program": TYPED,
-    "leakaudit/gate/expected.py:_dtype_name": TORCH,
+    "leakaudit/protocols/expected.py:_dtype_name": TORCH,
     "leakaudit/gate/judge.py:_is_own": MODULE,
     "leakaudit/gate/program.py:_library": NAMED,
     "leakaudit/gate/program.py:_outcome": ERROR,

@@ -59,7 +59,7 @@ READS = {
     "leakaudit/capture/tap/flower/hooks.py:listen": MODULE,
     "leakaudit/capture/tap/flower/messages.py:kind_of": FLOWER,
     "leakaudit/capture/tap/launch.py:_is_open": FORMAT,
-    "leakaudit/capture/tap/log/layers.py:_module": TORCH,
+    "leakaudit/capture/tap/log/layers.py:module": TORCH,
     "leakaudit/capture/tap/messages/layouts.py:split": TYPED,
     "leakaudit/capture/tap/log/writing.py:_form": TORCH,
     "leakaudit/capture/tap/log/reading.py": NAMED,

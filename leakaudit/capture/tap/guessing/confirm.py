@@ -105,7 +105,7 @@ def _of_rest(described: Description, seen: observed.Observed) -> Iterator[str]:
     for one in _misses(described, seen):
         if one.kept < PROVED <= one.rest:
             yield (
-                f"model: a recomputed gradient equals the recorded parameters up to {one.kept:.1g}, "
+                f"model: a recomputed gradient equals the recorded parameters to {one.kept:.1g}, "
                 f"but misses the sketch of the others by {one.rest:.2g}: there, the model or what "
                 "the program does with its gradient is another"
             )

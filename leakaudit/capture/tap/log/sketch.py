@@ -63,7 +63,7 @@ class Sketch:
             total[:, :rest].addmm_(signs[:, end : end + 1], flat[full * WIDTH :].view(1, rest))
 
     def _of(self, like: Tensor) -> Tensor:
-        """Return the signs (ROWS, rows of the model) in the format and on the device of a tensor."""
+        """Return the signs (ROWS, rows of the model) in the format of a tensor, on its device."""
         if self._signs is None:
             import numpy as np
             import torch

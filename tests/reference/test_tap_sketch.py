@@ -18,7 +18,7 @@ import leakaudit as la
 from leakaudit.capture.tap.fitting.part import Part
 from leakaudit.capture.tap.guessing.guess import guess, named
 from leakaudit.capture.tap.log.capture import Capture
-from leakaudit.capture.tap.log.layers import LARGE, REST, select
+from leakaudit.capture.tap.log.layers import LARGE, REST, SKETCHED, select
 from leakaudit.capture.tap.log.reading import RankLog, read_logs
 from leakaudit.capture.tap.log.sketch import ROWS, WIDTH, RunningSketch, Sketch
 from leakaudit.cli import main
@@ -192,6 +192,30 @@ def test_a_model_that_is_sent_one_parameter_at_a_time_has_one_sketch(tmp_path: P
     assert torch.equal(log.tensor(rest[2]), taken[0])
     assert torch.equal(log.tensor(rest[5]), taken[0])
     assert rest[2].notes["parameters"] == [1, 2]
+
+
+def test_only_the_first_messages_are_sketched_from_the_first_round_that_is_kept(
+    tmp_path: Path,
+) -> None:
+    names = ["a", "b", "c"]
+    sizes = [30, 5000, 7]
+    capture = Capture(
+        str(tmp_path),
+        layers=["a", "c", "sketch"],
+        rounds=(4, 90),
+        names=names,
+        sizes=[*sizes, sum(sizes)],
+        rank=0,
+    )
+    for t in range(30):
+        capture.event("send", torch.full((sum(sizes),), float(t)), peer=1)
+    capture.end()
+    (log,) = read_logs(tmp_path)
+    kept = [event for event in log.events if event.kept]
+    rest = [event for event in kept if REST in event.notes]
+    assert [event.notes[REST] for event in rest] == ["whole"] + ["sketch"] * (SKETCHED - 1)
+    assert float(log.tensor(rest[0])[0]) == 3  # the first round is 1
+    assert len(kept) - len(rest) == 27
 
 
 # --- programs ---------------------------------------------------------------------------------------------------------
@@ -446,3 +470,98 @@ def test_a_resnet_keeps_its_first_and_last_layer() -> None:
     kept = sorted(found.names[place] for place in found.kept)
     assert len(kept) == 3
     assert found.numbers < 20_000
+
+
+# --- models that a program sends itself, and FSDP2 --------------------------------------------------------------------
+
+EXCHANGE = """
+import sys
+import torch, torch.distributed as dist
+from torch import nn
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+random = torch.Generator().manual_seed(rank)
+x, y = torch.rand(1, 1, 8, 8, generator=random), torch.randint(10, (1,), generator=random)
+torch.manual_seed(0)
+model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 48), nn.ReLU(), nn.Linear(48, 24), nn.ReLU(), nn.Linear(24, 10))
+w = nn.utils.parameters_to_vector(model.parameters()).detach()
+for t in range(4):
+    theirs = torch.empty_like(w)
+    for work in [dist.isend(w, 1 - rank), dist.irecv(theirs, 1 - rank)]:
+        work.wait()
+    model.zero_grad()
+    nn.functional.cross_entropy(model(x), y).backward()
+    gradients = [p.grad for p in model.parameters()]
+    if sys.argv[1] == "altered":
+        gradients[2] *= 1.2
+    w = (w + theirs) / 2 - 0.1 * torch.cat([g.flatten() for g in gradients])
+    nn.utils.vector_to_parameters(w, model.parameters())
+torch.save({"x": x, "y": y}, f"kept{rank}.pt")
+dist.destroy_process_group()
+"""
+WEIGHTS = MODEL.replace("gradients", "weights").replace(
+    "[params]", '[params]\nalpha = 0.1\norder = "combine"'
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["plain", "altered"])
+def test_models_that_a_program_sends_itself_are_confirmed_or_refused(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], kind: str
+) -> None:
+    (tmp_path / "told.toml").write_text(WEIGHTS)
+    options = ["--describe", "told.toml", "--layers", "first,last,sketch"]
+    run = tapped(tmp_path, EXCHANGE, [kind], *options)
+    said = capfd.readouterr().err
+    if kind == "altered":
+        assert "misses the sketch of the others by" in said
+        assert not (run.folder / "trace.pt").exists()
+        return
+    assert "2 recomputed gradients equal the recorded parameters, and the sketch" in said
+    found = la.attack(
+        la.leaks(trace_file.load(run.folder / "trace.pt")), generator=Generator().manual_seed(0)
+    )
+    assert len(found) == 2
+    for one in found:
+        x = torch.load(run.folder / f"kept{one.node}.pt", weights_only=True)["x"]
+        assert psnr(one.x.float()[:1], x, data_range=1.0).min() >= 60
+
+
+SHARDED = """
+import copy, sys
+import torch, torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+mesh = init_device_mesh("cpu", (2,))
+random = torch.Generator().manual_seed(rank)
+x, y = torch.rand(1, 1, 8, 8, generator=random), torch.randint(10, (1,), generator=random)
+torch.manual_seed(0)
+model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 48), nn.ReLU(), nn.Linear(48, 24), nn.ReLU(), nn.Linear(24, 10))
+for layer in (model[1], model[3], model[5]):
+    fully_shard(layer, mesh=mesh)
+fully_shard(model, mesh=mesh)
+optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+for t in range(4):
+    optimiser.zero_grad()
+    nn.functional.cross_entropy(model(x), y).backward()
+    optimiser.step()
+torch.save({"x": x, "y": y}, f"kept{rank}.pt")
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_a_sharded_model_is_confirmed_by_its_sketch(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = tapped(tmp_path, SHARDED, ["plain"], "--layers", "first,last,sketch")
+    capfd.readouterr()
+    assert run.merge(MODEL) == 0
+    said = capfd.readouterr().err
+    assert "2 recomputed gradients equal the recorded parameters, and the sketch" in said
+    assert "optimiser, of the recorded parameters and by their sketch of the others: sgd" in said

@@ -157,7 +157,6 @@ class _Gradients:
         )
         if self.selection is not None:
             self.notes[NOTE] = True
-            self.running = self.selection.running()
 
     def _begin(self, bucket: Any) -> Notes:
         """Return the notes of a bucket.
@@ -167,8 +166,9 @@ class _Gradients:
         """
         if bucket.index() == 0:
             self.step += 1
-            if self.selection is not None:
-                self.running = self.selection.running()  # also drops that of an aborted pass
+            self.running = None  # also drops that of an aborted pass
+            if self.selection is not None and self.capture.sketches(self.step):
+                self.running = self.selection.running()
             if self.capture.rank == self.ranks[0]:
                 self._log_model()
         places = [self.place[id(p)] for p in bucket.parameters()]
@@ -219,13 +219,13 @@ class _Gradients:
         """Log the parameters of the model that are not chosen: of the first model, all numbers."""
         if self.running is None:
             return
-        if self.step:
+        if self.step != self.capture.first:
             for place in places:
                 self.running.add(place, self.named[place][1])
             self.capture.rest("model", self.running, self.step, **self.notes)
             return
         noted = {**self.notes, REST: WHOLE, "parameters": places, "last": False}
-        self.capture.event("model", flat([self.named[k][1] for k in places]), at=0, **noted)
+        self.capture.event("model", flat([self.named[k][1] for k in places]), at=self.step, **noted)
 
 
 class _Sending:

@@ -165,9 +165,9 @@ class _Model:
             values = [p.unsharded_param for p in kept]
             self._event("model", kept, flat(values), **self._facts())
         others = [p for p in trained if not self._is_chosen(p)]
-        if not others or "model" not in self.running:
+        if not others or not self._sketches("model"):
             return
-        if self.step:
+        if self.step != self.capture.first:
             for p in others:
                 self.running["model"].add(self.place[p._param_fqn], p.unsharded_param)
         else:
@@ -186,7 +186,7 @@ class _Model:
         pairs = list(zip(parameters, gradients, strict=True))
         kept = [(p, gradient) for p, gradient in pairs if self._is_chosen(p)]
         for p, gradient in pairs:
-            if "fsdp" in self.running and not self._is_chosen(p):
+            if self._sketches("fsdp") and not self._is_chosen(p):
                 sent = gradient.to(dtype or gradient.dtype)
                 self.running["fsdp"].add(self.place[p._param_fqn], sent)
         if kept:
@@ -205,6 +205,9 @@ class _Model:
                 self._event(op, [], torch.empty(0), last=True)
         self.step += 1
         self.begun = False
+
+    def _sketches(self, op: str) -> bool:
+        return op in self.running and self.capture.sketches(self.step)
 
     def _is_chosen(self, parameter: Any) -> bool:
         if self.selection is None:

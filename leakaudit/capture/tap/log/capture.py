@@ -17,6 +17,7 @@ from leakaudit.capture.tap.log.layers import (
     REST,
     SEED,
     SKETCH,
+    SKETCHED,
     WHOLE,
     Selection,
     described,
@@ -337,15 +338,29 @@ class Capture:
         found: list[tuple[Tensor | None, Notes]] = []
         if self._selection.sketch is not None and LEFT_OUT not in notes:
             others = {k: part for k, part in parts.items() if k not in self._selection.kept}
-            if before < length:
+            at = before // length
+            if at == self.first:
                 found = self._whole(others, shared)
-            else:
+            elif self.sketches(at):
                 found = self._sketched(channel, others, last, shared)
         import torch
 
         held = [place for place in places if place in self._selection.kept]
         chosen = torch.cat([flat[:0], *(parts[place] for place in held)])
         return [*found, (chosen, {**shared, "parameters": held, "last": last})]
+
+    @property
+    def first(self) -> int:
+        """Position, on its channel, of the first message that is kept: its model is kept whole."""
+        return 0 if self.rounds is None else max(0, self.rounds[0] - self.start)
+
+    def sketches(self, at: int) -> bool:
+        """Return whether the message at a position of its channel is sketched, with a selection.
+
+        Args:
+            at: the position.
+        """
+        return self.first <= at < self.first + SKETCHED
 
     def _whole(self, others: dict[int, Tensor], notes: Notes) -> list[tuple[Tensor | None, Notes]]:
         """Return the parameters that are not chosen, of the first message of a channel."""

@@ -508,12 +508,12 @@ WEIGHTS = MODEL.replace("gradients", "weights").replace(
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["plain", "altered"])
 def test_models_that_a_program_sends_itself_are_confirmed_or_refused(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], kind: str
+    tmp_path: Path, kind: str
 ) -> None:
     (tmp_path / "told.toml").write_text(WEIGHTS)
     options = ["--describe", "told.toml", "--layers", "first,last,sketch"]
     run = tapped(tmp_path, EXCHANGE, [kind], *options)
-    said = capfd.readouterr().err
+    said = run.said
     if kind == "altered":
         assert "misses the sketch of the others by" in said
         assert not (run.folder / "trace.pt").exists()

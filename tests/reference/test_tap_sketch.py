@@ -16,11 +16,11 @@ from torch import Generator, Tensor
 
 import leakaudit as la
 from leakaudit.capture.tap.fitting.part import Part
+from leakaudit.capture.tap.fitting.sketch import ROWS, WIDTH, RunningSketch, Sketch
 from leakaudit.capture.tap.guessing.guess import guess, named
 from leakaudit.capture.tap.log.capture import Capture
 from leakaudit.capture.tap.log.layers import LARGE, REST, SKETCHED, select
 from leakaudit.capture.tap.log.reading import RankLog, read_logs
-from leakaudit.capture.tap.log.sketch import ROWS, WIDTH, RunningSketch, Sketch
 from leakaudit.cli import main
 from leakaudit.scoring.metrics import psnr
 from leakaudit.tasks.models import ResNet18

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from leakaudit.capture.tap.log.sketch import ROWS, WIDTH, Sketch
+from leakaudit.capture.tap.fitting.sketch import ROWS, WIDTH, Sketch
 
 
 @dataclass(frozen=True)

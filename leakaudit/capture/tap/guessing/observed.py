@@ -14,9 +14,9 @@ from torch import Tensor
 
 from leakaudit.capture.tap.fitting import fit
 from leakaudit.capture.tap.fitting.part import Part
+from leakaudit.capture.tap.fitting.sketch import Sketch
 from leakaudit.capture.tap.log.layers import NOTE
 from leakaudit.capture.tap.log.reading import Event, RankLog
-from leakaudit.capture.tap.log.sketch import Sketch
 from leakaudit.capture.tap.messages.layouts import Place
 from leakaudit.capture.tap.messages.states import sort_out
 from leakaudit.capture.tap.messages.streams import (

@@ -12,10 +12,10 @@ from itertools import count
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from leakaudit.capture.tap.fitting.sketch import RunningSketch
 from leakaudit.capture.tap.hooks.group import group_notes
 from leakaudit.capture.tap.log.capture import HOOK, Capture, Notes
 from leakaudit.capture.tap.log.layers import ALL, NOTE, REST, WHOLE, Selection
-from leakaudit.capture.tap.log.sketch import RunningSketch
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -12,10 +12,10 @@ from itertools import count
 from types import ModuleType
 from typing import Any
 
+from leakaudit.capture.tap.fitting.sketch import RunningSketch
 from leakaudit.capture.tap.hooks.ddp import flat, names
 from leakaudit.capture.tap.log.capture import Capture, Notes
 from leakaudit.capture.tap.log.layers import NOTE, REST, WHOLE
-from leakaudit.capture.tap.log.sketch import RunningSketch
 
 OWNER = "_leakaudit_tapped"  # attribute of a group of parameters: the model to which it belongs
 

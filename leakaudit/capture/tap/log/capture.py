@@ -30,7 +30,7 @@ from leakaudit.capture.tap.log.writing import LEFT_OUT, Log
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from leakaudit.capture.tap.log.sketch import RunningSketch
+    from leakaudit.capture.tap.fitting.sketch import RunningSketch
 
 Result = TypeVar("Result")
 Notes = dict[str, Any]

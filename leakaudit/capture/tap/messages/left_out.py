@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from leakaudit.capture.tap.fitting import stepping
-from leakaudit.capture.tap.log.sketch import RunningSketch, Sketch
+from leakaudit.capture.tap.fitting.sketch import RunningSketch, Sketch
 from leakaudit.capture.tap.messages.layouts import Place
 from leakaudit.capture.tap.messages.streams import LoggedMessage
 

@@ -395,8 +395,9 @@ def _begun(seen: observed.Observed, sent: observed.PayloadGuess, server: int | N
         # the ranks divide before they add, does not follow from the messages.
         values["protocol"] = "fedavg"
         comments["protocol"] = Comment(
-            'all ranks average: "fedavg", with lr and the local steps as epochs; and scale = '
-            "number of ranks under [messages] if they divide before the sum",
+            'all ranks average: "fedavg", with lr, the local steps as epochs, and server = "mean" '
+            "if they continue from the average; scale = number of ranks under [messages] if they "
+            "divide before the sum",
             known=False,
         )
     return _Draft(values, comments)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import shake_128
@@ -21,6 +22,7 @@ from leakaudit.capture.tap.guessing.guess import guess, named
 from leakaudit.capture.tap.log.capture import Capture
 from leakaudit.capture.tap.log.layers import LARGE, REST, SKETCHED, select
 from leakaudit.capture.tap.log.reading import RankLog, read_logs
+from leakaudit.capture.tap.messages import description
 from leakaudit.cli import main
 from leakaudit.scoring.metrics import psnr
 from leakaudit.tasks.models import ResNet18
@@ -145,6 +147,14 @@ def test_parameters_that_do_not_travel_do_not_count() -> None:
     found = select(names, [10 * LARGE, 100, 2 * LARGE, 100], None, 0, [1, 2, 3])
     assert found is not None
     assert found.kept == frozenset({1, 3})
+
+
+def test_layers_are_found_whatever_the_axes_of_their_kernels() -> None:
+    order = '[messages]\norder = ["layer1.bias", "layer1.weight.T", "layer2.bias", "layer2.weight.T", "layer3.bias", "layer3.weight.T", "layer4.bias", "layer4.weight.T"]\n'
+    described = description.of(tomllib.loads(MODEL + order))
+    found = select(described.names, described.sizes[:-1], ["first", "last", "sketch"])
+    assert found is not None
+    assert found.kept == frozenset({0, 1, 6, 7})
 
 
 def test_a_sketch_alone_is_rejected(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -171,7 +171,8 @@ class Gpt(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits (b, 65, LENGTH) of the next characters."""
         held = self.tokens(x) + self.places(torch.arange(LENGTH))
-        return self.head(self.layers(held, self.mask, is_causal=True)).transpose(1, 2)
+        logits: Tensor = self.head(self.layers(held, self.mask, is_causal=True))
+        return logits.transpose(1, 2)
 
 
 def step(args: argparse.Namespace, capture: Capture | None) -> Callable[[], None]:

@@ -136,10 +136,9 @@ def run(args: argparse.Namespace) -> int:
             "names": described.names,
         }
         _require_layers(layers, described)
-    say(f"leakaudit tap: at most {human(limit)} of messages are recorded ({why})", args)
-    said = _choice(layers) if described is None else _need(limit, described, layers)
-    say(f"leakaudit tap: {said}", args)
     launch.prepare(folder)
+    said = _choice(layers) if described is None else _need(limit, described, layers)
+    say(f"leakaudit tap: at most {human(limit)} of messages are recorded ({why}): {said}", args)
     try:
         code = launch.run(command, folder, **listening)
     except LeakauditError:

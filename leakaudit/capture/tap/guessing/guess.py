@@ -124,7 +124,7 @@ def guess(logs: Sequence[RankLog], task: Task | None = None, named: bool = False
     evidence = (
         sent.why,
         f"{count} messages of {size} numbers on {len(seen.streams)} channels",
-        _evidence(model, task is not None, size),
+        _evidence(model, task is not None, size, bool(seen.missing)),
         *_partial(seen),
         *seen.notes,
         *answers.remarks(logs),
@@ -272,7 +272,7 @@ def _model_behind(
     task: Task | None,
 ) -> _Model:
     """Find the model behind the messages; task: the one given by the user."""
-    if seen.missing:
+    if seen.missing and not any(sample.part for sample in samples):
         # The gradient of a part of a model cannot be recomputed from what it shows, and a part that
         # looks like a small model is none: its inputs are not records.
         return _Model(task)
@@ -418,19 +418,23 @@ def _is_proved(found: fit.ModelFit, solved: duals.Solved | None) -> bool:
     return found.miss < PROVED
 
 
-def _evidence(model: _Model, given: bool, size: int) -> str:
+def _evidence(model: _Model, given: bool, size: int, sketched: bool) -> str:
     """Return the evidence for the model.
 
     Args:
         model: the model behind the messages.
         given: whether the user specified it.
         size: numbers per message.
+        sketched: whether only a sketch of some parameters was recorded.
     """
     found = model.found
     if found is not None:
+        sent = "the message"
+        if sketched:
+            sent = "the recorded parameters and the sketch of the others"
         what = "a gradient" if model.steps == 1 else f"{model.steps} local steps"
         return (
-            f"{what} recomputed at the record that a message reveals matches the message up to "
+            f"{what} recomputed at the record that a message reveals matches {sent} up to "
             f"{found.miss:.1g}: model, loss and step are correct"
         )
     if model.moved:

@@ -24,6 +24,7 @@ from leakaudit.trace import Graph
 UP = (
     "ddp",
     "fsdp",
+    "opacus",
     "allreduce",
     "reduce_scatter",
     "reduce",

@@ -40,6 +40,7 @@ y = torch.randint(10, (count,), generator=random)
 
 torch.manual_seed(0)
 net = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+plain_net = copy.deepcopy(net)  # without the hooks of Opacus
 model: nn.Module = net
 if args.wrap == "dpddp":
     model = DifferentiallyPrivateDistributedDataParallel(net)
@@ -76,12 +77,15 @@ if args.strange:
 
 def clipped(xs: Tensor, ys: Tensor) -> tuple[Tensor, Tensor]:
     """Return the sum of the clipped gradients of single records, and that of the gradients."""
-    copied = copy.deepcopy(net)
-    total = torch.zeros(sum(p.numel() for p in copied.parameters()))
+    parameters = list(plain_net.parameters())
+    with torch.no_grad():
+        for copied, trained in zip(parameters, net.parameters(), strict=True):
+            copied.copy_(trained)
+    total = torch.zeros(sum(p.numel() for p in parameters))
     plain = total.clone()
     for one, label in zip(xs, ys, strict=True):
-        loss = nn.functional.cross_entropy(copied(one[None]), label[None])
-        found = torch.autograd.grad(loss, list(copied.parameters()))
+        loss = nn.functional.cross_entropy(plain_net(one[None]), label[None])
+        found = torch.autograd.grad(loss, parameters)
         g = torch.cat([part.flatten() for part in found])
         total += g * min(1.0, args.norm / float(g.norm()))
         plain += g

@@ -382,6 +382,9 @@ def _begun(seen: observed.Observed, sent: observed.PayloadGuess, server: int | N
     """Return a description of the payload, still without constants and model."""
     payload = sent.payload
     comments = {"payload": Comment(sent.sure)}
+    if sent.sure == "unknown":
+        comments["payload"] = Comment(sent.why, known=False)
+        comments["protocol"] = Comment("see 'leakaudit list victims'", known=False)
     first = "update"
     protocol = description.USUAL[payload]
     if server is not None and payload == "weights":

@@ -116,7 +116,8 @@ def _state(optimiser: Any, capture: Capture) -> None:
         return
     if dist.is_available() and dist.is_initialized():
         optimiser.__dict__[OWNER] = True
-        capture.event("mod", None, mod="Opacus", **_stated(optimiser))
+        name = "Opacus" if optimiser.noise_multiplier else "Opacus without noise"
+        capture.event("mod", None, mod=name, **_stated(optimiser))
 
 
 def _stated(optimiser: Any) -> Notes:

@@ -10,7 +10,7 @@ from leakaudit.errors import NotUnderstood
 
 SUMS = ("secagg_mod", "secaggplus_mod")  # mods of flwr that mask what clients send
 NOISE = ("LocalDpMod", "Opacus")  # mods of flwr, and optimisers, that add noise
-CLIPPING = ("fixedclipping_mod", "adaptiveclipping_mod")
+CLIPPING = ("fixedclipping_mod", "adaptiveclipping_mod", "Opacus without noise")
 
 
 def check(logs: Sequence[RankLog]) -> None:

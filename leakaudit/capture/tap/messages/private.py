@@ -12,10 +12,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from leakaudit.capture.tap.hooks.opacus import OPERATION
 from leakaudit.capture.tap.messages.layouts import Place
 from leakaudit.capture.tap.messages.streams import LoggedMessage
 
+OPERATION = "opacus"  # the word for a rank's clipped gradient in a log
 # The root of the mean square of d normal numbers is within 6 / sqrt(2 d) of their standard
 # deviation, except once in 10^9 messages.
 DEVIATIONS = 6.0
@@ -89,21 +89,18 @@ def private(messages: Iterable[LoggedMessage], slices: Sequence[Place]) -> Priva
     sent = [message for message in messages if message.op == OPERATION and message.kept]
     if not sent:
         return None
-    stated = {_stated(message) for message in sent}
-    first = next(iter(stated))
-    if first is None or len(stated) > 1:
-        return Private(why="the constants of Opacus' optimiser change during the run")
     noisy: set[int] = set()
     silent: set[int] = set()
     for message in sent:
         ranks = noisy if message.note("noise") else silent
         ranks.add(message.src)
-    known = Private(
-        scale=first.divisor,
-        noisy=tuple(sorted(noisy)),
-        silent=tuple(sorted(silent)),
-        remarks=tuple(_remarks(first, noisy, silent)),
-    )
+    known = Private(noisy=tuple(sorted(noisy)), silent=tuple(sorted(silent)))
+    stated = {_stated(message) for message in sent}
+    first = next(iter(stated))
+    if first is None or len(stated) > 1:
+        return replace(known, why="the constants of Opacus' optimiser change during the run")
+    remarks = tuple(_remarks(first, noisy, silent))
+    known = replace(known, scale=first.divisor, remarks=remarks)
     why = _unlike(sent, slices, first) or _uneven(first, noisy, silent)
     if why:
         return replace(known, why=why)

@@ -11,11 +11,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 import leakaudit as la
 from leakaudit.capture.tap.log.reading import read_logs
+from leakaudit.capture.tap.messages.layouts import Place
+from leakaudit.capture.tap.messages.streams import assemble
 
 SITE = Path(__file__).resolve().parent / "programs" / "site"
 
@@ -53,12 +56,16 @@ class Tapped:
         return found
 
     def sent(self, rank: int, op: str) -> list[Tensor]:
-        """Return the tensors that a rank sent by one operation, as vectors."""
+        """Return what a rank sent by one operation, in the model's order of parameters."""
+        logs = read_logs(self.folder / "trace.tap")
+        noted = (event.notes.get("sizes") for log in logs for event in log.events)
+        sizes = next(found for found in noted if found)
+        ends = np.cumsum(sizes).tolist()
+        places = [Place(end - size, end) for end, size in zip(ends, sizes, strict=True)]
         found: list[Tensor] = []
-        for log in read_logs(self.folder / "trace.tap"):
-            if log.rank == rank:
-                events = [event for event in log.events if event.op == op]
-                found += [log.tensor(event).reshape(-1) for event in events]
+        for wire, stream in assemble(logs, (*sizes, ends[-1])).messages.items():
+            if (wire.src, wire.op) == (rank, op):
+                found += [message.value(places) for message in stream]
         return found
 
     def pictures(self) -> dict[int, tuple[str, Tensor]]:

@@ -88,6 +88,7 @@ def test_the_picture_of_the_rank_without_noise_comes_back_bit_for_bit(
     assert not torch.equal(wrong.float(), seen.kept(0)["x"][0])
 
 
+@pytest.mark.filterwarnings("ignore")  # of Opacus' accountants, about their own grids
 def test_epsilon_beside_that_of_opacus(run: Callable[..., Tapped]) -> None:
     """The noise of rank 0 gives what Opacus states, up to what differs by definition.
 
@@ -115,6 +116,7 @@ def test_epsilon_beside_that_of_opacus(run: Callable[..., Tapped]) -> None:
     assert math.isinf(replaced[1])
 
 
+@pytest.mark.filterwarnings("ignore")
 def test_secret_sampling_is_credited_by_opacus_only() -> None:
     """With a sample rate below 1, Opacus' epsilon is smaller: leakaudit does not assume secrecy."""
     from opacus.accountants import PRVAccountant

@@ -167,8 +167,9 @@ def _finish(
             )
             return code
         why = (
-            "it sent none by torch.distributed or Flower, its server runs elsewhere, or its "
-            "Python ignores PYTHONPATH (-I, -E, -S)"
+            "it sent none by torch.distributed or Flower, or sends them by torch.distributed.rpc, "
+            "which is not tapped, its server runs elsewhere, or its Python ignores PYTHONPATH "
+            "(-I, -E, -S)"
         )
         raise LeakauditError(f"no messages of the program were recorded: {why}")
     try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 
 from leakaudit import registry
 from leakaudit.capture.tap.fitting import fit, local, local_optimiser, stepping
@@ -17,6 +18,7 @@ from leakaudit.capture.tap.guessing.guess import PROVED, SPREADS
 from leakaudit.capture.tap.log.reading import RankLog
 from leakaudit.capture.tap.messages import layouts
 from leakaudit.capture.tap.messages.description import USUAL, Description
+from leakaudit.capture.tap.messages.private import Private, private
 from leakaudit.errors import LeakauditError
 
 
@@ -45,6 +47,9 @@ def contradictions(described: Description, logs: Sequence[RankLog]) -> list[str]
         seen = observed.collect(logs, described.task, described.places)
     except LeakauditError:
         return []
+    stated = private(chain.from_iterable(seen.streams.values()), seen.slices)
+    if stated is not None:
+        return list(_of_private(described, stated))
     if protocol == "fedavg":
         return list(_of_clients(described, seen))
     if described.payload == "weights":
@@ -199,6 +204,24 @@ def _of_gradients(described: Description, seen: observed.Observed) -> Iterator[s
             f"messages.scale: {described.scale:g} contradicts the messages, which are "
             f"{found.step:.6g} times the recomputed gradients and need {1 / found.step:.6g}"
         )
+
+
+def _of_private(described: Description, stated: Private) -> Iterator[str]:
+    """Compare the constants with those that Opacus states; messages show them only in part."""
+    if stated.why:
+        yield f"protocol: {described.protocol} contradicts the program: {stated.why}"
+        return
+    declared = {**registry.values(described.victim), **described.params}
+    known = {"clip": 0.0, "sigma": 0.0, "noisy": "all", **stated.params, "scale": stated.scale}
+    known.pop("samples", None)
+    for name, value in known.items():
+        held = described.scale if name == "scale" else declared[name]
+        same = held == value
+        if isinstance(value, float):
+            same = abs(held - value) <= PROVED * abs(value)
+        if not same:
+            where = "messages" if name == "scale" else "params"
+            yield f"{where}.{name}: {held} contradicts Opacus, which states {value}"
 
 
 def _is_one(factor: float) -> bool:

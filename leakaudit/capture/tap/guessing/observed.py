@@ -21,6 +21,7 @@ from leakaudit.capture.tap.messages.layouts import Place
 from leakaudit.capture.tap.messages.states import sort_out
 from leakaudit.capture.tap.messages.streams import (
     FLOATS,
+    GRADIENTS,
     POINT,
     LoggedMessage,
     Wire,
@@ -166,12 +167,12 @@ class PayloadGuess:
 
     Attributes:
         payload: weights, gradients or duals.
-        sure: the certainty, in one word.
+        sure: the certainty, in one word; the payload means nothing if it is unknown.
         why: the evidence, in one line.
     """
 
     payload: Payload
-    sure: Literal["sure", "likely", "unsure"]
+    sure: Literal["sure", "likely", "unsure", "unknown"]
     why: str
 
 
@@ -333,7 +334,12 @@ def payload(seen: Observed) -> PayloadGuess:
     Args:
         seen: the messages.
     """
-    across = _median(list(_across(seen)), 0.0)
+    pairs = list(_across(seen))
+    hooked = any(wire.op in GRADIENTS for wire in seen.streams)
+    if not pairs and not hooked:
+        why = "only one rank sends, so no comparison shows what is sent"
+        return PayloadGuess("gradients", "unknown", why)
+    across = _median(pairs, 0.0)
     move = _median(list(_moves(seen)), 1.0)
     if across < ALIKE:
         found = _duals(seen)

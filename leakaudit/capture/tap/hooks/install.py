@@ -1,4 +1,4 @@
-"""Wait for torch.distributed and Flower to be imported, then tap them.
+"""Wait for torch.distributed, Flower and Opacus to be imported, then tap them.
 
 `site/sitecustomize` installs this in every process of a tapped program.
 """
@@ -35,6 +35,14 @@ FLOWER = (  # modules of flwr that `flower_hooks` taps
     "flwr.cli.constant",
     "flwr.cli.local_superlink",
 )
+OPACUS = (  # modules of opacus in which optimisers are defined
+    "opacus.optimizers.optimizer",
+    "opacus.optimizers.optimizer_fast_gradient_clipping",
+    "opacus.optimizers.adaclipoptimizer",
+    "opacus.optimizers.ddpoptimizer",
+    "opacus.optimizers.ddpoptimizer_fast_gradient_clipping",
+    "opacus.optimizers.fsdpoptimizer_fast_gradient_clipping",
+)
 
 
 def install() -> None:
@@ -70,6 +78,11 @@ def install() -> None:
 
         flower_hooks.listen(module, capture)
 
+    def tap_opacus(module: ModuleType) -> None:
+        from leakaudit.capture.tap.hooks import opacus
+
+        opacus.listen(module, capture)
+
     waiting: dict[str, Callable[[ModuleType], None]] = {
         "torch.distributed": tap_groups,
         "torch.nn.parallel.distributed": tap_ddp,
@@ -77,6 +90,7 @@ def install() -> None:
         "torch.distributed.fsdp._fully_shard._fsdp_state": tap_fsdp,
     }
     waiting |= dict.fromkeys(FLOWER, tap_flower)
+    waiting |= dict.fromkeys(OPACUS, tap_opacus)
     sys.meta_path.insert(0, _AfterImport(waiting))
 
 

@@ -9,8 +9,8 @@ from leakaudit.capture.tap.log.reading import RankLog
 from leakaudit.errors import NotUnderstood
 
 SUMS = ("secagg_mod", "secaggplus_mod")  # mods of flwr that mask what clients send
-NOISE = ("LocalDpMod",)  # mods of flwr that add noise
-CLIPPING = ("fixedclipping_mod", "adaptiveclipping_mod")
+NOISE = ("LocalDpMod", "Opacus")  # mods of flwr, and optimisers, that add noise
+CLIPPING = ("fixedclipping_mod", "adaptiveclipping_mod", "Opacus without noise")
 
 
 def check(logs: Sequence[RankLog]) -> None:
@@ -101,7 +101,9 @@ def remarks(logs: Sequence[RankLog]) -> Iterator[str]:
         logs: the logs of all processes.
     """
     for mod in mods(logs):
-        if mod in NOISE:
+        if mod == "Opacus":
+            yield "ranks train with Opacus: their gradients are clipped and have noise"
+        elif mod in NOISE:
             yield f"clients ran {mod}: what they send is clipped and has noise"
         elif mod in CLIPPING:
             yield f"clients ran {mod}: their updates are clipped"

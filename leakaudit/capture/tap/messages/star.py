@@ -25,6 +25,7 @@ from leakaudit.trace import Graph
 UP = (
     "ddp",
     "fsdp",
+    "opacus",
     "allreduce",
     "reduce_scatter",
     "reduce",

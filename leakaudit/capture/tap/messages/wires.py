@@ -15,6 +15,7 @@ from leakaudit.capture.tap.messages import answers
 from leakaudit.capture.tap.messages.arranged import ArrangedLog, Missing
 from leakaudit.capture.tap.messages.description import Description
 from leakaudit.capture.tap.messages.peers import peers
+from leakaudit.capture.tap.messages.private import private
 from leakaudit.capture.tap.messages.star import star
 from leakaudit.capture.tap.messages.states import sort_out
 from leakaudit.capture.tap.messages.streams import (
@@ -141,6 +142,7 @@ def plan(description: Description, logs: Sequence[RankLog]) -> ArrangedLog:
         *restarts(logs),
         *_apart(dropped, others, streams),
         *_content(arranged),
+        *_private(arranged),
         *sorted_out.notes,
         *answers.remarks(logs),
     )
@@ -215,6 +217,13 @@ def _content(plan: ArrangedLog) -> Iterator[str]:
             f"{count} tensors were sent by {hook} in {dtype}: the trace contains what was sent, "
             "which is rounded to this format"
         )
+
+
+def _private(plan: ArrangedLog) -> Iterator[str]:
+    """Yield what Opacus states about clipping and noise."""
+    found = private((sent.message for sent in plan.sent), plan.slices)
+    if found is not None:
+        yield from found.remarks
 
 
 def _found(streams: Iterable[Sequence[LoggedMessage]]) -> list[LoggedMessage]:

@@ -1,4 +1,4 @@
-"""Wait for torch.distributed and Flower to be imported, then tap them.
+"""Wait for torch.distributed, Flower and NVFlare to be imported, then tap them.
 
 `site/sitecustomize` installs this in every process of a tapped program.
 """
@@ -35,6 +35,11 @@ FLOWER = (  # modules of flwr that `flower_hooks` taps
     "flwr.cli.constant",
     "flwr.cli.local_superlink",
 )
+NVFLARE = (  # modules of nvflare that `nvflare.hooks` taps
+    "nvflare.private.fed.server.server_runner",
+    "nvflare.apis.utils.task_utils",
+    "nvflare.fuel.f3.mpm",
+)
 
 
 def install() -> None:
@@ -70,6 +75,11 @@ def install() -> None:
 
         flower_hooks.listen(module, capture)
 
+    def tap_nvflare(module: ModuleType) -> None:
+        from leakaudit.capture.tap.nvflare import hooks as nvflare_hooks
+
+        nvflare_hooks.listen(module, capture)
+
     waiting: dict[str, Callable[[ModuleType], None]] = {
         "torch.distributed": tap_groups,
         "torch.nn.parallel.distributed": tap_ddp,
@@ -77,6 +87,7 @@ def install() -> None:
         "torch.distributed.fsdp._fully_shard._fsdp_state": tap_fsdp,
     }
     waiting |= dict.fromkeys(FLOWER, tap_flower)
+    waiting |= dict.fromkeys(NVFLARE, tap_nvflare)
     sys.meta_path.insert(0, _AfterImport(waiting))
 
 

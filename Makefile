@@ -19,10 +19,10 @@ coverage: $(VENV)/.ready  ## make test, with the share of lines and branches tha
 	$(BIN)/pytest -n auto --dist worksteal -m "not slow and not browser" --cov --cov-report=term:skip-covered
 
 # Flower needs an older rich than constraints.txt names, so only torch, torchvision and numpy are pinned.
-programs:  ## the tests that run Flower and JAX programs, in .venv-programs
+programs:  ## the tests that run Flower, NVFlare and JAX programs, in .venv-programs
 	$(PYTHON) -m venv .venv-programs
 	grep -E '^(torch|torchvision|numpy)==' constraints.txt > .venv-programs/pinned.txt
-	.venv-programs/bin/pip install -q -c .venv-programs/pinned.txt -e ".[dev,flower]" "flwr[simulation]" "jax>=0.10"
+	.venv-programs/bin/pip install -q -c .venv-programs/pinned.txt -e ".[dev,flower,nvflare]" "flwr[simulation]" "jax>=0.10"
 	.venv-programs/bin/pytest tests/programs
 
 selfcheck: $(VENV)/.ready  ## the estimators on null data, and the red team's tests on cases nobody has seen

@@ -59,6 +59,8 @@ READS = {
     "leakaudit/capture/tap/flower/hooks.py:listen": MODULE,
     "leakaudit/capture/tap/flower/messages.py:kind_of": FLOWER,
     "leakaudit/capture/tap/launch.py:_is_open": FORMAT,
+    "leakaudit/capture/tap/nvflare/filters.py": "the number at the end of a client's name",
+    "leakaudit/capture/tap/nvflare/hooks.py:listen": MODULE,
     "leakaudit/capture/tap/log/layers.py:_module": TORCH,
     "leakaudit/capture/tap/messages/layouts.py:split": TYPED,
     "leakaudit/capture/tap/log/writing.py:_form": TORCH,

@@ -1,4 +1,4 @@
-"""Wait for torch.distributed, Flower and NVFlare to be imported, then tap them.
+"""Wait for torch.distributed and other frameworks to be imported, then tap them.
 
 `site/sitecustomize` installs this in every process of a tapped program.
 """
@@ -40,6 +40,10 @@ NVFLARE = (  # modules of nvflare that `nvflare.hooks` taps
     "nvflare.apis.utils.task_utils",
     "nvflare.fuel.f3.mpm",
 )
+P2PFL = (  # modules of p2pfl that `p2pfl.hooks` taps
+    "p2pfl.communication.protocols.protobuff.memory.client",
+    "p2pfl.communication.protocols.protobuff.grpc.client",
+)
 
 
 def install() -> None:
@@ -80,6 +84,11 @@ def install() -> None:
 
         nvflare_hooks.listen(module, capture)
 
+    def tap_p2pfl(module: ModuleType) -> None:
+        from leakaudit.capture.tap.p2pfl import hooks as p2pfl_hooks
+
+        p2pfl_hooks.listen(module, capture)
+
     waiting: dict[str, Callable[[ModuleType], None]] = {
         "torch.distributed": tap_groups,
         "torch.nn.parallel.distributed": tap_ddp,
@@ -88,6 +97,7 @@ def install() -> None:
     }
     waiting |= dict.fromkeys(FLOWER, tap_flower)
     waiting |= dict.fromkeys(NVFLARE, tap_nvflare)
+    waiting |= dict.fromkeys(P2PFL, tap_p2pfl)
     sys.meta_path.insert(0, _AfterImport(waiting))
 
 

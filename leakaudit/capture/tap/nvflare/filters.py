@@ -25,6 +25,7 @@ from leakaudit.capture.tap.nvflare.hooks import note_filters
 from leakaudit.capture.tap.nvflare.server import ServerTap
 from leakaudit.errors import LeakauditError
 
+_missing = ""  # why NVFlare cannot be imported
 try:
     from nvflare.apis.event_type import EventType
     from nvflare.apis.filter import Filter, FilterChainType, FilterContextKey
@@ -32,9 +33,8 @@ try:
     from nvflare.apis.utils import task_utils
     from nvflare.job_config.defs import FilterType
 except ImportError as error:
-    raise LeakauditError(
-        f"recording filters need NVFlare ({error}): pip install leakaudit[nvflare]"
-    ) from None
+    Filter = object
+    _missing = str(error)
 
 _clients: dict[tuple[str, int], ClientTap] = {}
 _servers: dict[str, ServerTap] = {}
@@ -48,9 +48,16 @@ class RecordMessages(Filter):
         folder: folder of the log; created if it does not exist. A relative one is completed where
             the job is defined.
         rank: rank of the client; None for the number at the end of its name, or else 1.
+
+    Raises:
+        LeakauditError: NVFlare cannot be imported.
     """
 
     def __init__(self, folder: str, rank: int | None = None) -> None:
+        if _missing:
+            raise LeakauditError(
+                f"recording needs NVFlare ({_missing}): pip install leakaudit[nvflare]"
+            )
         super().__init__()
         self.folder = str(Path(folder).resolve())
         self.rank = rank

@@ -173,9 +173,10 @@ def copy_of(content: Content, last: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _sum(model: Any, difference: Any) -> Any:
-    """Return a model plus a difference, from which the difference follows without loss.
+    """Return a model plus a difference; None if they do not fit.
 
-    float32 suffices if the client's own model was float32, and float64 otherwise.
+    In the format of the messages, if the difference follows from the sum without loss, as it does
+    where a client subtracts models of this format; otherwise in float64.
     """
     import numpy as np
 

@@ -68,6 +68,11 @@ class NodesTap:
             self.capture.safely(self._write, client.self_addr, client.nei_addr, msg)
         return result
 
+    def end(self) -> None:
+        """Close the logs of all nodes."""
+        for _, capture in self._captures.values():
+            capture.end()
+
     def _write(self, source: str, to: str, msg: Any) -> None:
         with self._lock:
             capture = self._capture(source)

@@ -23,7 +23,7 @@ FACES = Path(__file__).resolve().parents[2] / "examples" / "p2pfl" / "faces.py"
 def test_gossip_is_named_and_every_picture_comes_back_bit_for_bit(
     tmp_path: Path, over: tuple[str, ...]
 ) -> None:
-    command = (sys.executable, str(FACES), "--nodes", "2", "--save", "data.npz", *over)
+    command = (sys.executable, str(FACES), "--save", "data.npz", *over)
     run = tapped(tmp_path, *command, truth=True)
     assert run.code == 0, run.said
     named = run.description
@@ -31,7 +31,7 @@ def test_gossip_is_named_and_every_picture_comes_back_bit_for_bit(
     assert named["params"]["order"] == "adapt"
     assert abs(named["params"]["alpha"] - 0.1) < 1e-5
     trace = trace_file.load(tmp_path / "trace.pt")
-    assert (trace.graph.nodes, len(trace.graph.edges)) == (2, 1)
+    assert (trace.graph.nodes, len(trace.graph.edges)) == (3, 3)
     assert bit_for_bit(run)
 
 
@@ -42,8 +42,9 @@ def test_other_programs_are_said_to_be_not_known(tmp_path: Path, options: tuple[
     assert not (tmp_path / "trace.pt").exists()
     if "dp" in options:
         assert run.description["protocol"] == "NOT KNOWN"
-        assert "messages pass through dp, which clips and adds noise" in (
-            tmp_path / "trace.toml"
-        ).read_text()
+        assert (
+            "messages pass through dp, which clips and adds noise"
+            in (tmp_path / "trace.toml").read_text()
+        )
     else:
         assert run.description["params"]["alpha"] == "NOT KNOWN"

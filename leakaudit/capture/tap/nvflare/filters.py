@@ -70,6 +70,9 @@ class RecordMessages(Filter):
             ctx: where in the job.
             named: ``tasks``, the names of the tasks to record; by default all.
         """
+        # Otherwise NVFlare would send parts of leakaudit to the clients, in place of their own.
+        packages = job.job.app_packages
+        job.set_app_packages([*packages, "leakaudit"])
         tasks = named.get("tasks") or ["*"]
         for kind in (FilterType.TASK_DATA, FilterType.TASK_RESULT):
             job.add_filter(obj=self, filter_type=kind, tasks=tasks, ctx=ctx)

@@ -349,6 +349,23 @@ def _compared(
     return step, float((value - step * g).norm() / value.norm())
 
 
+def shows(task: Task, value: Tensor, x: Tensor) -> bool:
+    """Return whether the first layer's block is that of one record.
+
+    Args:
+        task: the model.
+        value: (d,) a gradient up to a factor.
+        x: (1, *shape) the record, in the data's units.
+    """
+    if task.first_linear is None or task.first_linear[1] is None:
+        return False
+    weight, bias = (task.layout.slices[n] for n in task.first_linear if n)
+    b = value[bias].double()
+    block = value[weight].double().reshape(len(b), -1)
+    apart = block - b[:, None] * task.normalise(x).double().reshape(1, -1)
+    return bool(apart.norm() < RANK_ONE * block.norm())
+
+
 def labelled(task: Task, value: Tensor) -> tuple[Tensor, Tensor] | None:
     """Return the record that a vector reveals, with its label.
 

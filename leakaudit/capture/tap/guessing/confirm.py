@@ -169,6 +169,9 @@ def _of_clients(described: Description, seen: observed.Observed) -> Iterator[str
             f"params.epochs: {declared['epochs']} contradicts the messages, "
             f"which show {proved.steps}"
         )
+    for name in ("momentum", "decay"):
+        shown = getattr(proved.optimiser, name)
+        yield from _unequal(name, declared[name], shown, proved.miss)
     yield from _unequal("lr", declared["lr"], proved.lr, proved.miss)
 
 

@@ -17,6 +17,7 @@ from leakaudit.capture.tap.messages.layouts import Arrangement, arrangements
 from leakaudit.capture.tap.messages.starter import Comment
 from leakaudit.capture.tap.messages.wires import latest
 from leakaudit.errors import LeakauditError
+from leakaudit.protocols.optimiser import Optimiser
 from leakaudit.tasks.models import ACTIVATIONS
 from leakaudit.tasks.task import Task
 from leakaudit.trace import TaskSpec
@@ -252,6 +253,8 @@ class _Model:
         solved: the constants behind duals, if they are proved.
         stepping: the optimiser of the local steps, if it is proved.
         steps: number of local steps between two messages.
+        optimiser: SGD as clients of a server use it, if it is proved.
+        moved: distance by which every coordinate moves, if all move equally; else 0.
     """
 
     task: Task | None
@@ -261,6 +264,8 @@ class _Model:
     contradicted: bool = False
     stepping: stepping.Stepping | None = None
     steps: int = 1
+    optimiser: Optimiser = local.PLAIN
+    moved: float = 0.0
 
 
 def _model_behind(
@@ -335,12 +340,15 @@ def _of_clients(
         if model.found is None or not local.is_step(model.found, samples):
             return unproved
         return model
+    moved = local.sign_step(samples)
+    if moved is not None:
+        return replace(unproved, moved=moved)
     trained = local.several(_alike(model.task), samples, hub.POINT)
     if trained is None:
         return unproved
     task, levels = fit.normalised(trained.task, samples)
     found = fit.ModelFit(task, hub.POINT, trained.lr, trained.miss, trained.miss)
-    return _Model(task, levels, found, steps=trained.steps)
+    return _Model(task, levels, found, steps=trained.steps, optimiser=trained.optimiser)
 
 
 def _alike(task: Task) -> list[Task]:
@@ -390,8 +398,9 @@ def _begun(seen: observed.Observed, sent: observed.PayloadGuess, server: int | N
         # the ranks divide before they add, does not follow from the messages.
         values["protocol"] = "fedavg"
         comments["protocol"] = Comment(
-            'all ranks average: "fedavg", with lr and the local steps as epochs; and scale = '
-            "number of ranks under [messages] if they divide before the sum",
+            'all ranks average: "fedavg", with lr, the local steps as epochs, and server = "mean" '
+            "if they continue from the average; scale = number of ranks under [messages] if they "
+            "divide before the sum",
             known=False,
         )
     return _Draft(values, comments)
@@ -426,6 +435,12 @@ def _evidence(model: _Model, given: bool, size: int) -> str:
         return (
             f"{what} recomputed at the record that a message reveals matches the message up to "
             f"{found.miss:.1g}: model, loss and step are correct"
+        )
+    if model.moved:
+        return (
+            f"every coordinate that moves, moves by {model.moved:.3g}: one or a few first steps of "
+            "Adam, Adagrad, RMSprop or signed gradients, which show the sign of a gradient and not "
+            "its size"
         )
     if given:
         return "the size of the model fits; nothing else could be proved from the messages"
@@ -517,15 +532,23 @@ def _add_server(
     if sent.payload == "gradients":
         comments["payload"] = Comment("or differences of models, or something else", proved)
         return
-    # Recomputed gradients prove plain steps on one record, and no other training.
+    # Recomputed gradients prove SGD on one record, and no other training.
     params["lr"] = 0.0
     if found is not None:
         params["lr"] = _rounded(found.step, found.spread)
-        comments["params.lr"] = Comment(f"accurate to {found.spread:.0e}")
+        comments["params.lr"] = Comment(_of_rate(model, found.spread))
     else:
-        comments["params.lr"] = Comment("step size of plain SGD, e.g. 0.1", known=False)
+        comments["params.lr"] = Comment("step size of SGD, e.g. 0.1", known=False)
+    if model.moved:
+        params["optimiser"] = "adam"
+        comments["params.optimiser"] = Comment("adam, adamw or adagrad", known=False)
+        size = f"{model.moved:.3g} for one step of Adam, half of it for two"
+        comments["params.lr"] = Comment(size, known=False)
     params["epochs"] = model.steps
     comments["params.epochs"] = Comment("passes over a client's records in a round", proved)
+    for name in ("momentum", "nesterov", "decay"):
+        if getattr(model.optimiser, name):
+            params[name] = getattr(model.optimiser, name)
     params["batch"] = 0
     comments["params.batch"] = Comment("records per step; 0: all of them", proved)
     said = {
@@ -535,6 +558,14 @@ def _add_server(
     }
     params["server"] = "mean" if is_mean else "unknown"
     comments["params.server"] = said[is_mean]
+
+
+def _of_rate(model: _Model, spread: float) -> str:
+    """Return the comment on the step size of clients."""
+    said = f"accurate to {spread:.0e}"
+    if model.steps == 1:
+        return f"{said}; one step with Nesterov momentum would be one of lr / (1 + momentum)"
+    return said
 
 
 def _add_weights(draft: _Draft, model: _Model) -> None:

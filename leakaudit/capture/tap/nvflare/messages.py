@@ -5,7 +5,7 @@ A message of NVFlare is a dictionary, so this module imports neither torch nor n
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,11 +76,11 @@ def content_of(message: Any) -> Content:
     kind = held.get("kind")
     data = held.get("data")
     meta = held.get("meta")
-    return Content(
-        kind=str(getattr(kind, "value", kind))[:KEYS],
-        data=data if isinstance(data, dict) else {},
-        meta=meta if isinstance(meta, dict) else {},
-    )
+    if not isinstance(data, dict):
+        data = {}
+    if not isinstance(meta, dict):
+        meta = {}
+    return Content(str(getattr(kind, "value", kind))[:KEYS], data, meta)
 
 
 def kind_of(task: str) -> str:
@@ -89,7 +89,9 @@ def kind_of(task: str) -> str:
     Args:
         task: name of the task.
     """
-    return task[:KEYS] if task in OTHER_TASKS else TRAIN
+    if task in OTHER_TASKS:
+        return task
+    return TRAIN
 
 
 def round_in(message: Any) -> int | None:
@@ -99,7 +101,9 @@ def round_in(message: Any) -> int | None:
         message: a message of nvflare.
     """
     number = message.get_header(ROUND)
-    return number + 1 if type(number) is int else None
+    if type(number) is not int:
+        return None
+    return int(number) + 1
 
 
 def write(
@@ -125,8 +129,7 @@ def write(
     if is_answer and code != OK:
         capture.event("error", None, place.rank, why=code[:KEYS], **place.notes)
     elif place.kind != TRAIN or not content.is_model:
-        holds = [content.kind, *_unreadable(content)] if content.kind else []
-        notes = {"kind": place.kind, "holds": holds, **content.notes, **place.notes}
+        notes = {"kind": place.kind, "holds": _named(content), **content.notes, **place.notes}
         capture.event("other", None, place.rank, way=op, **notes)
     else:
         arrays = arrays_of(content, model)
@@ -142,14 +145,16 @@ def arrays_of(content: Content, model: Mapping[str, Any] | None = None) -> list[
     """
     found: list[NamedArray] = []
     for name, value in content.data.items():
-        why = ""
         array = value
+        why = ""
         if not _is_array(value):
+            array = None
             why = "not an array"
         elif content.kind == DIFFERENCE:
             array = _sum((model or {}).get(name), value)
-            why = "" if array is not None else "a difference from a model that is not known"
-        found.append(NamedArray(None if why else array, str(name)[:KEYS], why=why))
+            if array is None:
+                why = "a difference from a model that is not known"
+        found.append(NamedArray(array, str(name)[:KEYS], why=why))
     return found
 
 
@@ -207,10 +212,12 @@ def _holds_arrays(value: Any) -> bool:
     return isinstance(value, dict) and any(map(_is_array, value.values()))
 
 
-def _unreadable(content: Content) -> Sequence[str]:
-    """Return how the values of a message are encoded, if they are no arrays."""
+def _named(content: Content) -> list[str]:
+    """Return what a message without a model holds: its kind, and how its values are encoded."""
+    if not content.kind:
+        return []
     how = content.meta.get("processed_algorithm")
     if how:
-        return [str(how)[:KEYS]]
+        return [content.kind, str(how)[:KEYS]]
     kinds = {type(value).__name__ for value in content.data.values() if not _is_array(value)}
-    return sorted(kinds)[:NAMES]
+    return [content.kind, *sorted(kinds)][:NAMES]

@@ -67,6 +67,7 @@ class Noted:
         if key in self._written:
             return
         self._written.add(key)
+        notes: dict[str, Any] = {op: name}
         # A log of its own, closed at once: a simulation kills the processes of its clients.
         with suppress(OSError), Log(self.folder, UNRANKED) as log:
-            log.write(op, **{op: name})
+            log.write(op, **notes)

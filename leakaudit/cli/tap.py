@@ -1,4 +1,4 @@
-"""`leakaudit tap`: record the messages of a torch.distributed or Flower program."""
+"""`leakaudit tap`: record the messages of a program."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def add(verbs: Any) -> None:
     """
     sub = verbs.add_parser(
         "tap",
-        help="record the messages of a torch.distributed or Flower program, without changing it",
+        help="record the messages of a torch.distributed, Flower, NVFlare or p2pfl program",
         usage=USAGE,
         **described(
-            "Records what a torch.distributed or Flower program sends, without a change to the "
-            "program, and infers what the messages contain. 'describe' and 'merge' process a log "
-            "again.",
+            "Records what a program of torch.distributed, Flower, NVFlare or p2pfl sends, without "
+            "a change to the program, and infers what the messages contain. 'describe' and 'merge' "
+            "process a log again.",
             "leakaudit tap -o trace.pt -- torchrun --nproc-per-node 4 train.py",
             "leakaudit tap -o trace.pt --describe tap.toml -- python train.py",
         ),
@@ -167,9 +167,9 @@ def _finish(
             )
             return code
         why = (
-            "it sent none by torch.distributed or Flower, or sends them by torch.distributed.rpc, "
-            "which is not tapped, its server runs elsewhere, or its Python ignores PYTHONPATH "
-            "(-I, -E, -S)"
+            "it sent none by torch.distributed, Flower, NVFlare or p2pfl, or sends them by "
+            "torch.distributed.rpc, which is not tapped, its server runs elsewhere, or its Python "
+            "ignores PYTHONPATH (-I, -E, -S)"
         )
         raise LeakauditError(f"no messages of the program were recorded: {why}")
     try:

@@ -61,6 +61,8 @@ READS = {
     "leakaudit/capture/tap/launch.py:_is_open": FORMAT,
     "leakaudit/capture/tap/log/layers.py:module": TORCH,
     "leakaudit/capture/tap/merge.py": TORCH,
+    "leakaudit/capture/tap/nvflare/filters.py": "the number at the end of a client's name",
+    "leakaudit/capture/tap/nvflare/hooks.py:listen": MODULE,
     "leakaudit/capture/tap/messages/layouts.py:split": TYPED,
     "leakaudit/capture/tap/log/writing.py:_form": TORCH,
     "leakaudit/capture/tap/log/reading.py": NAMED,

@@ -113,7 +113,7 @@ def guess(logs: Sequence[RankLog], task: Task | None = None, named: bool = False
         LeakauditError: the log contains no vectors, or none of the size of the model.
     """
     answers.check(logs)
-    noise = answers.noise(logs)
+    changed = answers.changed(logs)
     readings = list(_readings(latest(logs), task))
     explained = [_explained(seen, task) for seen, _ in readings]
     best = _best([one.model for one in explained])
@@ -143,8 +143,11 @@ def guess(logs: Sequence[RankLog], task: Task | None = None, named: bool = False
     else:
         _add_samples(draft, model, hub.examples(seen))
         _add_server(draft, sent, model, hub.is_mean(seen, server))
-    if noise:
-        draft.comments["protocol"] = Comment(f"{noise} changes what clients send", known=False)
+    if changed:
+        draft.comments["protocol"] = Comment(changed, known=False)
+    elif server is not None and not hub.is_one_model(seen, server):
+        why = "the server sends different models to its clients in a round"
+        draft.comments["protocol"] = Comment(why, known=False)
     _add_model(draft, model)
     if arrangement is not None and (named or len(best) > 1 or not arrangement.usual):
         _add_order(draft, model, arrangement, len(best))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import copy
 import os
 import sys
 import threading
@@ -268,6 +269,18 @@ class Capture:
         else:
             atexit.register(self.end)
         return self._log
+
+    def of_rank(self, rank: int) -> Capture:
+        """Return a recording with the same settings, for one of several nodes in this process.
+
+        Args:
+            rank: rank of the node.
+        """
+        other = copy.copy(self)
+        other._rank = rank
+        other._forked()
+        os.register_at_fork(after_in_child=other._forked)
+        return other
 
     def _left_out(
         self,

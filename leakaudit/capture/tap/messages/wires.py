@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 
+from leakaudit.capture.tap.log import nodes as nodes_of
 from leakaudit.capture.tap.log.capture import HOOK
 from leakaudit.capture.tap.log.layers import shortened
 from leakaudit.capture.tap.log.reading import RankLog
@@ -139,6 +140,7 @@ def plan(description: Description, logs: Sequence[RankLog]) -> ArrangedLog:
     arranged = _counted(arranged, found)
     notes = (
         *arranged.notes,
+        *nodes_of.remark(logs),
         *restarts(logs),
         *_apart(dropped, others, streams),
         *_content(arranged),

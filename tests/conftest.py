@@ -6,6 +6,7 @@ import importlib
 import os
 import pkgutil
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +21,10 @@ PROJECT = Path(__file__).resolve().parent.parent
 PACKAGES = ("leakaudit", "leakaudit.attacks", "leakaudit.victims", "leakaudit.reports")
 
 torch.set_num_threads(1)
+
+# A shell ignores Ctrl-C in what it starts in the background; programs that tests interrupt would
+# inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def module_names() -> list[str]:

@@ -656,11 +656,15 @@ def test_averages_of_models_are_not_named_without_their_local_steps(
     described = MLP.replace("gradients", "weights").replace(
         "[model]", 'protocol = "fedavg"\n[params]\nlr = 0.1\nepochs = 3\nsamples = 1\n[model]'
     )
-    trace = run.merged("averaged", f"{described}[messages]\nscale = 2.0\n")
+    described = f"{described}[messages]\nscale = 2.0\n"
+    trace = run.merged("averaged", described)
     for rank in range(2):
         own = run.kept(rank)
         for t, model in enumerate(own["models"]):
             assert torch.equal(payloads(trace, "up")[t + 1, rank], model)
+    # What the ranks do with the average is not in the messages.
+    assert not la.leaks(trace)
+    trace = run.merged("described", described.replace("lr = 0.1", 'lr = 0.1\nserver = "mean"'))
     found = la.leaks(trace)
     assert len(found) == 2
     for leak in found:
@@ -854,7 +858,7 @@ def test_a_program_that_sends_nothing_understood_is_code_3_and_names_its_operati
 ) -> None:
     run = tapped(tmp_path, 2, SILENT)
     assert run.code == 3
-    (line,) = [line for line in capfd.readouterr().err.splitlines() if "leakaudit" in line]
+    (line,) = [line for line in capfd.readouterr().err.splitlines() if "alltoall" in line]
     assert "alltoall int64: 6 tensors" in line
     assert "broadcast" in line
     assert not (tmp_path / "trace.pt").exists()

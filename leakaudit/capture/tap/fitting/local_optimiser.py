@@ -9,12 +9,9 @@ from torch import Tensor
 
 from leakaudit.capture.tap.fitting import fit, stepping
 from leakaudit.capture.tap.fitting.fit import GradientSample
-from leakaudit.capture.tap.fitting.rank_one import rank_one_scale
+from leakaudit.capture.tap.fitting.rank_one import undecayed
 from leakaudit.tasks.task import Task
 
-# Weight decay is small beside the gradient, so that rounding makes the rank-one condition miss by
-# 1e-3 with decay 5e-4 in float32. A wrong decay is found out when the gradient is recomputed.
-FLAT = 0.1
 # Miss of the first step, as a sum of gradient and weight decay, above which the record is wrong.
 # Correct records miss by 1e-5 or less; a choice.
 FIRST = 1e-3
@@ -132,13 +129,7 @@ def _are_equal(one: Tensor, other: Tensor, floor: float) -> bool:
 
 
 def _undecayed(task: Task, sample: GradientSample) -> Tensor:
-    """Return a step without its weight decay.
-
-    The step is lr (g + decay w), and g has rank one in the first layer's block.
-    """
-    value = sample.value.double()
+    """Return a step without its weight decay."""
     if sample.base is None:
-        return value
-    base = sample.base.double()
-    scale = rank_one_scale(task, value, base, FLAT)
-    return value if scale is None else value - base / scale
+        return sample.value.double()
+    return undecayed(task, sample.value, sample.base)

@@ -447,6 +447,8 @@ def test_another_shape_is_rejected(good: Path) -> None:
 
 def test_a_program_that_changes_its_buffer_is_rejected(tmp_path: Path) -> None:
     class Counts(nn.Module):
+        calls: Tensor
+
         def __init__(self) -> None:
             super().__init__()
             self.fc = nn.Linear(12, 3)

@@ -75,7 +75,7 @@ class Attention(nn.Module):
         return out
 
 
-def mlp() -> nn.Module:
+def mlp() -> nn.Sequential:
     return nn.Sequential(nn.Flatten(), nn.Linear(12, 7), nn.ReLU(), nn.Linear(7, 3))
 
 

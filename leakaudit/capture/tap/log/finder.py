@@ -284,9 +284,9 @@ def about(module: Any) -> dict[str, Any]:
     """
     kind = type(module)
     where = kind.__module__
-    main = sys.modules.get("__main__")
-    if where == "__main__" and getattr(main, "__file__", None):
-        where = Path(str(main.__file__)).stem  # type: ignore[union-attr]
+    file = getattr(sys.modules.get("__main__"), "__file__", None)
+    if where == "__main__" and file:
+        where = Path(str(file)).stem
     args: dict[str, Any] = {}
     unknown: list[str] = []
     for name, parameter in _constructor(kind).items():
@@ -417,8 +417,9 @@ def _undisturbed() -> Iterator[None]:
     states.append(lambda: random.setstate(own))
     numpy = sys.modules.get("numpy")
     if numpy is not None:
-        drawn = numpy.random.get_state()
-        states.append(lambda: numpy.random.set_state(drawn))
+        source = numpy.random
+        drawn = source.get_state()
+        states.append(lambda: source.set_state(drawn))
     try:
         with warnings.catch_warnings(), torch.autocast("cpu", enabled=False), torch.enable_grad():
             warnings.simplefilter("ignore")

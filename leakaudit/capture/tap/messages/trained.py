@@ -42,7 +42,7 @@ def _places(logs: Sequence[RankLog], names: Sequence[str]) -> Mapping[str, dict[
         for event in log.events:
             everything = event.notes.get("names")
             frozen = event.notes.get("frozen")
-            if not isinstance(everything, list) or not frozen:
+            if not isinstance(everything, list) or not isinstance(frozen, list) or not frozen:
                 continue
             trained = [k for k, name in enumerate(everything) if name not in frozen]
             if [everything[k] for k in trained] == list(names):
@@ -58,8 +58,9 @@ def _numbered(event: Event, places: Mapping[str, dict[int, int]]) -> Event:
         return event
     notes: dict[str, Any] = dict(event.notes)
     for name in ABOUT_ALL:
-        if isinstance(notes.get(name), list):
-            notes[name] = [notes[name][k] for k in place]
+        noted = notes.get(name)
+        if isinstance(noted, list) and len(noted) > max(place):
+            notes[name] = [noted[k] for k in place]
     notes.pop("frozen", None)
     notes |= {PLACES: [place[k] for k in held], "of": len(place)}
     return replace(event, notes=notes)

@@ -8,9 +8,11 @@ import os
 import re
 import sys
 import textwrap
+import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import redirect_stdout, suppress
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 from leakaudit import registry
@@ -48,6 +50,49 @@ def history() -> str:
     for name, image in _history.pictures(_history.read()):
         sections += [f"## {name}", "", "```{raw} html", image, "```", ""]
     return "\n".join(sections)
+
+
+PROGRAMS = Path(__file__).resolve().parent.parent / "tests/programs/programs.toml"
+COLUMNS = {  # key of an entry in PROGRAMS -> heading of its column
+    "program": {
+        "name": "program",
+        "lines": "lines changed",
+        "recorded": "recorded",
+        "verdict": "verdict",
+        "leaked": "what leaked",
+        "test": "test",
+    },
+    "stranger": {
+        "repository": "repository",
+        "licence": "licence",
+        "program": "program",
+        "changes": "changes",
+        "verdict": "verdict",
+        "judged": "compared with the program",
+    },
+}
+
+
+def programs() -> str:
+    """What happens to each program under the tap, one table per group, and to those of strangers."""
+    found = tomllib.loads(PROGRAMS.read_text(encoding="utf-8"))
+    groups = dict.fromkeys(entry["group"] for entry in found["program"])
+    lines: list[str] = []
+    for group in groups:
+        entries = [entry for entry in found["program"] if entry["group"] == group]
+        lines += [f"## {group}", "", *_table(entries, COLUMNS["program"]), ""]
+    lines += ["## Programs of others", "", found["strangers"], ""]
+    lines += _table(found["stranger"], COLUMNS["stranger"])
+    return "\n".join(lines)
+
+
+def _table(entries: list[dict[str, Any]], columns: dict[str, str]) -> Iterator[str]:
+    """A Markdown table; the path of a test is left out, since its name is unique."""
+    yield "| " + " | ".join(columns.values()) + " |"
+    yield "|" + "---|" * len(columns)
+    for entry in entries:
+        cells = {**entry, "test": f"`{entry.get('test', '').rpartition('::')[2]}`"}
+        yield "| " + " | ".join(str(cells[key]) for key in columns) + " |"
 
 
 def _verbs(of: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:

@@ -50,6 +50,9 @@ class FedSGD(Victim):
     decay: float = param(0.0, "weight decay of the server", "lambda")
     clip: float = param(0.0, "norm to which each record's gradient is clipped; 0: none", "C")
     sigma: float = param(0.0, "standard deviation of the noise added to each gradient", "sigma")
+    noisy: Literal["all", "first"] = param(
+        "all", "clients that add the noise; first: only client 0, as with Opacus"
+    )
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -98,6 +101,8 @@ class FedSGD(Victim):
             sent = g
             if self.sigma:
                 noise = normal(g, self.sigma, generator)
+                if self.noisy == "first":
+                    noise[1:] = 0
                 recorder.state("e", t, noise)
                 sent = g + noise
             exchange(recorder, t, clients, server, w, "g", sent)
@@ -118,7 +123,7 @@ class FedSGD(Victim):
             sent = []
             for i in range(server):
                 g = p.grad(i, at=down)
-                if self.sigma:
+                if self.sigma and (self.noisy == "all" or i == 0):
                     g = g + p.noise("e", self.sigma, i)
                 sent.append(p.send(i, server, g, "g"))
             w = p.state("w", server, eq=self._moved(p, memory, down, sent))

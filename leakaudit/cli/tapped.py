@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -179,13 +180,13 @@ def write(
     wrong = confirm.contradictions(described, logs) if args.describe else []
     if wrong:
         raise LeakauditError(f"the description is wrong: {'; '.join(wrong)}")
+    plan = replace(plan, notes=(*plan.notes, *confirm.verified(described, logs)))
     truth = None
     if args.truth:
         truth = merge.read_truth(args.truth, described.task.spec.shape, plan.graph.nodes)
+    command = provenance.command()
     with console.shown(chosen.progress):
-        trace = merge.write(
-            plan, logs, args.output, code, truth, chosen.max_bytes, provenance.command()
-        )
+        trace = merge.write(plan, logs, args.output, code, truth, chosen.max_bytes, command)
     size = (
         f"{trace.graph.nodes} nodes, {len(trace.graph.edges)} edges, {trace.rounds} rounds, "
         f"{len(trace)} messages"
@@ -199,6 +200,11 @@ def write(
         say(f"leakaudit tap: {line}", args)
     for reason in unclear(trace, args):
         sys.stderr.write(f"leakaudit tap: not as described: {reason}\n")
+    for part, path in merge.others(plan, args.output):
+        with console.shown(chosen.progress):
+            merge.write(part, logs, path, code, truth, chosen.max_bytes, command)
+        names = ", ".join(part.names(part.columns))
+        say(f"{path}: the same messages, of which it contains {names}", args)
 
 
 def unclear(trace: Trace, args: argparse.Namespace) -> list[str]:

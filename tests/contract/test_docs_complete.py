@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +57,19 @@ def test_the_api_page_has_every_public_name() -> None:
         for n in leakaudit.__all__
         if n != "__version__" and not re.search(rf":: (leakaudit\.)?{n}$", page, re.M)
     ] == []
+
+
+def test_every_row_of_the_page_of_programs_names_a_test_that_exists() -> None:
+    found = tomllib.loads((PROJECT / "tests/programs/programs.toml").read_text())
+    page = generated().programs()
+    for entry in found["program"]:
+        file, _, name = entry["test"].partition("::")
+        tree = ast.parse((PROJECT / file).read_text())
+        functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+        assert name in functions, f"{entry['name']}: {file} has no {name}"
+        assert f"| {entry['name']} |" in page
+    for entry in found["stranger"]:
+        assert f"| {entry['repository']} |" in page
 
 
 @pytest.mark.parametrize("under", ["", "findings", "audit", "gate", "sweep"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any
 
 import pytest
@@ -83,6 +84,7 @@ RUNS = [
     *((v, {**a, **b}) for (v, a), b in itertools.product(CLIENTS, LINEAR)),
     *(("dpsgd", {"order": "adapt", **b}) for b in LINEAR),
     *(("fedsgd", b) for b in (*LINEAR, {"clip": 0.5, "sigma": 0.1})),
+    ("fedsgd", {"clip": 0.5, "sigma": 0.1, "noisy": "first"}),
     ("fedavg", {"clip": 0.5, "sigma": 0.1, "epochs": 2, "momentum": 0.9}),
     ("dpsgd", {"sigma": 0.2, "momentum": 0.9, "own": "plain"}),
 ]
@@ -95,6 +97,13 @@ def test_the_declaration_describes_the_run(victim: str, constants: dict[str, Any
     assert found.skipped == 0
     assert found.checked >= 15
     assert found.worst < 1e-12
+
+
+def test_noise_of_the_first_client_hides_no_other() -> None:
+    """As with Opacus: mu of client 0 is 2 C sqrt(T) / sigma, that of the others infinite."""
+    constants = {"clip": 0.5, "sigma": 2.0, "noisy": "first"}
+    views = la.bound(scenario("fedsgd", constants), [la.Adversary()])
+    assert [one.bound.mu for one in views] == [pytest.approx(math.sqrt(5) / 2)] + 3 * [math.inf]
 
 
 @pytest.mark.parametrize("constants", LINEAR, ids=str)

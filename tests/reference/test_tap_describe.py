@@ -581,6 +581,25 @@ def test_a_guess_takes_the_model_that_is_named(tmp_path: Path) -> None:
     assert found.description.params["alpha"] == 0.05
 
 
+@pytest.mark.parametrize("rounds", [1, 4])
+def test_messages_of_a_single_rank_are_not_named(tmp_path: Path, rounds: int) -> None:
+    """A server that stopped before any client answered: models, but nothing to compare them with.
+
+    FedLab's example does so.
+    """
+    random = Generator().manual_seed(0)
+
+    def write(logs: Sequence[Log]) -> None:
+        for t in range(rounds):
+            model = start() + 0.01 * t * torch.randn(D, generator=random, dtype=torch.float64)
+            logs[0].write("send", model, peer=1)
+
+    found = guess(logged(tmp_path, 2, write))
+    assert found.description is None
+    assert found.said.startswith("payload NOT KNOWN, protocol NOT KNOWN; to be filled in: payload")
+    assert "only one rank sends, so no comparison shows what is sent" in found.toml
+
+
 def test_a_guess_does_not_invent_a_model(tmp_path: Path) -> None:
     """Messages without a gradient in them: weights are seen, step and model are asked for."""
 

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 
 from leakaudit import registry
 from leakaudit.capture.tap.fitting import fit, local, local_optimiser, stepping
+from leakaudit.capture.tap.fitting.part import Misses
 from leakaudit.capture.tap.guessing import duals, hub, observed
 from leakaudit.capture.tap.guessing.guess import PROVED, SPREADS
 from leakaudit.capture.tap.log.reading import RankLog
 from leakaudit.capture.tap.messages import layouts
 from leakaudit.capture.tap.messages.description import USUAL, Description
+from leakaudit.capture.tap.messages.private import Private, private
 from leakaudit.errors import LeakauditError
 
 
@@ -44,6 +47,9 @@ def contradictions(described: Description, logs: Sequence[RankLog]) -> list[str]
         seen = observed.collect(logs, described.task, described.places)
     except LeakauditError:
         return []
+    stated = private(chain.from_iterable(seen.streams.values()), seen.slices)
+    if stated is not None:
+        return list(_of_private(described, stated))
     if protocol == "fedavg":
         return list(_of_clients(described, seen))
     if described.payload == "weights":
@@ -52,9 +58,63 @@ def contradictions(described: Description, logs: Sequence[RankLog]) -> list[str]
         wrong = list(_of_duals(described, seen))
     else:
         wrong = list(_of_gradients(described, seen))
+    wrong += _of_rest(described, seen)
     if not wrong and not is_proved(described, seen):
         return list(_of_axes(described, logs))
     return wrong
+
+
+def verified(described: Description, logs: Sequence[RankLog]) -> list[str]:
+    """Return what the sketches of parameters that were left out show, in words.
+
+    Args:
+        described: the description.
+        logs: the logs of all processes.
+
+    Returns:
+        One line if there are sketches.
+    """
+    try:
+        seen = observed.collect(logs, described.task, described.places)
+    except LeakauditError:
+        return []
+    sketched = [m for stream in seen.streams.values() for m in stream if m.sketched() is not None]
+    if not sketched:
+        return []
+    misses = [one for one in _misses(described, seen) if max(one.kept, one.rest) < PROVED]
+    if not misses or described.stream is not None:
+        return ["the sketch of the other parameters was not compared with a recomputed gradient"]
+    largest = max(one.rest for one in misses)
+    return [
+        f"{len(misses)} recomputed gradients equal the recorded parameters, and the sketch of the "
+        f"others up to {largest:.1g}"
+    ]
+
+
+def _misses(described: Description, seen: observed.Observed) -> Iterator[Misses]:
+    """Yield how gradients recomputed from a part of the parameters differ from what was sent."""
+    if described.payload == "duals":
+        return
+    payload: observed.Payload = "weights" if described.payload == "weights" else "gradients"
+    for sample in observed.samples(seen, payload):
+        if sample.part is None:
+            continue
+        for point in sorted(sample.thetas)[:1]:
+            found = fit.misses(described.task, sample, point)
+            if found is not None:
+                yield found
+
+
+def _of_rest(described: Description, seen: observed.Observed) -> Iterator[str]:
+    """Yield a line if a gradient fits the recorded parameters, but not the sketch of the others."""
+    for one in _misses(described, seen):
+        if one.kept < PROVED <= one.rest:
+            yield (
+                f"model: a recomputed gradient equals the recorded parameters to {one.kept:.1g}, "
+                f"but misses the sketch of the others by {one.rest:.2g}: there, the model or what "
+                "the program does with its gradient is another"
+            )
+            return
 
 
 def is_proved(described: Description, seen: observed.Observed) -> bool:
@@ -144,6 +204,24 @@ def _of_gradients(described: Description, seen: observed.Observed) -> Iterator[s
             f"messages.scale: {described.scale:g} contradicts the messages, which are "
             f"{found.step:.6g} times the recomputed gradients and need {1 / found.step:.6g}"
         )
+
+
+def _of_private(described: Description, stated: Private) -> Iterator[str]:
+    """Compare the constants with those that Opacus states; messages show them only in part."""
+    if stated.why:
+        yield f"protocol: {described.protocol} contradicts the program: {stated.why}"
+        return
+    declared = {**registry.values(described.victim), **described.params}
+    known = {"clip": 0.0, "sigma": 0.0, "noisy": "all", **stated.params, "scale": stated.scale}
+    known.pop("samples", None)
+    for name, value in known.items():
+        held = described.scale if name == "scale" else declared[name]
+        same = held == value
+        if isinstance(value, float):
+            same = abs(held - value) <= PROVED * abs(value)
+        if not same:
+            where = "messages" if name == "scale" else "params"
+            yield f"{where}.{name}: {held} contradicts Opacus, which states {value}"
 
 
 def _is_one(factor: float) -> bool:

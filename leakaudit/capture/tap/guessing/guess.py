@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 from leakaudit.capture.tap.fitting import fit, local, local_optimiser, stepping
@@ -14,7 +15,9 @@ from leakaudit.capture.tap.log.reading import RankLog
 from leakaudit.capture.tap.messages import answers, description, starter
 from leakaudit.capture.tap.messages.description import Description
 from leakaudit.capture.tap.messages.layouts import Arrangement, arrangements
+from leakaudit.capture.tap.messages.private import Private, private
 from leakaudit.capture.tap.messages.starter import Comment
+from leakaudit.capture.tap.messages.streams import LoggedMessage, Wire
 from leakaudit.capture.tap.messages.wires import latest
 from leakaudit.errors import LeakauditError
 from leakaudit.protocols.optimiser import Optimiser
@@ -110,7 +113,7 @@ def guess(logs: Sequence[RankLog], task: Task | None = None, named: bool = False
         LeakauditError: the log contains no vectors, or none of the size of the model.
     """
     answers.check(logs)
-    noise = answers.noise(logs)
+    changed = answers.changed(logs)
     readings = list(_readings(latest(logs), task))
     explained = [_explained(seen, task) for seen, _ in readings]
     best = _best([one.model for one in explained])
@@ -118,25 +121,33 @@ def guess(logs: Sequence[RankLog], task: Task | None = None, named: bool = False
     sent = explained[best[0]].sent
     model = explained[best[0]].model
     server = explained[best[0]].server
+    stated = explained[best[0]].stated
 
     size = seen.sizes[-1]
     count = sum(map(len, seen.streams.values()))
     evidence = (
         sent.why,
         f"{count} messages of {size} numbers on {len(seen.streams)} channels",
-        _evidence(model, task is not None, size),
+        _evidence(model, task is not None, size, bool(seen.missing)),
         *_partial(seen),
         *seen.notes,
         *answers.remarks(logs),
     )
+    if stated is not None:
+        evidence = (*evidence, *stated.remarks)
     draft = _begun(seen, sent, server)
-    if server is None:
+    if stated is not None:
+        _add_private(draft, stated)
+    elif server is None:
         _add_params(draft, sent.payload, model)
     else:
         _add_samples(draft, model, hub.examples(seen))
         _add_server(draft, sent, model, hub.is_mean(seen, server))
-    if noise:
-        draft.comments["protocol"] = Comment(f"{noise} changes what clients send", known=False)
+    if changed:
+        draft.comments["protocol"] = Comment(changed, known=False)
+    elif server is not None and not hub.is_one_model(seen, server):
+        why = "the server sends different models to its clients in a round"
+        draft.comments["protocol"] = Comment(why, known=False)
     _add_model(draft, model)
     if arrangement is not None and (named or len(best) > 1 or not arrangement.usual):
         _add_order(draft, model, arrangement, len(best))
@@ -148,7 +159,7 @@ def guess(logs: Sequence[RankLog], task: Task | None = None, named: bool = False
     else:
         known = f"{_listed(values['params'])}; {_named(values['model'])}"
     return Guess(
-        said=f"{_headline(draft, sent)}; {known}",
+        said=f"{_headline(draft, sent, stated)}; {known}",
         evidence=evidence,
         toml=starter.toml(values, draft.comments, evidence),
         description=None if gaps else description.of(values),
@@ -198,14 +209,19 @@ class _Explained:
         sent: the payload.
         model: the model behind the messages.
         server: rank of the server; None if there is none.
+        stated: what Opacus states about the messages; None if it did not send them.
     """
 
     sent: observed.PayloadGuess
     model: _Model
     server: int | None
+    stated: Private | None = None
 
 
 def _explained(seen: observed.Observed, task: Task | None) -> _Explained:
+    stated = private(chain.from_iterable(seen.streams.values()), seen.slices)
+    if stated is not None:
+        return _clipped(seen, stated, task)
     server = hub.server(seen)
     if server is None:
         sent = observed.payload(seen)
@@ -217,10 +233,24 @@ def _explained(seen: observed.Observed, task: Task | None) -> _Explained:
     return _Explained(sent, _of_clients(model, sent, samples, hub.examples(seen)), server)
 
 
-def _headline(draft: _Draft, sent: observed.PayloadGuess) -> str:
+def _clipped(seen: observed.Observed, stated: Private, task: Task | None) -> _Explained:
+    """Explain clipped gradients; only those without noise can show the model behind them."""
+    sent = observed.PayloadGuess("gradients", "sure", f"Opacus sends {stated.words}")
+    heard: dict[Wire, list[LoggedMessage]] = {}
+    for wire, stream in seen.streams.items():
+        if wire.op == "model" or wire.src in stated.silent:
+            heard[wire] = stream
+    some = replace(seen, streams=heard)
+    model = _model_behind(some, sent, observed.samples(some, "gradients"), task)
+    return _Explained(sent, model, None, stated)
+
+
+def _headline(draft: _Draft, sent: observed.PayloadGuess, stated: Private | None) -> str:
     """Return payload and protocol, as far as they are known."""
     gaps = draft.gaps
     payload = f"{sent.payload} ({sent.sure})"
+    if stated is not None:
+        payload = f"{stated.words} (as Opacus states)"
     if "payload" in gaps:
         payload = f"payload {starter.ASK}"
     protocol = draft.values["protocol"]
@@ -272,7 +302,7 @@ def _model_behind(
     task: Task | None,
 ) -> _Model:
     """Find the model behind the messages; task: the one given by the user."""
-    if seen.missing:
+    if seen.missing and not any(sample.part for sample in samples):
         # The gradient of a part of a model cannot be recomputed from what it shows, and a part that
         # looks like a small model is none: its inputs are not records.
         return _Model(task)
@@ -363,6 +393,9 @@ def _begun(seen: observed.Observed, sent: observed.PayloadGuess, server: int | N
     """Return a description of the payload, still without constants and model."""
     payload = sent.payload
     comments = {"payload": Comment(sent.sure)}
+    if sent.sure == "unknown":
+        comments["payload"] = Comment(sent.why, known=False)
+        comments["protocol"] = Comment("see 'leakaudit list victims'", known=False)
     first = "update"
     protocol = description.USUAL[payload]
     if server is not None and payload == "weights":
@@ -418,19 +451,23 @@ def _is_proved(found: fit.ModelFit, solved: duals.Solved | None) -> bool:
     return found.miss < PROVED
 
 
-def _evidence(model: _Model, given: bool, size: int) -> str:
+def _evidence(model: _Model, given: bool, size: int, sketched: bool) -> str:
     """Return the evidence for the model.
 
     Args:
         model: the model behind the messages.
         given: whether the user specified it.
         size: numbers per message.
+        sketched: whether only a sketch of some parameters was recorded.
     """
     found = model.found
     if found is not None:
+        sent = "the message"
+        if sketched:
+            sent = "the recorded parameters and the sketch of the others"
         what = "a gradient" if model.steps == 1 else f"{model.steps} local steps"
         return (
-            f"{what} recomputed at the record that a message reveals matches the message up to "
+            f"{what} recomputed at the record that a message reveals matches {sent} up to "
             f"{found.miss:.1g}: model, loss and step are correct"
         )
     if model.moved:
@@ -490,6 +527,21 @@ def _add_params(draft: _Draft, payload: observed.Payload, model: _Model) -> None
     if model.found is not None:
         draft.values["params"]["samples"] = 1
         comments["params.samples"] = Comment("records per gradient")
+
+
+def _add_private(draft: _Draft, stated: Private) -> None:
+    """Add the constants that Opacus states; no other protocol describes its messages."""
+    draft.comments["payload"] = Comment(f"sums over a rank's records: {stated.words}")
+    if stated.why:
+        draft.comments["protocol"] = Comment(stated.why, known=False)
+        return
+    draft.comments["protocol"] = Comment("all ranks add them up")
+    draft.values["params"] |= stated.params
+    draft.comments["params.clip"] = Comment("of each record's gradient, as Opacus states")
+    draft.comments["params.sigma"] = Comment("of a sum; the noise in the messages has this size")
+    draft.comments["params.noisy"] = Comment("only rank 0 adds noise")
+    if stated.scale != 1:
+        draft.values.setdefault("messages", {})["scale"] = stated.scale
 
 
 def _ask_payload(draft: _Draft) -> None:

@@ -1,0 +1,206 @@
+"""Tap Opacus: the clipped gradients that each rank sends, and the noise that is in them.
+
+The distributed optimisers of Opacus clip the gradient of every record, add the clipped gradients of
+a rank, add noise on the first rank only, and let all ranks add up the results, parameter by
+parameter. The tap logs the vector of a rank before that, together with what the optimiser states
+about it and the size of the noise that is in it.
+
+Other optimisers of Opacus send nothing. If ranks train with them and send their models, the log
+states that there is noise in these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import wraps
+from itertools import count
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from leakaudit.capture.tap.hooks.ddp import flat
+from leakaudit.capture.tap.log.capture import Capture, Notes
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+OPERATION = "opacus"  # the word for a rank's clipped gradient in a log
+OWNER = "_leakaudit_tapped"  # attribute of an optimiser that was seen: its `_Sums`, or True
+SUMS = "_leakaudit_sums"  # attribute of an optimiser: the sums to which it added noise last
+# Dividing a sum and multiplying it again rounds twice; the rest is a choice.
+ROUNDINGS = 8
+
+
+def listen(module: ModuleType, capture: Capture) -> None:
+    """Wrap the optimisers that a module of Opacus defines.
+
+    Args:
+        module: one of those in which Opacus defines optimisers.
+        capture: the tap of this process.
+    """
+    for kind in _optimisers(module):
+        if "reduce_gradients" in kind.__dict__:
+            kind.add_noise = _adding(kind.add_noise, capture)
+            kind.reduce_gradients = _reducing(kind.reduce_gradients, capture)
+        elif "pre_step" in kind.__dict__:
+            kind.pre_step = _preparing(kind.pre_step, capture)
+
+
+def _optimisers(module: ModuleType) -> Iterator[Any]:
+    """Yield the classes that a module defines itself."""
+    for value in list(vars(module).values()):
+        if isinstance(value, type) and value.__module__ == module.__name__:
+            yield value
+
+
+_numbers = count()
+
+
+def _adding(real: Callable[..., Any], capture: Capture) -> Callable[..., Any]:
+    """Return a method that keeps the sums of clipped gradients and then adds noise to them."""
+
+    @wraps(real)
+    def adding(self: Any) -> Any:
+        self.__dict__[SUMS] = capture.safely(_sums, self)
+        return real(self)
+
+    return adding
+
+
+def _sums(optimiser: Any) -> Tensor | None:
+    """Return the sums of clipped gradients as one vector; None if the optimiser has none."""
+    sums = [getattr(p, "summed_grad", None) for p in _trained(optimiser)]
+    if any(one is None for one in sums):
+        return None
+    return flat([one for one in sums if one is not None])
+
+
+def _trained(optimiser: Any) -> list[Any]:
+    """Return the parameters that an optimiser trains."""
+    return [p for p in optimiser.params if p.requires_grad]
+
+
+def _reducing(real: Callable[..., Any], capture: Capture) -> Callable[..., Any]:
+    """Return a method that logs the rank's vector and then lets all ranks add theirs up."""
+
+    @wraps(real)
+    def reducing(self: Any) -> Any:
+        capture.safely(_log, self, capture)
+        return capture.unlogged(real, self)
+
+    return reducing
+
+
+def _log(optimiser: Any, capture: Capture) -> None:
+    sums = optimiser.__dict__.get(OWNER)
+    if sums is None:
+        sums = _Sums(optimiser, next(_numbers), capture)
+        optimiser.__dict__[OWNER] = sums
+    sums.log()
+
+
+def _preparing(real: Callable[..., Any], capture: Capture) -> Callable[..., Any]:
+    """Return a method that states, once per optimiser, that the rank trains with noise."""
+
+    @wraps(real)
+    def preparing(self: Any, *args: Any, **named: Any) -> Any:
+        capture.safely(_state, self, capture)
+        return real(self, *args, **named)
+
+    return preparing
+
+
+def _state(optimiser: Any, capture: Capture) -> None:
+    import torch.distributed as dist
+
+    if hasattr(optimiser, "reduce_gradients") or OWNER in optimiser.__dict__:
+        return
+    if dist.is_available() and dist.is_initialized():
+        optimiser.__dict__[OWNER] = True
+        name = "Opacus" if optimiser.noise_multiplier else "Opacus without noise"
+        capture.event("mod", None, mod=name, **_stated(optimiser))
+
+
+def _stated(optimiser: Any) -> Notes:
+    """Return the constants of an optimiser, as the program states them."""
+    return {
+        "noise_multiplier": float(optimiser.noise_multiplier),
+        "max_grad_norm": float(optimiser.max_grad_norm),
+    }
+
+
+class _Sums:
+    """The vectors of one rank that an optimiser adds to those of other ranks.
+
+    Args:
+        optimiser: the distributed optimiser.
+        number: its number in this process; its messages form a lane of their own.
+        capture: the tap of this process.
+    """
+
+    def __init__(self, optimiser: Any, number: int, capture: Capture) -> None:
+        self.optimiser = optimiser
+        self.capture = capture
+        self.notes: Notes = {"lane": f"{OPERATION} {number}", "last": True}
+        self.step = 0
+
+    def log(self) -> None:
+        """Log the vector of this step, and on the first rank the model before the step."""
+        parameters = _trained(self.optimiser)
+        places = list(range(len(parameters)))
+        notes: Notes = {**self.notes, "parameters": places, "of": len(places)}
+        if self.capture.rank == 0:
+            sizes = [p.numel() for p in parameters]
+            self.capture.event("model", flat(parameters), at=self.step, sizes=sizes, **notes)
+        gradient = flat([p.grad for p in parameters])
+        facts = self._facts(parameters[0], gradient)
+        self.capture.event(OPERATION, gradient, at=self.step, **notes, **facts)
+        self.step += 1
+
+    def _facts(self, parameter: Any, gradient: Tensor) -> Notes:
+        """Return what the optimiser states about a vector, and the noise that is in it."""
+        optimiser = self.optimiser
+        divisor = 1.0
+        if optimiser.loss_reduction == "mean":
+            divisor = float(optimiser.expected_batch_size * optimiser.accumulated_iterations)
+        facts: Notes = {
+            **_stated(optimiser),
+            "divisor": divisor,
+            "by_layer": hasattr(optimiser, "max_grad_norms"),
+        }
+        records = _records(parameter)
+        if records is not None:
+            facts["records"] = records
+        sums = optimiser.__dict__.pop(SUMS, None)
+        if sums is not None:
+            facts["noise"] = _noise(gradient, sums, divisor)
+        return facts
+
+
+def _records(parameter: Any) -> int | None:
+    """Return the number of records whose gradients were added; None if they were not kept."""
+    held = getattr(parameter, "grad_sample", None)
+    if held is None:
+        return None
+    several = held if isinstance(held, list) else [held]
+    return sum(len(one) for one in several)
+
+
+def _noise(gradient: Tensor, sums: Tensor, divisor: float) -> float:
+    """Return the size of the noise in a vector, in the units of the sums; 0 if it is rounding.
+
+    Args:
+        gradient: (d,) what the rank sends.
+        sums: (d,) the sums of clipped gradients.
+        divisor: what the rank divided by.
+
+    Returns:
+        The root of the mean square, which is near the standard deviation if d is large.
+    """
+    import torch
+
+    left = gradient.double() * divisor - sums.double()
+    size = float(left.square().mean().sqrt())
+    rounding = ROUNDINGS * torch.finfo(gradient.dtype).eps
+    if size <= rounding * float(sums.double().square().mean().sqrt()):
+        return 0.0
+    return size

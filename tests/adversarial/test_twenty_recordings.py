@@ -650,10 +650,10 @@ def truncated(path: Path) -> None:
 
 
 def tampered(path: Path) -> None:
-    """Change two numbers in the middle of the file."""
+    """Change the exponent of one number of a message."""
     content = bytearray(path.read_bytes())
-    for k in range(8):
-        content[len(content) // 2 + k] ^= 64
+    message = dpsgd().messages[10].value.numpy().tobytes()
+    content[content.index(message) + 3] ^= 64
     path.write_bytes(content)
 
 

@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test programs coverage selfcheck lint bench dist lock lowest docs site
+.PHONY: help demo test programs gossip coverage selfcheck lint bench dist lock lowest docs site
 help:  ## show this list
 	@grep -hE '^[a-z]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 8
 
@@ -19,12 +19,20 @@ coverage: $(VENV)/.ready  ## make test, with the share of lines and branches tha
 	$(BIN)/pytest -n auto --dist worksteal -m "not slow and not browser" --cov --cov-report=term:skip-covered
 
 # Flower needs an older rich than constraints.txt names, so only torch, torchvision and numpy are pinned.
-programs:  ## the tests that run programs of Flower, Opacus, accelerate, Lightning and JAX, in .venv-programs
+programs:  ## the tests that run programs of Flower, NVFlare, Opacus, accelerate, Lightning and JAX, in .venv-programs
 	$(PYTHON) -m venv .venv-programs
 	grep -E '^(torch|torchvision|numpy)==' constraints.txt > .venv-programs/pinned.txt
-	.venv-programs/bin/pip install -q -c .venv-programs/pinned.txt -e ".[dev,flower]" "flwr[simulation]" "jax>=0.10" \
+	.venv-programs/bin/pip install -q -c .venv-programs/pinned.txt -e ".[dev,flower,nvflare]" "flwr[simulation]" "jax>=0.10" \
 		"opacus>=1.6" "accelerate>=1.15" "lightning>=2.6"
 	.venv-programs/bin/pytest tests/programs
+
+# p2pfl 0.4.4 imports the extra 'dp' in any case, and fails with newer versions of these libraries.
+gossip:  ## the tests that run p2pfl programs, in .venv-gossip
+	$(PYTHON) -m venv .venv-gossip
+	grep -E '^torch(vision)?==' constraints.txt > .venv-gossip/pinned.txt
+	.venv-gossip/bin/pip install -q -c .venv-gossip/pinned.txt -e ".[dev]" "p2pfl[dp]==0.4.4" \
+		"lightning<2.6" "torchmetrics<2" "huggingface_hub<1" "pyarrow<18"
+	.venv-gossip/bin/pytest tests/programs/test_p2pfl.py
 
 selfcheck: $(VENV)/.ready  ## the estimators on null data, and the red team's tests on cases nobody has seen
 	$(BIN)/leakaudit selfcheck

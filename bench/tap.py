@@ -11,9 +11,12 @@ of consecutive blocks, in CPU time of all ranks, including the kernel's work for
 tap; they are the target of ``exchange``. Each writes 3.2 MB per rank and round, 2 GB with the
 defaults.
 
---resnet instead measures a step of ResNet-18 (11,173,962 parameters, --records images of 32x32) with
-DistributedDataParallel: a model with the tap's hook and one without it take turns, with all
-parameters recorded and with those of --layers only.
+--model resnet measures a step of ResNet-18 instead (11 million parameters, --records images of
+32x32), and --model gpt one of a small GPT (10.7 million parameters, --records sequences of 64
+characters), each with DistributedDataParallel: a model with the tap's hook and one without it take
+turns. ``all`` records all parameters; ``sketched`` is the default for models of this size in its
+first steps, in which the parameters that are left out are sketched, and ``default`` is the same
+afterwards. The very first step, in which the whole model is recorded, is not measured.
 """
 
 from __future__ import annotations
@@ -40,8 +43,11 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from leakaudit.capture.tap.hooks import group
 from leakaudit.capture.tap.log.capture import Capture
+from leakaudit.capture.tap.log.layers import SKETCHED
 
 TARGET = 1.15
+LENGTH = 64  # characters of a sequence
+CHOICES: dict[str, list[str] | None] = {"all": ["all"], "sketched": None, "default": None}
 METHODS = tuple(group.HEARD)
 
 
@@ -148,17 +154,43 @@ def compare(
     return out
 
 
-def resnet(args: argparse.Namespace, capture: Capture | None) -> Callable[[], None]:
-    """Return one training step of ResNet-18, with the tap's hook if there is a capture."""
+class Gpt(nn.Module):
+    """A small GPT for characters: 6 layers of width 384, as in nanoGPT's example."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(65, 384)
+        self.places = nn.Embedding(LENGTH, 384)
+        layer = nn.TransformerEncoderLayer(
+            384, 6, 1536, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
+        )
+        self.layers = nn.TransformerEncoder(layer, 6, enable_nested_tensor=False)
+        self.head = nn.Linear(384, 65)
+        self.mask = nn.Transformer.generate_square_subsequent_mask(LENGTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits (b, 65, LENGTH) of the next characters."""
+        held = self.tokens(x) + self.places(torch.arange(LENGTH))
+        logits: Tensor = self.head(self.layers(held, self.mask, is_causal=True))
+        return logits.transpose(1, 2)
+
+
+def step(args: argparse.Namespace, capture: Capture | None) -> Callable[[], None]:
+    """Return one training step of a model, with the tap's hook if there is a capture."""
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
     from leakaudit.capture.tap.hooks import ddp
     from leakaudit.tasks.models import ResNet18
 
     random = Generator().manual_seed(dist.get_rank())
-    x = torch.rand(args.records, 3, 32, 32, generator=random)
-    y = torch.randint(0, 10, (args.records,), generator=random)
-    model = nn.parallel.DistributedDataParallel(ResNet18()((3, 32, 32), 10))
+    bare: nn.Module = Gpt()
+    x = torch.randint(0, 65, (args.records, LENGTH), generator=random)
+    y = torch.randint(0, 65, (args.records, LENGTH), generator=random)
+    if args.model == "resnet":
+        bare = ResNet18()((3, 32, 32), 10)
+        x = torch.rand(args.records, 3, 32, 32, generator=random)
+        y = torch.randint(0, 10, (args.records,), generator=random)
+    model = nn.parallel.DistributedDataParallel(bare)
     if capture is not None:
         hook = ddp.hook_of_average(model, 0, capture, allreduce_hook)
         model.register_comm_hook(model.process_group, hook)
@@ -172,26 +204,30 @@ def resnet(args: argparse.Namespace, capture: Capture | None) -> Callable[[], No
     return play
 
 
-def resnet_worker(rank: int, args: argparse.Namespace, folder: str) -> None:
-    """Measure ResNet-18, in one rank."""
+def model_worker(rank: int, args: argparse.Namespace, folder: str) -> None:
+    """Measure a step of a model, in one rank."""
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=args.ranks
     )
-    plain = resnet(args, None)
-    out: dict[str, list[float]] = defaultdict(list)
-    for layers in (None, args.layers.split(",")):
-        name = "all parameters" if layers is None else args.layers
+    plain = step(args, None)
+    out: dict[str, dict[str, list[float]]] = {}
+    for name, layers in CHOICES.items():
         capture = Capture(f"{folder}/{name}", layers=layers)
-        tapped = resnet(args, capture)
+        tapped = step(args, capture)
+        if name == "sketched":
+            setattr(capture, "sketches", lambda at: True)  # noqa: B010
         block(plain, 1)
-        block(tapped, 1)
+        block(tapped, SKETCHED if name == "default" else 1)
+        found = defaultdict[str, list[float]](list)
         for k in range(args.repetitions):
-            times: dict[bool, float] = {}
+            times: dict[bool, tuple[float, float]] = {}
             for hook in (k % 2 == 0, k % 2 == 1):
-                times[hook] = block(tapped if hook else plain, args.rounds)[0]
-            out[name].append(times[True] / times[False])
-            out[f"{name}, plain"].append(1000 * times[False] / args.rounds)
+                times[hook] = block(tapped if hook else plain, args.rounds)
+            for which, clock in enumerate(("cpu", "wall")):
+                found[f"ratio_{clock}"].append(times[True][which] / times[False][which])
+                found[f"plain_{clock}"].append(1000 * times[False][which] / args.rounds)
+        out[name] = dict(found)
         capture.end()
         dist.barrier()
         if rank == 0:
@@ -226,22 +262,27 @@ def worker(rank: int, args: argparse.Namespace, folder: str) -> None:
     dist.destroy_process_group()
 
 
-def print_resnet(args: argparse.Namespace) -> None:
-    """Print one JSON line per choice of parameters, with the ratio of CPU times."""
+def print_model(args: argparse.Namespace) -> None:
+    """Print one JSON line per choice of parameters, with ratios of times with and without the tap."""
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
-        spawn(resnet_worker, args=(args, folder), nprocs=args.ranks)
+        spawn(model_worker, args=(args, folder), nprocs=args.ranks)
         found = json.loads((Path(folder) / "results.json").read_text())
-    for layers in ("all parameters", args.layers):
+    for layers in CHOICES:
         line = {
             "bench": "tap",
-            "program": "resnet18",
-            "layers": layers,
+            "program": args.model,
+            "recorded": layers,
             "ranks": args.ranks,
             "records": args.records,
-            "ratio_cpu": round(statistics.median(found[layers]), 4),
-            "ratio_cpu_range": [round(min(found[layers]), 4), round(max(found[layers]), 4)],
-            "plain_cpu_ms_a_round": round(statistics.median(found[f"{layers}, plain"]), 1),
+            "repetitions": args.repetitions,
         }
+        for clock in ("cpu", "wall"):
+            ratios = found[layers][f"ratio_{clock}"]
+            quartiles = statistics.quantiles(ratios, n=4)[::2]
+            line[f"ratio_{clock}"] = round(statistics.median(ratios), 4)
+            line[f"ratio_{clock}_quartiles"] = [round(q, 4) for q in quartiles]
+            plain = statistics.median(found[layers][f"plain_{clock}"])
+            line[f"plain_{clock}_ms_a_round"] = round(plain, 1)
         print(json.dumps(line), flush=True)
 
 
@@ -257,11 +298,10 @@ def main() -> None:
     parser.add_argument(
         "--folder", help="folder of the logs (default: the system's temporary folder)"
     )
-    parser.add_argument("--resnet", action="store_true")
-    parser.add_argument("--layers", default="first,last")
+    parser.add_argument("--model", choices=("resnet", "gpt"))
     args = parser.parse_args()
-    if args.resnet:
-        print_resnet(args)
+    if args.model:
+        print_model(args)
         return
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         spawn(worker, args=(args, folder), nprocs=args.ranks)

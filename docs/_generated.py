@@ -9,7 +9,7 @@ import re
 import sys
 import textwrap
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
@@ -172,6 +172,7 @@ def _leaf(name: str, kind: type) -> Iterator[str]:
         yield from (f"Reads {kind.reads}. Cost: {kind.cost}.", "")
     else:
         yield from (f"Leaks {kind.leaks_what}. Promises {kind.claims_what}.", "")
+        yield from _kinds(kind.sends)
     if parameters := registry.parameters(kind):
         yield from ("| parameter | default | |", "|---|---|---|")
     for key, field in parameters.items():
@@ -179,6 +180,17 @@ def _leaf(name: str, kind: type) -> Iterator[str]:
         words = field.metadata.get("help", "") + (f" ({', '.join(options)})" if options else "")
         default = registry.written(field.default)
         yield f"| `{key}` | {_cell(str(default))} | {_cell(words)} |"
+    yield ""
+
+
+def _kinds(sends: Mapping[str, str]) -> Iterator[str]:
+    """The messages of a victim."""
+    if not sends:
+        yield from ("Sends nothing.", "")
+        return
+    yield from ("| kind of message | content |", "|---|---|")
+    for name, words in sends.items():
+        yield f"| `{name}` | {_cell(words)} |"
     yield ""
 
 

@@ -26,7 +26,16 @@ class NotUnderstood(LeakauditError):
 
 
 class NotDetermined(LeakauditError):
-    """The view of this adversary determines no gradient of the node by the formulas tried."""
+    """The view of this adversary determines no gradient of the node by the formulas tried.
+
+    Attributes:
+        understood: Whether the messages are those that the protocol declares. If not, nothing is
+            known about what they determine.
+    """
+
+    def __init__(self, reason: str, understood: bool = True) -> None:
+        super().__init__(reason)
+        self.understood = understood
 
 
 class AttackError(LeakauditError):

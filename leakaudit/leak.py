@@ -105,11 +105,14 @@ class Leaks:
         task: The task that the gradients belong to.
         items: The leaks, by node.
         undetermined: Node -> the reason why none of its gradients is determined.
+        not_understood: Those of these nodes for which the reason is that the messages are not the
+            ones that the protocol declares, so that nothing is known about what they determine.
     """
 
     task: TaskSpec
     items: tuple[GradientLeak, ...]
     undetermined: Mapping[int, str] = field(default_factory=dict)
+    not_understood: frozenset[int] = frozenset()
 
     def __iter__(self) -> Iterator[GradientLeak]:
         """Leaks by node."""

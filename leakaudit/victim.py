@@ -31,6 +31,7 @@ class Victim(ABC):
 
     Attributes:
         paper: The protocol's source.
+        sends: Its kinds of messages, each with its content in a few words.
         leaks_what: What leaks, in a few words, for tables.
         claims_what: What the paper claims, in a few words, for tables; `claims` has the numbers.
         centralised: Whether the protocol runs on a star with the server as the last node, which
@@ -42,6 +43,7 @@ class Victim(ABC):
     """
 
     paper: ClassVar[str] = "unpublished"
+    sends: ClassVar[Mapping[str, str]] = {}
     leaks_what: ClassVar[str] = "what its relations determine"
     claims_what: ClassVar[str] = "nothing"
     centralised: ClassVar[bool] = False

@@ -95,7 +95,10 @@ def _unknown(record: RunRecord, one: Undetermined) -> Tree.Element:
         classname=_class(record, "none"),
         time="0.000",
     )
-    Tree.SubElement(case, "skipped", message=clean(one.reason))
+    message = clean(one.reason)
+    if one.understood is False:
+        message = f"not understood: {message}"
+    Tree.SubElement(case, "skipped", message=message)
     return case
 
 

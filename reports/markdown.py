@@ -12,7 +12,15 @@ from leakaudit.rendering.shown import Shown
 from leakaudit.results import model
 from leakaudit.results.comparison import lines
 from leakaudit.results.model import AuditRecord, CheckRecord, Finding
-from leakaudit.results.wording import LIMITS, not_determined, notes, provenance, scopes, table
+from leakaudit.results.wording import (
+    LIMITS,
+    not_determined,
+    not_understood,
+    notes,
+    provenance,
+    scopes,
+    table,
+)
 from leakaudit.trace import Json
 
 
@@ -48,8 +56,12 @@ def _attacks(shown: Shown) -> str:
         blocks += ["## Nodes", md.table(*table(record.findings)), _notes(record.findings)]
     if record.picture:
         blocks.append(f"![Originals above reconstructions]({quote(record.picture, safe='')})")
-    if record.undetermined:
-        blocks += ["## Not determined", md.items(not_determined(record.undetermined))]
+    unknown = not_understood(record.undetermined)
+    if unknown:
+        blocks += ["## Not understood", md.items(unknown)]
+    nothing = not_determined(record.undetermined)
+    if nothing:
+        blocks += ["## Not determined", md.items(nothing)]
     blocks += ["## Not tried", md.items(record.not_tried or ["not recorded"])]
     blocks += ["## Limits", md.items(LIMITS)]
     blocks += ["## Provenance", md.table(("what", "value"), provenance(record))]

@@ -21,6 +21,7 @@ from leakaudit.results.wording import (
     clean,
     harm,
     not_determined,
+    not_understood,
     notes,
     scopes,
 )
@@ -77,6 +78,8 @@ def _parts(shown: Shown, width: int | None) -> list[RenderableType]:
         parts.append(Text(more))
     failed = [one for one in record.findings if one.certificate.name == "FAILED"]
     parts += map(Text, notes(failed))
+    for line in not_understood(record.undetermined):
+        parts.append(Text(f"not understood: {line}"))
     for line in not_determined(record.undetermined):
         parts.append(Text(f"not determined: {line}"))
     parts += map(Text, scopes(record.findings))

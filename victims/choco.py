@@ -46,6 +46,9 @@ class Choco(Victim):
     """Decentralised gradient descent with compressed messages."""
 
     paper: ClassVar[str] = "Koloskova, Stich and Jaggi 2019, Algorithm 2 (CHOCO-SGD)"
+    sends: ClassVar[Mapping[str, str]] = {
+        "q": "compressed change of a node's model since its last message",
+    }
     leaks_what: ClassVar[str] = (
         "for every coordinate, the sum of the gradients between two rounds that send it; "
         "with quantize, every gradient up to the cell width"

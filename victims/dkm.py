@@ -67,6 +67,9 @@ class DKM(Victim):
     """DP-dKM with three operators and five noise mechanisms."""
 
     paper: ClassVar[str] = "DP-dKM 2024, Algorithm 1"
+    sends: ClassVar[Mapping[str, str]] = {
+        "x": "model of a node, with its noise",
+    }
     leaks_what: ClassVar[str] = (
         "every T(x) - x up to the noise of its round; "
         "this gives every gradient if l1 = 0 or operator=gd"

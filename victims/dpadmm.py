@@ -50,6 +50,9 @@ class DPADMM(Victim):
     """Decentralised DP-ADMM with K inner steps; K = 1 without noise is IC-ADMM."""
 
     paper: ClassVar[str] = "Huang and Gong 2020, in the form of DP-Norm's Table II"
+    sends: ClassVar[Mapping[str, str]] = {
+        "w": "model of a node, with its noise",
+    }
     leaks_what: ClassVar[str] = (
         "sum_k a^(K-1-k) g_k of every round, a = eta / (2 rho E_i + eta), up to the noise; "
         "for K = 1, every gradient"

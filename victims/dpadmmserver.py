@@ -46,6 +46,10 @@ class DPADMMServer(Victim):
     """DP-ADMM of Huang et al. on a star; without noise, this is linearised consensus ADMM."""
 
     paper: ClassVar[str] = "Huang, Hu, Guo, Chan-Tin, Gong 2020 (IEEE TIFS 15), from memory"
+    sends: ClassVar[Mapping[str, str]] = {
+        "up": "model of a client, with its noise",
+        "down": "model of the server",
+    }
     leaks_what: ClassVar[str] = (
         "every gradient - (rho + 1/eta_k) xi, with noise of the same size in every iteration"
     )

@@ -53,6 +53,10 @@ class DPNorm(Victim):
     """ECL and DP-Norm with K inner steps per round and noise on the dual messages."""
 
     paper: ClassVar[str] = "DP-Norm 2023, Algorithm 1; ECL if sigma = alpha = 0"
+    sends: ClassVar[Mapping[str, str]] = {
+        "y": "dual variable of a channel, with the noise of the round",
+        "early": "the same before the last step of a round (only with resend=true)",
+    }
     leaks_what: ClassVar[str] = (
         "the weighted sum of a round's gradients, up to the noise of two rounds; "
         "without noise if a round sends twice"

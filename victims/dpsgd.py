@@ -63,6 +63,9 @@ class DPSGD(Victim):
     paper: ClassVar[str] = (
         "Lian et al. 2017, Algorithm 1 (D-PSGD); Fukami et al. (DP-Norm), Table II (DP-SGD)"
     )
+    sends: ClassVar[Mapping[str, str]] = {
+        "w": "model of a node, with its noise; with order=adapt, before the averaging",
+    }
     leaks_what: ClassVar[str] = (
         "every gradient, (W w - w) / alpha, up to noise / alpha; "
         "of several steps, the sum of the gradients"

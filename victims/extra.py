@@ -47,6 +47,9 @@ class Extra(Victim):
     """EXTRA, or PG-EXTRA if l1 > 0."""
 
     paper: ClassVar[str] = "Shi, Ling, Wu and Yin 2015 (EXTRA, PG-EXTRA)"
+    sends: ClassVar[Mapping[str, str]] = {
+        "w": "model of a node, with its noise; with spread > 0, its encrypted start in round 0",
+    }
     leaks_what: ClassVar[str] = (
         "every gradient; every difference if the start is private; "
         "with l1, only on the nonzero coordinates"

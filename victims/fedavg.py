@@ -38,6 +38,10 @@ class FedAvg(Victim):
     """Clients send their local models; the server sends the mean."""
 
     paper: ClassVar[str] = "McMahan et al. 2017, Algorithm 1 (FedAvg)"
+    sends: ClassVar[Mapping[str, str]] = {
+        "w": "model of the server",
+        "up": "model of a client after its local steps",
+    }
     leaks_what: ClassVar[str] = (
         "every gradient, (w - w_i) / lr; of several local steps, their weighted sum"
     )

@@ -34,6 +34,10 @@ class FedSGD(Victim):
     """Clients send gradients; the server sends the model."""
 
     paper: ClassVar[str] = "McMahan et al. 2017, Algorithm 1 (FedSGD)"
+    sends: ClassVar[Mapping[str, str]] = {
+        "w": "model of the server",
+        "g": "gradient of a client, with its noise",
+    }
     leaks_what: ClassVar[str] = "every gradient, as it is sent"
     centralised: ClassVar[bool] = True
 

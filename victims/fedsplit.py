@@ -39,6 +39,10 @@ class FedSplit(Victim):
     """Centralised PDMM with exact or one-gradient-step local updates."""
 
     paper: ClassVar[str] = "Pathak and Wainwright 2020; Yu 2023, eqs. (5.1), (5.2)"
+    sends: ClassVar[Mapping[str, str]] = {
+        "up": "reflected model of a client",
+        "down": "reflected model of the server for one client",
+    }
     leaks_what: ClassVar[str] = "every gradient, rho (z_{s|i} - w_i)"
     centralised: ClassVar[bool] = True
 

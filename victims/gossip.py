@@ -36,6 +36,9 @@ class Gossip(Victim):
     """One phase of local training, then only averaging."""
 
     paper: ClassVar[str] = "Xiao and Boyd 2004, eq. (2); Metropolis weights"
+    sends: ClassVar[Mapping[str, str]] = {
+        "w": "value of a node before the averaging",
+    }
     leaks_what: ClassVar[str] = (
         "every initial vector, from the node's first message; those of distant nodes "
         "to anyone who observes one node's messages for long enough"

@@ -57,6 +57,9 @@ class MRADMM(Victim):
         "Zhang, Khalili, Liu: M-ADMM (ICML 2018), R-ADMM (Allerton 2018), "
         "MR-ADMM (IEEE TIFS 2020), from memory"
     )
+    sends: ClassVar[Mapping[str, str]] = {
+        "w": "model of a node",
+    }
     leaks_what: ClassVar[str] = (
         "every computed gradient, + n; rounds that use no data leak nothing new"
     )

@@ -48,6 +48,9 @@ class Muffliato(Victim):
     """Noisy gossip between gradient steps."""
 
     paper: ClassVar[str] = "Cyffers, Even, Bellet and Massoulie 2022, Algorithms 1 and 2"
+    sends: ClassVar[Mapping[str, str]] = {
+        "w": "model of a node, with its noise; one message for each averaging step",
+    }
     leaks_what: ClassVar[str] = (
         "every noised gradient, including those of distant nodes, "
         "as linear combinations of what one node receives"

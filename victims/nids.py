@@ -48,6 +48,9 @@ class Nids(Victim):
     """NIDS with common or node-specific step sizes."""
 
     paper: ClassVar[str] = "Li, Shi and Yan 2019 (NIDS)"
+    sends: ClassVar[Mapping[str, str]] = {
+        "m": "combination of a node's models and gradients of two rounds",
+    }
     leaks_what: ClassVar[str] = (
         "every gradient from the third on, from the messages only, even if the start is private"
     )

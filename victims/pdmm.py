@@ -40,6 +40,11 @@ class PDMM(Victim):
     """PDMM (theta = 1) and ADMM (theta = 1/2): exact, gradient-step or quadratic local updates."""
 
     paper: ClassVar[str] = "Yu 2023 (TU Delft), Algorithms 1 and 2"
+    sends: ClassVar[Mapping[str, str]] = {
+        "z0": "encrypted start of the dual variable of a channel, in round 0 (only with z0 > 0)",
+        "dz": "change of the dual variable of a channel (only with differential=true)",
+        "z": "dual variable of a channel (only with differential=false)",
+    }
     leaks_what: ClassVar[str] = (
         "every one-step gradient difference; every gradient if z^0 is known or messages are plain"
     )

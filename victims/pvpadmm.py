@@ -53,6 +53,9 @@ class PVPADMM(Victim):
     """D-ADMM (perturb=none), with dual (DVP) or primal variable perturbation (PVP)."""
 
     paper: ClassVar[str] = "Zhang and Zhu 2017 (IEEE TIFS 12(1)), DVP and PVP, from memory"
+    sends: ClassVar[Mapping[str, str]] = {
+        "w": "model of a node; with perturb=primal, with its noise",
+    }
     leaks_what: ClassVar[str] = (
         "every gradient; with DVP + 2n, with PVP - 2 eta N_i q: the noise does not accumulate"
     )

@@ -56,6 +56,10 @@ class RECAL(Victim):
     """RECAL, or DP-RECAL if sigma > 0. A round of the trace is one activation."""
 
     paper: ClassVar[str] = "DP-RECAL, arXiv 2212.10859v2, eqs. (7a)-(7e), reconstructed"
+    sends: ClassVar[Mapping[str, str]] = {
+        "y": "consensus variable that the active node passes on",
+        "s": "sum of the dual variables that it passes on",
+    }
     leaks_what: ClassVar[str] = (
         "every gradient; with noise on x, each up to its own noise; "
         "with noise on lam and reg=none, exactly"

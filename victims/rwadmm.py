@@ -45,6 +45,9 @@ class RWADMM(Victim):
     """ADMM with one active node per round."""
 
     paper: ClassVar[str] = "Shah and Avrachenkov 2018 (RW-ADMM), derived from the abstract"
+    sends: ClassVar[Mapping[str, str]] = {
+        "z": "dual variable of a channel of the active node",
+    }
     leaks_what: ClassVar[str] = "every gradient, -sum_j B z_{i|j} - rho E_i w_i, + rho E_i n"
     separable: ClassVar[bool] = True
 

@@ -51,6 +51,10 @@ class SecureD(Victim):
     """ADMM averaging in groups between rounds of local training."""
 
     paper: ClassVar[str] = "SecureD-FL 2021, Algorithms 2 and 3"
+    sends: ClassVar[Mapping[str, str]] = {
+        "y": "masked model of a peer, to the peers of its group",
+        "sum": "sum of a group, to all other peers",
+    }
     leaks_what: ClassVar[str] = (
         "every peer's sum of local gradients, from two of its y; "
         "a curious peer obtains it after |Pi| + 1 iterations"

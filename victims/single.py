@@ -35,6 +35,7 @@ class Single(Victim):
     """Gradient descent on the union of all nodes' records."""
 
     paper: ClassVar[str] = "DP-Norm 2023, section VI (M5)"
+    sends: ClassVar[Mapping[str, str]] = {}
     leaks_what: ClassVar[str] = "nothing: no message is sent"
     centralised: ClassVar[bool] = False
 

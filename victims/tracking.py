@@ -42,6 +42,10 @@ class Tracking(Victim):
     """Gradient tracking in the form of DIGing."""
 
     paper: ClassVar[str] = "Nedic, Olshevsky and Shi 2017, Algorithm 1 (DIGing)"
+    sends: ClassVar[Mapping[str, str]] = {
+        "w": "model of a node, with its noise",
+        "y": "estimate of the mean gradient; with noise=message, with its noise",
+    }
     leaks_what: ClassVar[str] = "every gradient, the first as it is sent; also from the models only"
     separable: ClassVar[bool] = True
 

@@ -12,11 +12,12 @@ from leakaudit.adversary import Adversary
 from leakaudit.errors import LeakauditError
 from leakaudit.trace import Graph
 
-ThreatKind: TypeAlias = Literal["outsider", "wire", "neighbour", "coalition", "named"]
+ThreatKind: TypeAlias = Literal["outsider", "wire", "neighbour", "node", "coalition", "named"]
 KINDS: dict[ThreatKind, str] = {
     "outsider": "observes every channel",
     "wire": "observes one channel of the node, in both directions",
     "neighbour": "is one neighbour, and observes its own messages",
+    "node": "is one node that is not a neighbour, and observes its own messages",
     "coalition": "is several other nodes, and observes their messages",
     "named": "as specified",
 }
@@ -41,7 +42,7 @@ class Threat:
 def around(graph: Graph, nodes: Sequence[int], size: int) -> list[Threat]:
     """Return the adversaries of each of some nodes.
 
-    A single neighbour is listed as such, not as a coalition.
+    A single node is a neighbour or another node, not a coalition.
 
     Args:
         graph: Graph of the network.
@@ -108,8 +109,10 @@ def _of(graph: Graph, node: int, size: int) -> Iterator[Threat]:
     others = [other for other in range(graph.nodes) if other != node]
     for members in range(1, size + 1):
         for some in combinations(others, members):
-            if members > 1 or some[0] not in near:
+            if members > 1:
                 yield Threat(node, "coalition", _curious(*some))
+            elif some[0] not in near:
+                yield Threat(node, "node", _curious(*some))
 
 
 def _curious(*nodes: int) -> Adversary:

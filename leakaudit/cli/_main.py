@@ -109,29 +109,36 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     given = list(sys.argv[1:] if argv is None else argv)
     first = given[0] if given else ""
-    verb = ""
+    args: argparse.Namespace | None = None
     try:
         if first not in VERBS and not first.startswith("-") and first:
             near = suggest(first, VERBS)
             raise LeakauditError(f"there is no command {first!r}; see 'leakaudit --help'{near}")
         args = parser(first if first in VERBS else None).parse_args(given)
-        verb = f" {args.verb}"
         code, message = _run(args)
     except LeakauditError as error:
         code, message = error.code, str(error)
     except KeyboardInterrupt:
-        verb, code, message = "", INTERRUPTED, "interrupted"
+        args, code, message = None, INTERRUPTED, "interrupted"
     except BrokenPipeError:  # the reader closed the pipe before there was a verdict
         mute()
-        return BROKEN if verb.strip() in JUDGES else 0
+        return BROKEN if args is not None and args.verb in JUDGES else 0
     except OSError as error:
         code = 2
         message = f"{error.filename}: {error.strerror}" if error.filename else str(error)
     except Exception as error:  # the last handler: a defect must not look like a verdict
         code, message = BROKEN, _defect(error)
     if message:
-        sys.stderr.write(f"leakaudit{verb}: {' '.join(message.split())}\n")
+        sys.stderr.write(f"{_named(args)}: {' '.join(message.split())}\n")
     return code
+
+
+def _named(args: argparse.Namespace | None) -> str:
+    """Return the command as it begins a message: with its verb and its action, if it has one."""
+    words = ["leakaudit"]
+    if args is not None:
+        words += filter(None, (args.verb, getattr(args, "action", None)))
+    return " ".join(words)
 
 
 def _run(args: argparse.Namespace) -> tuple[int, str]:

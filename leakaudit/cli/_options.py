@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from leakaudit._util.settings import SETTINGS, resolve
 from leakaudit.errors import LeakauditError
 
+INCONCLUSIVE = 3  # exit code of a result about a recording that is not what it declares
 EXAMPLES = "examples:"  # heading of the examples below the options
 
 
@@ -228,6 +229,24 @@ def say(text: str, args: argparse.Namespace) -> None:
     """
     if not args.quiet:
         sys.stderr.write(text.rstrip("\n") + "\n")
+
+
+def concluded(reasons: Sequence[str], args: argparse.Namespace) -> int:
+    """Write why a result is inconclusive, also if the user asked for quiet.
+
+    The sentences follow a text; JSON contains them itself, so they are written to stderr.
+
+    Args:
+        reasons: The reasons; none if the result is conclusive.
+        args: The parsed arguments of a call, with ``format``.
+
+    Returns:
+        The exit code: 3 if there are reasons, otherwise 0.
+    """
+    out = sys.stderr if args.format == "json" else sys.stdout
+    for reason in reasons:
+        out.write(f"INCONCLUSIVE: {reason}\n")
+    return INCONCLUSIVE if reasons else 0
 
 
 def show(text: str) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leakaudit.cli._options import described, say, settings, shared, trust
+from leakaudit.cli._options import INCONCLUSIVE, described, say, settings, shared, trust
 from leakaudit.cli.listen import listener, listening
 from leakaudit.cli.record import pairs
 
@@ -105,7 +105,8 @@ def run(args: argparse.Namespace) -> int:
         args: The parsed arguments.
 
     Returns:
-        The exit code; 130 if the run was interrupted.
+        The exit code; 3 if the recording is not what it declares, so that the result is
+        inconclusive, and 130 if the run was interrupted.
     """
     from leakaudit import registry
     from leakaudit.pipeline.attack_run import AttackOptions, attack_file
@@ -128,8 +129,9 @@ def run(args: argparse.Namespace) -> int:
         resume=args.resume,
     )
     if args.dry_run:
-        sys.stdout.write(json.dumps(_dry(args.trace, options), indent=2) + "\n")
-        return 0
+        plan = _dry(args.trace, options)
+        sys.stdout.write(json.dumps(plan, indent=2) + "\n")
+        return INCONCLUSIVE if plan["not_understood"] else 0
     folder = Path(chosen.output)
     with console.shown(chosen.progress):
         done = attack_file(args.trace, folder, options)
@@ -140,7 +142,9 @@ def run(args: argparse.Namespace) -> int:
         + (f", {done.results['picture']}" if done.results["picture"] else ""),
         args,
     )
-    return INTERRUPTED if done.interrupted else 0
+    if done.interrupted:
+        return INTERRUPTED
+    return 0 if done.conclusive else INCONCLUSIVE
 
 
 def _show(name: str, render: Callable[..., str], results: dict[str, Any]) -> None:
@@ -172,4 +176,8 @@ def _dry(path: Path, options: AttackOptions) -> dict[str, Any]:
         }
         for leak in leaks
     }
-    return {"nodes": plan, "undetermined": dict(leaks.undetermined)}
+    return {
+        "nodes": plan,
+        "undetermined": dict(leaks.undetermined),
+        "not_understood": sorted(leaks.not_understood),
+    }

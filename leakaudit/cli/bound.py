@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leakaudit.cli._options import described, formats, say, settings, shared
+from leakaudit.cli._options import concluded, described, formats, say, settings, shared
 from leakaudit.errors import LeakauditError
 from leakaudit.verdict import Verdict
 
@@ -41,7 +41,8 @@ def add(verbs: Any) -> None:
         help="compute the exact epsilon that each adversary faces, and compare it with the claim",
         **described(
             "Computes the differential privacy (mu and epsilon) of one record in the view of each "
-            "adversary, and compares it with the claim. Runs no attack and reads no messages.",
+            "adversary, and compares it with the claim. The messages of a trace are only "
+            "compared with the declared protocol, and no attack is run.",
             "leakaudit bound trace.pt",
             "leakaudit bound trace.pt --as node:1 --node 2 --delta 1e-6",
         ),
@@ -114,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
         args: The parsed arguments.
 
     Returns:
-        The exit code.
+        The exit code; 3 if the messages of a trace contradict its declaration.
     """
     from leakaudit.accounting import bounding
     from leakaudit.accounting.compare import alike, compare, worst
@@ -131,9 +132,11 @@ def run(args: argparse.Namespace) -> int:
     threats = _threats(args, protocol, last)
     with console.shown(chosen.progress):
         found = list(compare(protocol, threats, **asked))
+        unclear = _contradictions(args.source)
     if args.format == "json":
-        sys.stdout.write(json.dumps([one.to_json() for one in found], indent=2) + "\n")
-        return 0
+        shown_all = [{**one.to_json(), "unclear": unclear} for one in found]
+        sys.stdout.write(json.dumps(shown_all, indent=2) + "\n")
+        return concluded(unclear, args)
     same = alike(found)
     shown = found
     if not (args.all or args.adversary):
@@ -141,7 +144,29 @@ def run(args: argparse.Namespace) -> int:
     if len(shown) == len(found):
         same = {}
     _table(shown, same, len(found), protocol.begun)
-    return 0
+    return concluded(unclear, args)
+
+
+def _contradictions(source: Path) -> list[str]:
+    """Return how a recording differs from what it declares, and from what the figures assume.
+
+    Nothing is said about a scenario, or about a recording whose first round is incomplete.
+    """
+    if source.suffix == ".toml":
+        return []
+    from leakaudit.lint import Case, assumed
+    from leakaudit.traces import gaps, trace_file
+
+    trace = trace_file.load(source)
+    beside = trace_file.truth_path(source)
+    truth = trace_file.load_truth(beside) if beside.is_file() else None
+    if truth is not None:
+        trace_file.same_run(trace, truth)
+    try:
+        trace = gaps.before(trace)
+    except LeakauditError:
+        return []
+    return [f"{one.name}: {one.says}" for one in assumed(Case(trace, truth))]
 
 
 def _threats(args: argparse.Namespace, protocol: Protocol, last: int) -> list[Threat]:
@@ -263,6 +288,8 @@ def _who(one: Comparison) -> str:
         return "outsider, all channels"
     if one.threat.kind == "named":
         return who
+    if one.threat.kind == "node":
+        return f"other node {who}"
     return f"{one.threat.kind} {who}"
 
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leakaudit.cli._options import described, formats, say, settings, shared
+from leakaudit.cli._options import concluded, described, formats, say, settings, shared
 from leakaudit.cli.listen import listener, listening
 
 if TYPE_CHECKING:
@@ -71,9 +71,10 @@ def run(args: argparse.Namespace) -> int:
         args: The parsed arguments.
 
     Returns:
-        The exit code.
+        The exit code; 3 if the recording is not what it declares.
     """
     from leakaudit.extraction import explanation
+    from leakaudit.lint import conformance
     from leakaudit.rendering import console
     from leakaudit.traces import trace_file
 
@@ -83,22 +84,26 @@ def run(args: argparse.Namespace) -> int:
         plots.expect_suffix(args.output)
     chosen = settings(args)
     trace = trace_file.load(args.trace)
+    adversary = listener(args)
     with console.shown(chosen.progress):
-        found = explanation.explain(trace, listener(args), args.node, args.gradients)
+        found = explanation.explain(trace, adversary, args.node, args.gradients)
+        checked = conformance.examine(trace, None, adversary)
+    unclear = checked.unclear(determined=all(one.rows for one in found))
     if args.output is not None:
         from leakaudit.rendering import explanation_chart, plots
 
         plots.save(explanation_chart.combinations(found), args.output)
         say(f"{args.output}: written", args)
     if args.format == "json":
-        sys.stdout.write(json.dumps([e.to_json() for e in found], indent=2) + "\n")
+        shown = [{**one.to_json(), "unclear": unclear} for one in found]
+        sys.stdout.write(json.dumps(shown, indent=2) + "\n")
     elif args.node is None:
         for one in found:
             sys.stdout.write(f"{one.summary}\n" + (f"  {one.scope}\n" if one.scope else ""))
     else:
         for one in found:
             _table(one)
-    return 0
+    return concluded(unclear, args)
 
 
 def _table(one: Explanation) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leakaudit.cli import tapped
-from leakaudit.cli._options import described, say, settings, shared
+from leakaudit.cli._options import INCONCLUSIVE, described, say, settings, shared
 from leakaudit.errors import LeakauditError
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
         args: The parsed arguments.
 
     Returns:
-        The exit code: 3 if the messages need a description.
+        The exit code: 3 if the messages need a description, or contradict it.
     """
     chosen = settings(args)
     from leakaudit.capture.tap.log.reading import read_logs
@@ -78,13 +79,15 @@ def run(args: argparse.Namespace) -> int:
                 _ask(args, guessed)
                 return UNDESCRIBED
             given = guessed.description
-        _write(args, chosen, messages, logs, given)
+        unclear = _write(args, chosen, messages, logs, given)
         if guessed is not None:
             _keep_inferred(args, guessed)
     skipped = (*messages.skipped, *extra)
     if skipped:
         say(f"not part of the model, and left out: {', '.join(skipped[:10])}", args)
-    return 0
+    for reason in unclear:
+        sys.stderr.write(f"leakaudit trace import: not as described: {reason}\n")
+    return INCONCLUSIVE if unclear else 0
 
 
 def _inferred(messages: Folder, logs: Sequence[RankLog]) -> Guess:
@@ -135,8 +138,12 @@ def _write(
     messages: Folder,
     logs: Sequence[RankLog],
     used: Description,
-) -> None:
-    """Write the trace, and report its size, what is proved, and what is missing."""
+) -> list[str]:
+    """Write the trace, and report its size, what is proved, and what is missing.
+
+    Returns:
+        How the recording differs from its description.
+    """
     from leakaudit.capture.tap import merge
     from leakaudit.capture.tap.guessing import confirm, observed
     from leakaudit.capture.tap.messages import wires
@@ -175,3 +182,4 @@ def _write(
         say(f"leakaudit trace import: {line}", args)
     for file, why in messages.cut.items():
         say(f"leakaudit trace import: {file}: {why}, so the trace is incomplete", args)
+    return tapped.unclear(trace, args)

@@ -30,7 +30,7 @@ CHOICES = {
 
 
 class _Help(argparse.Action):
-    """Help that also lists the parameters of the victim, if one is named."""
+    """Help that also lists the parameters of the victim, and its messages, if one is named."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, *_: object
@@ -43,12 +43,18 @@ class _Help(argparse.Action):
 
             try:
                 plugins(namespace)
-                declared = declarations.of("victims", namespace.victim)
+                declared = declarations.of("victims", namespace.victim, ("sends",))
             except LeakauditError as e:
                 parser.error(str(e))
             sys.stdout.write(f"\nparameters of {namespace.victim} (--set NAME=VALUE):\n")
             for text in parameters(declared.parameters):
                 for line in wrapped(text, console.width(), "  "):
+                    sys.stdout.write(f"{line}\n")
+            sends = declared.attributes["sends"]
+            if sends:
+                sys.stdout.write(f"\nkinds of messages of {namespace.victim}:\n")
+            for kind, text in sends.items():
+                for line in wrapped(f"{kind}: {text}", console.width(), "  "):
                     sys.stdout.write(f"{line}\n")
         parser.exit()
 
@@ -76,15 +82,15 @@ def add(verbs: Any) -> None:
         "--help",
         action=_Help,
         nargs=0,
-        help="show this help; 'record pdmm --help' adds the parameters of pdmm",
+        help="show this help; 'record pdmm --help' adds the parameters and messages of pdmm",
     )
     sub.add_argument(
         "-o",
         "--output",
         default="trace.pt",
         help=(
-            "trace file to write, or a folder ('name/') of shards; the truth is written beside it "
-            "(default trace.pt)"
+            "trace file to write, or a folder ('name/') of shards; replaces an existing one; the "
+            "truth is written beside it (default trace.pt)"
         ),
     )
     sub.add_argument(
@@ -236,6 +242,7 @@ def run(args: argparse.Namespace) -> int:
         )
         return 0
     path = args.output if args.output.endswith("/") else Path(args.output)
+    replaced = ", in place of an earlier one" if Path(args.output).exists() else ""
     with console.shown(chosen.progress):
         told = {"command": command()}
         if spread is None:
@@ -250,7 +257,7 @@ def run(args: argparse.Namespace) -> int:
         f"{trace.graph.nodes} nodes, {len(trace.graph.edges)} edges, {trace.rounds} rounds, "
         f"{len(trace)} messages"
     )
-    say(f"{args.output}: {scenario.victim}, {size}", args)
+    say(f"{args.output}: {scenario.victim}, {size}{replaced}", args)
     for sentence in gaps.sentences(trace):
         say(f"missing: {sentence}", args)
     if spread is None:

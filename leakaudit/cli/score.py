@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leakaudit.api import RECORD, file_of
-from leakaudit.cli._options import described, say, settings, shared
+from leakaudit.cli._options import INCONCLUSIVE, described, say, settings, shared
 from leakaudit.errors import LeakauditError
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
         args: The parsed arguments.
 
     Returns:
-        The exit code.
+        The exit code; 3 if the recording was not what it declares.
     """
     from leakaudit import registry
     from leakaudit.pipeline import attack_run as run
@@ -115,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
     fit = console.fit() if args.format == "text" else {}
     sys.stdout.write(render(made, **fit).rstrip("\n") + "\n")
     say(f"{folder / RECORD}: scored again; no attack was run", args)
-    return 0
+    return INCONCLUSIVE if "unclear" in made else 0
 
 
 def _named(record: dict[str, Json]) -> Path:

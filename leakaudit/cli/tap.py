@@ -1,8 +1,9 @@
-"""`leakaudit tap`: record the messages of a torch.distributed or Flower program."""
+"""`leakaudit tap`: record the messages of a program."""
 
 from __future__ import annotations
 
 import argparse
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,12 +29,12 @@ def add(verbs: Any) -> None:
     """
     sub = verbs.add_parser(
         "tap",
-        help="record the messages of a torch.distributed or Flower program, without changing it",
+        help="record the messages of a torch.distributed, Flower, NVFlare or p2pfl program",
         usage=USAGE,
         **described(
-            "Records what a torch.distributed or Flower program sends, without a change to the "
-            "program, and infers what the messages contain. 'describe' and 'merge' process a log "
-            "again.",
+            "Records what a program of torch.distributed, Flower, NVFlare or p2pfl sends, without "
+            "a change to the program, and infers what the messages contain. 'describe' and 'merge' "
+            "process a log again.",
             "leakaudit tap -o trace.pt -- torchrun --nproc-per-node 4 train.py",
             "leakaudit tap -o trace.pt --describe tap.toml -- python train.py",
         ),
@@ -58,8 +59,9 @@ def add(verbs: Any) -> None:
     sub.add_argument(
         "--layers",
         metavar="NAMES",
-        help="record only these parameters: first, last, or names of modules or parameters "
-        "separated by commas, with * for any characters (default: all)",
+        help="record only these parameters, separated by commas: first, last, or names of modules "
+        "or parameters, with * for any characters; sketch adds a sketch of the others, and all "
+        "records everything (default: all; first,last,sketch above 1,000,000 parameters)",
     )
     sub.add_argument(
         "--receive",
@@ -77,7 +79,7 @@ def add(verbs: Any) -> None:
         metavar="-- COMMAND",
         help="the program and its arguments, after --",
     )
-    shared(sub, "threads", "max_bytes")
+    shared(sub, "seed", "threads", "max_bytes")
     sub.set_defaults(run=run)
 
 
@@ -93,6 +95,7 @@ def run(args: argparse.Namespace) -> int:
         The exit code.
     """
     if args.command and args.command[0] in ACTIONS:
+        args.action = args.command[0]
         return (
             tapped.describe(args.command[1:])
             if args.command[0] == "describe"
@@ -106,19 +109,26 @@ def run(args: argparse.Namespace) -> int:
         )
     from leakaudit.capture.tap import launch
     from leakaudit.capture.tap.messages import description
+    from leakaudit.traces.recorder import human
 
     chosen = settings(args)
     if launch.waits_not(command):
         command = [*command, "--stream"]
         say("leakaudit tap: added --stream, so that 'flwr run' waits for the end of the run", args)
     described = description.read(args.describe) if args.describe else None
-    window, ranks = _rounds(args.rounds), _ranks(args.ranks)
+    folder = tapped.log(args.output)
+    window = _rounds(args.rounds)
+    ranks = _ranks(args.ranks)
+    layers = _layers(args.layers)
+    limit, why = _limit(chosen.max_bytes, folder)
     listening = {
         "ranks": ranks,
         "rounds": window,
-        "max_bytes": chosen.max_bytes,
+        "max_bytes": limit,
         "receive": args.receive,
-        "layers": args.layers.split(",") if args.layers else None,
+        "layers": layers,
+        "seed": chosen.seed,
+        "quiet": args.quiet,
     }
     if described is not None:
         listening |= {
@@ -126,11 +136,10 @@ def run(args: argparse.Namespace) -> int:
             "start": described.start,
             "names": described.names,
         }
-        _require_layers(listening["layers"], described)
-        if args.max_bytes is not None:
-            say(f"leakaudit tap: {_need(chosen.max_bytes, described, listening['layers'])}", args)
-    folder = tapped.log(args.output)
+        _require_layers(layers, described)
     launch.prepare(folder)
+    said = _choice(layers) if described is None else _need(limit, described, layers)
+    say(f"leakaudit tap: at most {human(limit)} of messages are recorded ({why}): {said}", args)
     try:
         code = launch.run(command, folder, **listening)
     except LeakauditError:
@@ -158,9 +167,9 @@ def _finish(
             )
             return code
         why = (
-            "it sent none by torch.distributed or Flower, or sends them by torch.distributed.rpc, "
-            "which is not tapped, its server runs elsewhere, or its Python ignores PYTHONPATH "
-            "(-I, -E, -S)"
+            "it sent none by torch.distributed, Flower, NVFlare or p2pfl, or sends them by "
+            "torch.distributed.rpc, which is not tapped, its server runs elsewhere, or its Python "
+            "ignores PYTHONPATH (-I, -E, -S)"
         )
         raise LeakauditError(f"no messages of the program were recorded: {why}")
     try:
@@ -203,29 +212,67 @@ def _guessed(args: argparse.Namespace, folder: Path) -> Description | None:
     return found.description
 
 
+def _layers(text: str | None) -> list[str] | None:
+    """Return the parameters to record; None for the default."""
+    from leakaudit.capture.tap.log.layers import SKETCH
+
+    if text is None:
+        return None
+    found = [word.strip() for word in text.split(",")]
+    if set(found) == {SKETCH}:
+        raise LeakauditError(
+            "--layers sketch: a sketch verifies other parameters and is nothing to attack; "
+            "name some to record, e.g. --layers first,last,sketch"
+        )
+    return found
+
+
+def _limit(max_bytes: int, folder: Path) -> tuple[int, str]:
+    """Return the limit on the recorded messages, and where it comes from.
+
+    The trace takes as much again as the log from which it is made.
+    """
+    existing = next(parent for parent in folder.absolute().parents if parent.exists())
+    free = shutil.disk_usage(existing).free // 2
+    if free < max_bytes:
+        return free, "half of the free space of the disk"
+    return max_bytes, "--max-bytes"
+
+
+def _choice(layers: list[str] | None) -> str:
+    """Return which parameters are recorded of a model that is not described."""
+    from leakaudit.capture.tap.log.layers import LARGE
+
+    if layers is not None:
+        return f"of each model, these parameters: {', '.join(layers)}"
+    return (
+        f"of models with more than {LARGE:,} parameters, the first and the last layer and a sketch "
+        "of the others (--layers all records everything)"
+    )
+
+
 def _require_layers(layers: list[str] | None, described: Description) -> None:
     """Reject a choice of parameters that contains none of the described model."""
-    from leakaudit.capture.tap.log.layers import chosen
+    from leakaudit.capture.tap.log.layers import select
 
-    places = chosen(described.names, layers)
-    if places is not None and not places:
+    selection = select(described.names, described.sizes[:-1], layers)
+    if selection is not None and not selection.kept:
         names = ", ".join(described.names[:8])
         raise LeakauditError(f"--layers: no parameter matches {layers}; the model has {names}")
 
 
-def _need(max_bytes: float, described: Description, layers: list[str] | None) -> str:
-    """Return how many messages fit on the disk, in words."""
-    from leakaudit.capture.tap.log.layers import chosen
+def _need(limit: int, described: Description, layers: list[str] | None) -> str:
+    """Return what is recorded of a described model, and how many messages fit, in words."""
+    from leakaudit.capture.tap.log import layers as choice
     from leakaudit.traces.recorder import human
 
-    places = chosen(described.names, layers)
-    if places is None:
-        places = frozenset(range(len(described.names)))
-    numbers = sum(described.sizes[place] for place in places)
+    whole = described.sizes[-1]
+    selection = choice.select(described.names, described.sizes[:-1], layers)
+    numbers = whole if selection is None else selection.numbers
     size = 4 * numbers
     return (
-        f"a message takes {human(size)} on the disk (float32); {human(max_bytes)} hold "
-        f"{int(max_bytes // size)} of all processes together"
+        f"{choice.described(selection, whole)}; a message takes {human(size)} on the disk "
+        f"(float32); {human(limit)} hold {int(limit // size)} of all processes together"
     )
 
 

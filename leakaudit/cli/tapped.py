@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from leakaudit.errors import LeakauditError
 
 if TYPE_CHECKING:
     from leakaudit.capture.tap.messages.description import Description
+    from leakaudit.trace import Trace
 
 
 def written(sub: argparse.ArgumentParser) -> None:
@@ -25,7 +27,7 @@ def written(sub: argparse.ArgumentParser) -> None:
         "--output",
         type=Path,
         default=Path("trace.pt"),
-        help="trace file to write (default trace.pt)",
+        help="trace file to write; replaces an existing one (default trace.pt)",
     )
     sub.add_argument(
         "--truth",
@@ -178,13 +180,13 @@ def write(
     wrong = confirm.contradictions(described, logs) if args.describe else []
     if wrong:
         raise LeakauditError(f"the description is wrong: {'; '.join(wrong)}")
+    plan = replace(plan, notes=(*plan.notes, *confirm.verified(described, logs)))
     truth = None
     if args.truth:
         truth = merge.read_truth(args.truth, described.task.spec.shape, plan.graph.nodes)
+    command = provenance.command()
     with console.shown(chosen.progress):
-        trace = merge.write(
-            plan, logs, args.output, code, truth, chosen.max_bytes, provenance.command()
-        )
+        trace = merge.write(plan, logs, args.output, code, truth, chosen.max_bytes, command)
     size = (
         f"{trace.graph.nodes} nodes, {len(trace.graph.edges)} edges, {trace.rounds} rounds, "
         f"{len(trace)} messages"
@@ -196,6 +198,35 @@ def write(
     )
     for line in merge.warnings(trace):
         say(f"leakaudit tap: {line}", args)
+    for reason in unclear(trace, args):
+        sys.stderr.write(f"leakaudit tap: not as described: {reason}\n")
+    for part, path in merge.others(plan, args.output):
+        with console.shown(chosen.progress):
+            merge.write(part, logs, path, code, truth, chosen.max_bytes, command)
+        names = ", ".join(part.names(part.columns))
+        say(f"{path}: the same messages, of which it contains {names}", args)
+
+
+def unclear(trace: Trace, args: argparse.Namespace) -> list[str]:
+    """Return how a new recording differs from its description.
+
+    Args:
+        trace: The trace that was written.
+        args: The parsed arguments, with those of `written`.
+
+    Returns:
+        One sentence per difference.
+    """
+    from leakaudit.lint import conformance
+    from leakaudit.traces import trace_file
+
+    truth = None
+    if args.truth:
+        truth = trace_file.load_truth(trace_file.truth_path(args.output))
+    try:
+        return conformance.examine(trace, truth).sentences
+    except LeakauditError as error:  # messages of the first round are missing
+        return [str(error)]
 
 
 def log(trace: Path) -> Path:

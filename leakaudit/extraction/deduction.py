@@ -15,7 +15,10 @@ from functools import cached_property
 from leakaudit import registry
 from leakaudit.adversary import Adversary
 from leakaudit.errors import NotDetermined
+from leakaudit.protocols import expected
 from leakaudit.protocols.declared import DECLARED, protocol_of
+from leakaudit.protocols.deviation import Deviation
+from leakaudit.protocols.expected import STATED, Expected
 from leakaudit.relations import Expression, Knowledge, Relations, Vector, determined, explain
 from leakaudit.relations.determine import basis
 from leakaudit.relations.estimate import recorded
@@ -132,9 +135,9 @@ class Deduction:
         Raises NotDetermined, with the reason, if nothing is determined.
         """
         if not self.base.gradients(node):
-            if self._protocol.victim.centralised:
+            if self._protocol.victim.centralised and node == self.trace.graph.nodes - 1:
                 raise NotDetermined("it is the server and holds no data")
-            raise NotDetermined("it computes no gradients")
+            raise self._nothing("it computes no gradients")
         own = self._open.near([node])
         unheard = self._unheard(node, own)
         if unheard:
@@ -144,15 +147,33 @@ class Deduction:
         if best.rows:
             return best
         if unheard:
-            raise NotDetermined(
+            raise self._nothing(
                 "the observed messages do not determine any combination of its gradients; "
                 f"its channels to {unheard} are not observed"
             )
         hidden = self._hidden(node)
         why = f": {hidden}" if hidden else ""
-        raise NotDetermined(
+        raise self._nothing(
             f"the observed messages do not determine any combination of its gradients{why}"
         )
+
+    def _nothing(self, reason: str) -> NotDetermined:
+        """Return the error that nothing is determined, or that the messages are not understood."""
+        sentences: dict[bool, str] = {}
+        for one in self._deviations:
+            sentences.setdefault(one.about in STATED, one.sentence)
+        if False in sentences:
+            return NotDetermined(sentences[False], understood=False)
+        if True in sentences:
+            reason += f"; {sentences[True]}"
+        return NotDetermined(reason)
+
+    @cached_property
+    def _deviations(self) -> tuple[Deviation, ...]:
+        """How the observed messages differ from those that the protocol declares."""
+        trace = expected.within(self.trace, self.view.adversary)
+        declared = Expected.outlined(trace)
+        return tuple(expected.observed(trace, declared, self.view.adversary))
 
     def _hidden(self, node: int) -> str:
         """Return what nonlinear steps hide of a node's gradients; empty if nothing is said."""

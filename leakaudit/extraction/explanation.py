@@ -61,6 +61,8 @@ class Explanation:
         rows: The combinations that are determined.
         scope: The basis of the result.
         reason: Why nothing is determined.
+        understood: Whether the messages are those that the protocol declares, as far as this is
+            known from the messages themselves.
     """
 
     node: int
@@ -69,12 +71,16 @@ class Explanation:
     rows: tuple[ExplainedRow, ...]
     scope: str = ""
     reason: str = ""
+    understood: bool = True
 
     @property
     def summary(self) -> str:
         """A summary in one sentence."""
         if not self.rows:
-            return f"node {self.node}: {self.reason}"
+            what = "not determined"
+            if not self.understood:
+                what = "not understood"
+            return f"node {self.node}: {what}: {self.reason}"
         single = 0
         noisy = 0
         formal = 0
@@ -144,7 +150,7 @@ def _node(heard: Deduction, node: int, gradients: int) -> Explanation:
     try:
         found = heard.of(node, gradients)
     except NotDetermined as e:
-        return Explanation(node, who, 0, (), reason=str(e))
+        return Explanation(node, who, 0, (), reason=str(e), understood=e.understood)
     estimated = gradient_values.minimum_variance(heard, found.knowledge, found.rows)
     sizes = estimated.apply(heard.fetch).square().mean(1).sqrt().tolist()
     exact = len(found.rows) - found.noisy

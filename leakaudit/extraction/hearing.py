@@ -53,6 +53,7 @@ def deduce(
         rounds = max(4, min(MOST, MEMORY // (8 * (trace.columns[1] - trace.columns[0]))))
     found: list[GradientLeak] = []
     reasons: dict[int, str] = {}
+    not_understood: set[int] = set()
     if nodes is None:
         nodes = targets(trace, heard.view.adversary)
     for node in nodes:
@@ -64,7 +65,9 @@ def deduce(
             found.append(gradient_values.leak(heard, heard.of(node, rounds)))
         except NotDetermined as e:
             reasons[node] = str(e)
-    return Leaks(trace.task, tuple(found), reasons)
+            if not e.understood:
+                not_understood.add(node)
+    return Leaks(trace.task, tuple(found), reasons, frozenset(not_understood))
 
 
 def targets(trace: Trace, adversary: Adversary) -> tuple[int, ...]:

@@ -38,8 +38,8 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 from scipy.stats import beta, binom, chi2
 
-from leakaudit.gate.deviation import Deviation
-from leakaudit.gate.substitute import Floats, Noise
+from leakaudit.lint.substitute import Floats, Noise
+from leakaudit.protocols.deviation import Deviation
 
 # Probability of a false alarm of each family of tests: about 1e-6 per check with the families
 # below, a ten-thousandth of the gate's default alpha.

@@ -23,21 +23,23 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from scipy.stats import chi2, norm
 
 from leakaudit.adversary import Adversary
 from leakaudit.extraction.hearing import targets
 from leakaudit.gate import draws
 from leakaudit.gate.config import Check
-from leakaudit.gate.deviation import Deviation
 from leakaudit.gate.draws import Draws, Run
-from leakaudit.gate.expected import Expected, differences
-from leakaudit.gate.fit import CLOSE, Fit
 from leakaudit.gate.rule import Rule
 from leakaudit.gate.runs import Recorded
-from leakaudit.gate.substitute import Left, Noise, left
 from leakaudit.lint import NAMES, noise
+from leakaudit.lint.conformance import samples
+from leakaudit.lint.fit import Fit
 from leakaudit.lint.samples import Sample
+from leakaudit.lint.substitute import Left, Noise, left
+from leakaudit.lint.values import Values, contradicted
+from leakaudit.protocols import deviation as titles
+from leakaudit.protocols.deviation import Deviation
+from leakaudit.protocols.expected import Expected, differences
 from leakaudit.results.model import RuleKind, RuleStatus
 from leakaudit.trace import Trace
 
@@ -56,33 +58,10 @@ ODD = 0.05
 # seconds.
 NODES = 8
 WIDTH = 4096
-# Probability of a false alarm of each test, over all seeds of a check: a thousandth of the gate's
-# default alpha.
-LEVEL = 1e-5
-# Share of the way from the gradients of the truth to those of a guess; beyond it, messages are
-# closer to the guess.
-HALF = 0.5
 
 # The sentence of a rule begins with its title.
 TITLES = {
-    "empty": "nothing was recorded",
-    "undeclared": "messages of another protocol",
-    "missing": "messages are missing",
-    "repeated": "messages were recorded twice",
-    "rounds": "rounds are missing",
-    "gaps": "messages were lost",
-    "copies": "receivers got different vectors",
-    "announced": "the number of planned rounds is missing",
-    "samples": "a different number of records",
-    "secure": "messages are marked as encrypted",
-    "values": "recorded numbers differ from the transmitted ones",
-    "truth": "the truth is incomplete",
-    "messages": "messages are inconsistent",
-    "gradients": "gradients differ from those of the truth",
-    "noise": "more than the declared noise",
-    "seeds": "noise repeats",
-    "process": "noise starts anew with every process",
-    "along": "numbers of a message share noise",
+    **titles.TITLES,
     **{f"P{number:02d}": name for number, (name, _) in NAMES.items()},
 }
 
@@ -110,9 +89,7 @@ class Fidelity:
     _wrong: dict[str, _Complaint] = field(default_factory=dict)  # the first one per subject
     _skipped: str = ""  # why no values were compared
     _compared: bool = False
-    _nodes: dict[int, Fit] = field(default_factory=dict)
-    _energy: float = 0.0  # sum of |rest|^2 over `_numbers` numbers of Gaussian noise
-    _numbers: int = 0
+    _sent: Values = field(default_factory=Values)  # besides the gradients of the truth
     _first: tuple[Noise, ...] = ()  # of the first recording
     _draws: Draws = field(default_factory=Draws)
     _expected: dict[str, Expected] = field(default_factory=dict)
@@ -185,7 +162,7 @@ class Fidelity:
     @property
     def fit(self) -> Fit:
         """How the noise of all nodes correlates with the gradients."""
-        return Fit.total(self._nodes.values())
+        return self._sent.fit
 
     def hides(self, trace: Trace) -> bool:
         """Return whether a recording's protocol declares noise.
@@ -205,7 +182,8 @@ class Fidelity:
         # The standard error falls with the square root of the number of recordings.
         if SURE * fit.error * math.sqrt(count / MOST) > AWAY:
             return False
-        odd = any(one.chance < ODD / len(self._nodes) for one in self._nodes.values())
+        nodes = self._sent.nodes
+        odd = any(one.chance < ODD / len(nodes) for one in nodes.values())
         return odd or abs(fit.shift) + SURE * fit.error > AWAY
 
     def _complain(self, one: Deviation, status: RuleStatus, seed: int | None = None) -> None:
@@ -242,7 +220,7 @@ class Fidelity:
                 "call recorder.truth for every node with data"
             )
             yield Deviation("truth", says, (node,))
-        yield from _samples(made)
+        yield from samples(trace, made.truth)
         if not self.check.scenario:
             yield from _announced(trace)
 
@@ -255,21 +233,9 @@ class Fidelity:
             self._skipped = _without_values(made)
             return
         self._compared = True
-        if found.broken:
-            says = f"the messages contradict the declared relations: {found.broken} does not hold"
-            self._complain(Deviation("messages", says), RuleStatus.VOID, made.seed)
-        elif found.missed > CLOSE * found.size:
-            share = found.missed / max(found.size, 1e-300)
-            says = (
-                f"the recorded messages differ by {share:.1%} from the gradients of the truth, and "
-                "no noise is declared; check the truth, labels, constants, model and messages"
-            )
-            self._complain(Deviation("gradients", says), RuleStatus.VOID, made.seed)
-        for one in found.noise:
-            self._nodes.setdefault(one.node, Fit()).add(one)
-            if one.gaussian:
-                self._energy += float((one.rest**2).sum())
-                self._numbers += one.rest.size
+        for one in contradicted(found):
+            self._complain(one, RuleStatus.VOID, made.seed)
+        self._sent.add(found.noise)
         self._add(Run(made.seed), made.trace, found.noise)
         self._first = self._first or found.noise
 
@@ -289,9 +255,9 @@ class Fidelity:
         strict = self.check.lint in ("error", "strict")
         status = RuleStatus.CONTRADICTED if strict else RuleStatus.WARNING
         tests = (
-            (self._signal, RuleStatus.VOID),
+            (self._sent.signal, RuleStatus.VOID),
             (self._draws.shared, status),
-            (self._excess, RuleStatus.VOID),
+            (self._sent.excess, RuleStatus.VOID),
             (self._noise, status),
         )
         for test, outcome in tests:
@@ -300,55 +266,12 @@ class Fidelity:
             if self._wrong:
                 return
 
-    def _signal(self) -> Iterator[Deviation]:
-        """Test whether the rest correlates with the gradients.
-
-        If it does, other gradients were sent, or a multiple of them.
-        """
-        fit = self.fit
-        # Half of the level is for all nodes together, and half for the individual nodes.
-        if fit.chance < LEVEL / 2:
-            yield _multiple("the recorded messages contain", fit)
-            return
-        for node, one in sorted(self._nodes.items()):
-            if one.chance < LEVEL / (2 * len(self._nodes)):
-                yield _multiple(f"the messages of node {node} contain", one, (node,))
-                return
-        # If the messages belong to other records, they are about as close to the gradients of a
-        # guess as to those of this truth, and the rest contains -1 times what the truth explains
-        # better.
-        if not fit.margin or fit.beyond >= -HALF * fit.margin:
-            return
-        if norm.sf(-fit.beyond / math.sqrt(fit.margin)) < LEVEL:
-            says = (
-                "the truth does not explain the messages better than the mean of all other records "
-                "does: they belong to other data"
-            )
-            yield Deviation("gradients", says)
-
-    def _excess(self) -> Iterator[Deviation]:
-        """Test whether more remains than the declared noise and gradients within `CLOSE`."""
-        excess = math.sqrt(self._energy) - CLOSE * math.sqrt(self.fit.power)
-        if not self._numbers or excess <= 0:
-            return
-        # The sum of n squared standard normal numbers has a chi-square distribution with n degrees
-        # of freedom.
-        if float(chi2.sf(excess**2, self._numbers)) < LEVEL:
-            size = math.sqrt(self._energy / self._numbers)
-            says = (
-                f"besides the gradients of the truth, the messages contain {size:.3g} times "
-                "the declared noise: check the truth, constants and messages"
-            )
-            yield Deviation("noise", says)
-
     def _noise(self) -> Iterator[Deviation]:
         """Test the noise: its total size, its distribution in the first recording, each part."""
-        if self._numbers and float(chi2.cdf(self._energy, self._numbers)) < LEVEL:
-            size = math.sqrt(self._energy / self._numbers)
+        quiet = self._sent.quiet()
+        if quiet is not None:
             _, fix = NAMES[20]
-            yield Deviation(
-                draws.QUIET, f"the messages contain {size:.3g} times the declared noise; {fix}"
-            )
+            yield Deviation(draws.QUIET, f"{quiet}; {fix}")
             return
         found = list(noise.judged([_sample(one) for one in self._first[:NODES]]))
         for pitfall in found:
@@ -365,31 +288,6 @@ class Fidelity:
         if len(self.seeds) > 1:
             recordings = f" in {len(self.seeds)} recordings"
         return f" (coefficient {1 + fit.shift:.2f} +- {fit.error:.2g}{recordings})"
-
-
-def _multiple(who: str, fit: Fit, nodes: tuple[int, ...] = ()) -> Deviation:
-    """Report that messages contain a different multiple of the gradients than declared."""
-    says = (
-        f"{who} {1 + fit.shift:.2f} times the gradients of the truth, expected 1 "
-        f"(+- {fit.error:.2g}): check the truth, labels, constants, clip and messages"
-    )
-    return Deviation("gradients", says, nodes)
-
-
-def _samples(made: Recorded) -> Iterator[Deviation]:
-    """Find a node whose number of records differs from the declared one, which epsilon assumes."""
-    declared = made.trace.params.get("samples")
-    if not isinstance(declared, int) or declared < 1:
-        return
-    counts: list[int] = made.truth.node.bincount().tolist()
-    for node, count in enumerate(counts):
-        if count not in (0, declared):
-            says = (
-                f"samples = {declared} is declared, but the truth contains {count} records of node "
-                f"{node}; declare the actual number of records per node"
-            )
-            yield Deviation("samples", says, (node,))
-            return
 
 
 def _announced(trace: Trace) -> Iterator[Deviation]:

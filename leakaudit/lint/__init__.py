@@ -5,7 +5,18 @@ The checks examine the constants, the declared relations, the messages and, if g
 
 from __future__ import annotations
 
-from leakaudit.lint import bounded, claimed, equations, gradients, noise, seeds, views, wire
+from leakaudit import registry
+from leakaudit.lint import (
+    bounded,
+    claimed,
+    conformance,
+    equations,
+    gradients,
+    noise,
+    seeds,
+    views,
+    wire,
+)
 from leakaudit.lint.case import Case
 from leakaudit.lint.pitfall import NAMES, Pitfall, order
 from leakaudit.progress import step
@@ -14,9 +25,10 @@ from leakaudit.traces import gaps
 from leakaudit.traces.trace_file import same_run
 from leakaudit.verdict import Verdict
 
-__all__ = ["NAMES", "Case", "Pitfall", "lint", "unexamined"]
+__all__ = ["NAMES", "Case", "Pitfall", "assumed", "lint", "unexamined"]
 
 CHECKS = (
+    conformance.check,
     equations.check,
     claimed.check,
     bounded.check,
@@ -54,6 +66,22 @@ def lint(trace: Trace, truth: Truth | None = None) -> list[Pitfall]:
     return order(list(found.values()))
 
 
+def assumed(case: Case) -> list[Pitfall]:
+    """Return how the messages contradict what a bound assumes, whatever is claimed.
+
+    A bound prices the declared protocol with the declared noise.
+
+    Args:
+        case: A trace without gaps, and its truth if there is one.
+    """
+    found: dict[int, Pitfall] = {}
+    for check in (conformance.check, noise.check, gradients.check):
+        for pitfall in check(case):
+            if pitfall.verdict is Verdict.REFUTED:
+                found.setdefault(pitfall.number, pitfall)
+    return list(found.values())
+
+
 def unexamined(trace: Trace, truth: Truth | None) -> list[str]:
     """Return what a lint of these files cannot examine, and what it would require.
 
@@ -62,6 +90,8 @@ def unexamined(trace: Trace, truth: Truth | None) -> list[str]:
         truth: The truth of the same run, or None.
     """
     found: list[str] = []
+    if trace.protocol.startswith(registry.OWN):
+        found.append(f"the messages: the protocol {trace.protocol!r} has no declaration")
     records = "gradients of single records against the declared sensitivity (P05)"
     if truth is None:
         found.append(f"the noise, its seed, and {records}: requires --truth")

@@ -22,6 +22,7 @@ from leakaudit.errors import LeakauditError
 from leakaudit.lint.case import Case
 from leakaudit.lint.pitfall import Pitfall
 from leakaudit.lint.samples import state
+from leakaudit.protocols.declared import protocol_of
 from leakaudit.protocols.equations.declare import Declared
 from leakaudit.protocols.equations.syntax import Indexed, Line, Repeat, shown
 from leakaudit.protocols.equations.written import Written
@@ -33,6 +34,7 @@ from leakaudit.verdict import Verdict
 
 ROUNDS = 8  # number of rounds that are tested: later ones repeat the same equations
 WIDTH = 4096  # coordinates that are tested if no gradient is computed: a choice
+FEWEST = 16  # coordinates below which a test of relations is left out: a choice
 NUMBERS = 1 << 26  # numbers in memory at once: 512 MiB
 # Rounding error of a recorded vector, in units of its number format and relative to its norm. The
 # bundled victims reach 6; the rest is a margin for devices that add in a different order.
@@ -160,6 +162,32 @@ def examine(case: Case) -> Examined | None:
     return Examined(failure, tuple(tests.untested()), rounds)
 
 
+def inconsistency(case: Case) -> Failure | None:
+    """Return the first relation that the messages contradict, whatever the gradients are.
+
+    Args:
+        case: The input, of any declared protocol.
+
+    Returns:
+        The failure; its line is the relation. None if there is none, or if nothing is declared.
+    """
+    if case.protocol is None:
+        return None
+    rounds = min(case.trace.rounds, ROUNDS)
+    try:
+        relations = protocol_of(case.trace, rounds).whole
+    except LeakauditError:
+        return None
+    # With many vectors, fewer coordinates are tested.
+    most = NUMBERS // max(1, len(relations.vectors))
+    if most < FEWEST:
+        return None
+    lines = [Line(k, one.text) for k, one in enumerate(relations.relations)]
+    declared = Declared(relations, lines, [None] * len(relations.vectors))
+    known = _known(case, declared, whole=False, most=most)
+    return _Tests(case, declared, known, None).failure
+
+
 def not_testable(case: Case) -> list[str]:
     """Return which equations of a protocol file the recording cannot test.
 
@@ -233,21 +261,23 @@ def _obstacle(case: Case) -> str:
     return "the model is too large for this check"
 
 
-def _known(case: Case, declared: Declared, whole: bool) -> dict[int, Tensor]:
+def _known(case: Case, declared: Declared, whole: bool, most: int = WIDTH) -> dict[int, Tensor]:
     """Return the recorded vectors by their place: messages, public vectors, and kept states.
 
     Args:
         case: The input.
         declared: The declaration.
         whole: Whether all coordinates are needed.
+        most: Largest number of coordinates otherwise.
     """
     everybody = Adversary(corrupt=frozenset(range(case.trace.graph.nodes)))
     read = recorded(everybody.view(case.trace))
     once = _assigned_once(declared, case)
     width = case.trace.columns[1] - case.trace.columns[0]
     chosen = torch.arange(width)
-    if not whole and width > WIDTH:
-        chosen = torch.linspace(0, width - 1, WIDTH).round().long()
+    most = min(most, WIDTH)
+    if not whole and width > most:
+        chosen = torch.linspace(0, width - 1, most).round().long()
     found: dict[int, Tensor] = {}
     for k, vector in enumerate(declared.relations.vectors):
         value: Tensor | None = None

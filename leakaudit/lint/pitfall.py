@@ -82,6 +82,11 @@ NAMES = {  # number -> name, fix; 1 to 17 as in docs/bounds.md
         "correct the protocol file so that it describes the program, and lint the same trace "
         "again with --plugin FILE",
     ),
+    22: (
+        "recording not as declared",
+        "record what the program sends, with the protocol, constants, rounds and records that it "
+        "uses; until then, no other result about this recording means anything",
+    ),
 }
 
 

@@ -13,10 +13,12 @@ from leakaudit import registry
 from leakaudit._util.files import replacing
 from leakaudit.adversary import Adversary
 from leakaudit.errors import AttackError, LeakauditError
+from leakaudit.lint import conformance
 from leakaudit.pipeline import checkpoint
 from leakaudit.pipeline import node_groups as nodes
 from leakaudit.pipeline.checkpoint import Checkpoint
 from leakaudit.pipeline.node_groups import Found
+from leakaudit.reconstruction import Certificate
 from leakaudit.rendering import pictures
 from leakaudit.results import findings, provenance
 from leakaudit.results import record_file as results
@@ -27,6 +29,8 @@ from leakaudit.trace import Json, Trace, Truth
 from leakaudit.traces import trace_file
 from leakaudit.traces._storage import sidecar
 
+# Certificates of reconstructions whose recomputed gradients are those of the messages.
+CONFIRMED = {Certificate.EXACT, Certificate.INTERVAL}
 HASHED = 4 << 30  # bytes; larger traces are not hashed, a choice
 
 
@@ -92,10 +96,12 @@ class Finished:
     Attributes:
         results: The content of results.json.
         interrupted: Whether Ctrl-C interrupted the run.
+        conclusive: Whether the recording is what it declares, as far as this could be checked.
     """
 
     results: dict[str, Json]
     interrupted: bool
+    conclusive: bool
 
 
 def attack_file(path: Path, folder: Path, options: AttackOptions) -> Finished:
@@ -154,6 +160,14 @@ def attack_file(path: Path, folder: Path, options: AttackOptions) -> Finished:
             truth_recording=None if truth is None else truth.recording,
         )
         not_tried = _not_tried(found, options, trace)
+        on_cpu = task
+        if options.device != "cpu":
+            on_cpu = Task.build(trace.task, trusted=options.trusted)
+        checked = conformance.examine(trace, truth, options.adversary, on_cpu)
+        confirmed = {one.certificate for _, one in found.pairs} & CONFIRMED
+        if found.pairs and not checked.compared and not confirmed:
+            unverified.append(results.NOT_COMPARED)
+        unclear = checked.unclear(determined=not found.reasons)
         record = _write(
             folder,
             trace,
@@ -165,10 +179,11 @@ def attack_file(path: Path, folder: Path, options: AttackOptions) -> Finished:
             sentence,
             not_tried,
             unverified,
+            unclear,
         )
         if record["complete"]:
             kept.clear()
-    return Finished(record, found.interrupted)
+    return Finished(record, found.interrupted, not unclear)
 
 
 def _key(trace: Trace, sha256: str | None, options: AttackOptions) -> str:
@@ -208,6 +223,7 @@ def _write(
     lpips: str,
     not_tried: list[str],
     unverified: list[str],
+    unclear: list[str],
 ) -> dict[str, Json]:
     """Write all files of a run.
 
@@ -227,7 +243,8 @@ def _write(
         entries.append(findings.finding(leak, reconstruction, score, image))
     missing = []
     for node, reason in sorted(found.reasons.items()):
-        missing.append(findings.undetermined(node, str(adversary), reason))
+        understood = node not in found.not_understood
+        missing.append(findings.undetermined(node, str(adversary), reason, understood))
     complete = not (found.interrupted or found.late)
     record = findings.build(
         trace,
@@ -240,6 +257,7 @@ def _write(
         originals=kept,
         complete=complete,
     )
+    record = results.inconclusive(record, *unclear)
     record = results.remarked(results.sealed(record, folder), *unverified)
     with replacing(folder / "report.md") as file:
         file.write(registry.get("reports", "markdown")(record).encode())

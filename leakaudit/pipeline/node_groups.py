@@ -36,12 +36,14 @@ class Found:
     Attributes:
         pairs: Each leak with its reconstruction.
         reasons: Why no gradient is determined, by node.
+        not_understood: Nodes for which the reason is that the messages are not understood.
         late: Nodes that were not attacked before the time limit.
         interrupted: Whether Ctrl-C interrupted the run.
     """
 
     pairs: list[tuple[GradientLeak, Reconstruction]] = field(default_factory=list)
     reasons: dict[int, str] = field(default_factory=dict)
+    not_understood: set[int] = field(default_factory=set)
     late: list[int] = field(default_factory=list)
     interrupted: bool = False
 
@@ -127,6 +129,7 @@ class _Run:
         for node in group:
             got = hearing.deduce(self.heard, [node], self.options.rounds)
             self.found.reasons |= got.undetermined
+            self.found.not_understood |= got.not_understood
             leaks += list(got)
         left = []
         for leak in leaks:

@@ -167,7 +167,11 @@ def rescore(
         findings=findings,
         metrics=_definitions(old, scoring.definitions(truth.task, lpips), metrics),
         provenance=_origin(old.provenance, truth, metrics, truth_sha256, truth_path),
-        summary=summary(findings, old.undetermined, old.not_tried, old.complete),
+        summary=record_file.warned(
+            summary(findings, old.undetermined, old.not_tried, old.complete),
+            (),
+            given(old.unclear, ()),
+        ),
         unverified=UNSET,
     )
     remarks = _remarks(old, truth)

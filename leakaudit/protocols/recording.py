@@ -237,6 +237,9 @@ def opened(
     scenario = plan.scenario
     rows = plan.rows
     source = plan.source
+    said = dict(provenance or {})
+    if scenario.wires != "all":
+        said["wires"] = scenario.wires
     recorder = Recorder(
         path,
         protocol=scenario.victim,
@@ -253,7 +256,7 @@ def opened(
         keep_states=scenario.states,
         keep_curves=scenario.curves,
         max_bytes=max_bytes,
-        provenance=provenance,
+        provenance=said,
         private={"scenario": {**asdict(scenario), "set": dict(scenario.set)}, **(private or {})},
         check=False,  # the plan has been checked, and tests check every declaration
     )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
+from msgspec import UNSET
+
 from leakaudit import registry
 from leakaudit.leak import GradientLeak
 from leakaudit.reconstruction import Certificate, Reconstruction
@@ -130,18 +132,24 @@ def _labels(found: Reconstruction) -> tuple[float | None, ...] | None:
     return tuple(finite(label) for label in found.y.tolist())
 
 
-def undetermined(node: int, adversary: str, reason: str) -> Undetermined:
+def undetermined(node: int, adversary: str, reason: str, understood: bool) -> Undetermined:
     """Return one entry of ``undetermined``.
 
     Args:
         node: A node about which this adversary learns no gradient.
         adversary: The adversary.
         reason: Why no gradient is determined.
+        understood: Whether the messages are those that the protocol declares.
 
     Returns:
         The entry.
     """
-    return Undetermined(node=node, adversary=adversary, reason=reason)
+    return Undetermined(
+        node=node,
+        adversary=adversary,
+        reason=reason,
+        understood=UNSET if understood else False,
+    )
 
 
 def build(

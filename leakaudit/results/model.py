@@ -322,11 +322,14 @@ class Undetermined(_Entry, frozen=True, kw_only=True):
         node: The node.
         adversary: The adversary.
         reason: Why no gradient is determined.
+        understood: False if the messages are not those that the protocol declares, so that nothing
+            is known about what they determine.
     """
 
     node: int
     adversary: str
     reason: str
+    understood: bool | UnsetType = UNSET
 
 
 # ---------------------------------------------------------------------------------------------
@@ -1083,6 +1086,7 @@ class RunRecord(_Entry, frozen=True, kw_only=True, tag_field="kind"):
         provenance: Origin of the record.
         files: SHA-256 of every image file that the record names.
         unverified: Remarks about what is unverified.
+        unclear: Why the result is inconclusive: how the recording differs from its declaration.
     """
 
     schema: Literal["leakaudit.results"]
@@ -1100,6 +1104,7 @@ class RunRecord(_Entry, frozen=True, kw_only=True, tag_field="kind"):
     provenance: Provenance
     files: dict[str, Sha256] | UnsetType = UNSET
     unverified: tuple[str, ...] | UnsetType = UNSET
+    unclear: tuple[str, ...] | UnsetType = UNSET
 
 
 class AttackRecord(RunRecord, frozen=True, kw_only=True, tag="attack"):

@@ -41,6 +41,10 @@ SCHEMA, VERSION = model.SCHEMA, model.VERSION
 UNTIED = (
     "the record contains no digests of the files beside it, so its images may belong to another run"
 )
+NOT_COMPARED = (
+    "the messages were not compared with true gradients, and no reconstruction confirms that they "
+    "contain what the declared protocol sends"
+)
 ID_ONLY = "only its id ties the truth to the trace, and other runs may have the same id"
 
 
@@ -167,17 +171,36 @@ def remarked(results: Mapping[str, Json], *remarks: str) -> dict[str, Json]:
     return {**results, "unverified": [*known, *new], "summary": warned(record.summary, new)}
 
 
-def warned(summary: str, remarks: Sequence[str]) -> str:
+def inconclusive(results: Mapping[str, Json], *reasons: str) -> dict[str, Json]:
+    """Add why a result is inconclusive, in ``unclear`` and at the start of the summary.
+
+    Args:
+        results: The record, before any remark.
+        reasons: Sentences.
+
+    Returns:
+        The record with the reasons.
+    """
+    if not reasons:
+        return dict(results)
+    summary = warned(str(results["summary"]), (), reasons)
+    return {**results, "unclear": list(reasons), "summary": summary}
+
+
+def warned(summary: str, remarks: Sequence[str], reasons: Sequence[str] = ()) -> str:
     """Prepend remarks to a summary.
 
     Args:
         summary: One sentence.
         remarks: As in `remarked`.
+        reasons: As in `inconclusive`.
 
     Returns:
-        The remarks, then the summary.
+        The remarks, then the reasons, then the summary.
     """
-    return "".join([*(f"UNVERIFIED: {remark}. " for remark in remarks), summary])
+    first = [f"UNVERIFIED: {remark}. " for remark in remarks]
+    first += [f"INCONCLUSIVE: {reason}. " for reason in reasons]
+    return "".join([*first, summary])
 
 
 def whole(results: Mapping[str, Json], folder: Path) -> None:

@@ -53,7 +53,7 @@ from leakaudit.results.model import (
     ViewEntry,
     given,
 )
-from leakaudit.results.record_file import ID_ONLY, UNTIED, warned
+from leakaudit.results.record_file import ID_ONLY, NOT_COMPARED, UNTIED, warned
 from leakaudit.results.wording import headline, reconstructed, rule_outcome, untried
 from leakaudit.scoring.scoring import definitions
 from leakaudit.tasks.data import is_public
@@ -205,13 +205,15 @@ class _Redactor:
             provenance=self.provenance(record),
             files=UNSET,
             unverified=_remarks(record.unverified),
+            unclear=_reasons(record.unclear),
         )
         if isinstance(shown, AuditRecord):
             shown = replace(shown, audit=self.audit(shown.audit))
         if isinstance(shown, CheckRecord):
             shown = replace(shown, gate=self.gate(shown.gate), location=_location(shown.location))
         said = headline(shown).text
-        return replace(shown, summary=warned(said, given(shown.unverified, ())))
+        remarks = given(shown.unverified, ())
+        return replace(shown, summary=warned(said, remarks, given(shown.unclear, ())))
 
     def finding(self, finding: Finding) -> Finding:
         return replace(
@@ -230,7 +232,10 @@ class _Redactor:
 
     def undetermined(self, one: Undetermined) -> Undetermined:
         return Undetermined(
-            node=self.node(one.node), adversary=self.adversary(one.adversary), reason=HIDDEN
+            node=self.node(one.node),
+            adversary=self.adversary(one.adversary),
+            reason=HIDDEN,
+            understood=one.understood,
         )
 
     def trace(self, trace: TraceSummary) -> TraceSummary:
@@ -484,7 +489,14 @@ def _metrics(metrics: Mapping[str, str], trace: TraceSummary) -> dict[str, str]:
 def _remarks(remarks: Sequence[str] | UnsetType) -> tuple[str, ...] | UnsetType:
     if isinstance(remarks, UnsetType):
         return UNSET
-    return tuple(_known(remark, (UNTIED, ID_ONLY)) for remark in remarks)
+    return tuple(_known(remark, (UNTIED, ID_ONLY, NOT_COMPARED)) for remark in remarks)
+
+
+def _reasons(reasons: Sequence[str] | UnsetType) -> tuple[str, ...] | UnsetType:
+    """Keep that a result is inconclusive, but not why: a reason names nodes and messages."""
+    if isinstance(reasons, UnsetType):
+        return UNSET
+    return (HIDDEN,) * len(reasons)
 
 
 def _verb(record: RunRecord) -> str:

@@ -207,6 +207,7 @@ def attack_headline(
         The worst case, and the rest.
     """
     nodes = len({one.node for one in findings} | {one.node for one in undetermined})
+    unknown = len({one.node for one in undetermined if one.understood is False})
     rest = []
     if findings:
         top = max(findings, key=harm)
@@ -214,11 +215,18 @@ def attack_headline(
         rest += _counts(findings, nodes)
     elif not nodes and not complete:
         worst = "nothing was examined"
+    elif unknown:
+        worst = (
+            f"the messages about {counted(unknown, 'node')} are not understood, so it is not known "
+            "what they determine"
+        )
     else:
         worst = (
             f"no gradient of the {counted(nodes, 'node')} examined is determined "
             "by what was tried, which is not evidence of privacy"
         )
+    if findings and unknown:
+        rest.append(f"the messages about {counted(unknown, 'other node')} are not understood")
     if not complete:
         rest.append("the run was interrupted and is incomplete")
     rest.append(f"not tried: {', '.join(not_tried) or 'anything else'}")
@@ -644,12 +652,24 @@ def not_determined(entries: Iterable[Undetermined]) -> list[str]:
     """Return why no leak is determined for nodes, grouped by reason.
 
     Args:
-        entries: The nodes.
+        entries: The nodes; those whose messages are not understood are left out.
 
     Returns:
         As `by_reason`.
     """
-    return by_reason((one.node, one.reason) for one in entries)
+    return by_reason((one.node, one.reason) for one in entries if one.understood is not False)
+
+
+def not_understood(entries: Iterable[Undetermined]) -> list[str]:
+    """Return why the messages about nodes are not understood, grouped by reason.
+
+    Args:
+        entries: The nodes; those about which nothing is determined for another reason are left out.
+
+    Returns:
+        As `by_reason`.
+    """
+    return by_reason((one.node, one.reason) for one in entries if one.understood is False)
 
 
 def scopes(findings: Iterable[Finding]) -> list[str]:
@@ -722,6 +742,8 @@ def refusal(attacked: int | None, refused: int | None) -> str:
     """
     if refused is None:
         return "-"
+    if not refused:
+        return "none"  # "0 of 1" would read as a rate of success
     return f"{refused} of {attacked}"
 
 

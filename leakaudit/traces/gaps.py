@@ -78,7 +78,7 @@ def before(trace: Trace) -> Trace:
             "messages of the first round are missing, "
             "so the protocol's relations hold in no round; record without the fault"
         )
-    return replace(trace, rounds=last, messages=tuple(_until(m, last) for m in trace.messages))
+    return replace(trace, rounds=last, messages=tuple(between(m, 0, last) for m in trace.messages))
 
 
 def limit(trace: Trace) -> str:
@@ -109,9 +109,15 @@ def lost(trace: Trace) -> str:
     return "messages are missing"
 
 
-def _until(m: Messages, last: int) -> Messages:
-    """Return the messages up to and including a round."""
-    keep = m.round <= last
+def between(m: Messages, first: int, last: int) -> Messages:
+    """Return the messages of some rounds.
+
+    Args:
+        m: Messages of a trace.
+        first: The first round.
+        last: The last round.
+    """
+    keep = (m.round >= first) & (m.round <= last)
     return replace(
         m,
         round=m.round[keep],

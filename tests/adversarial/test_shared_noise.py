@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from leakaudit.gate import draws
 from leakaudit.gate.draws import Draws, Run
-from leakaudit.gate.substitute import Noise
+from leakaudit.lint.substitute import Noise
 
 Floats = NDArray[np.float64]
 SIGNAL, WRONG = 0.4, 0.005  # norm of the gradients, and part of it by which honest ones differ

@@ -41,7 +41,7 @@ def test_every_adversary_is_listed_with_the_claim_and_the_noise_for_it(
         "outsider",
         "wire",
         "neighbour",
-        "coalition",
+        "node",
     }
     for one in found:
         assert one["verdict"] == "NOT_REFUTED"

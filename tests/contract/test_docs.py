@@ -50,6 +50,14 @@ NOT_RUN: dict[tuple[str, str], str] = {  # (page, how the line begins): why
         "leakaudit tap",
     ): "needs the extra 'flower'; tests/programs/test_flower.py runs it",
     ("iterative.md", "python bench/"): BENCH,
+    (
+        "p2pfl.md",
+        "leakaudit tap",
+    ): "needs p2pfl in an environment of its own; tests/programs/test_p2pfl.py runs it",
+    (
+        "nvflare.md",
+        "leakaudit tap",
+    ): "needs the extra 'nvflare'; tests/programs/test_nvflare.py runs it",
     ("replays.md", "python bench/"): BENCH,
     (
         "reports.md",

@@ -125,6 +125,34 @@ def test_the_declaration_says_how_many_messages_a_recording_holds(row: str) -> N
         assert held <= plan.messages if name in WALKS else held == plan.messages, asked
 
 
+def kinds(row: str) -> set[str]:
+    """The kinds of messages of a recording."""
+    name, *given = row.split()
+    graph = "complete" if name in FITS else "ring"
+    asked = scenario(
+        name, graph=graph, rounds=4, samples=4, set=dict(word.split("=") for word in given)
+    )
+    trace = recording.record(recording.plan(asked), None).trace
+    return {table.kinds[k] for table in trace.messages for k in table.kind.unique().tolist()}
+
+
+@pytest.mark.parametrize("name", VICTIMS)
+def test_the_listed_kinds_of_messages_are_those_of_recordings(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each recorded kind is listed, and each listed kind is recorded with some settings."""
+    rows = [row for row in COUNTED.strip().splitlines() if row.split()[0] == name]
+    listed = registry.get("victims", name).sends
+    found = [kinds(row) for row in (name, *rows)]
+    assert set().union(*found) == set(listed)
+    with pytest.raises(SystemExit):
+        main(["record", name, "--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    for kind, words in listed.items():
+        assert f"{kind}: {words}" in said
+    assert ("kinds of messages" in said) == bool(listed)
+
+
 def test_only_what_a_declaration_does_not_tell_is_counted_apart() -> None:
     apart = {n for n in VICTIMS if registry.get("victims", n).messages is not Victim.messages}
     assert apart == {"recal", "rwadmm", "secured"}

@@ -6,24 +6,19 @@ Every verdict is compared with the program's own records. Most programs run with
 
 from __future__ import annotations
 
-import os
 import runpy
 import socket
-import subprocess
-import sys
 import tomllib
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tapping import Run, bit_for_bit, leakaudit, payloads, tapped
 
 import leakaudit as la
 from leakaudit.capture.tap.log.reading import read_logs
-from leakaudit.trace import Trace
 from leakaudit.traces import trace_file
 
 pytest.importorskip("flwr", reason="needs the extra 'flower'")
@@ -34,59 +29,12 @@ EXAMPLES = HERE.parents[1] / "examples" / "flower"
 FACES = EXAMPLES / "faces.py"
 
 
-@dataclass(frozen=True)
-class Run:
-    """What a tapped program left.
-
-    Attributes:
-        code: exit code of the tap.
-        folder: where its files are.
-        said: its standard error.
-    """
-
-    code: int
-    folder: Path
-    said: str
-
-    @property
-    def description(self) -> dict[str, Any]:
-        """The inferred description, also of a trace that was not made."""
-        beside = self.folder / "trace.toml"
-        if not beside.exists():
-            leakaudit(self.folder, "tap", "describe", "trace.tap", "-o", "trace.toml")
-        return tomllib.loads(beside.read_text())
-
-
-def environment(folder: Path) -> dict[str, str]:
-    return {
-        **os.environ,
-        "FLWR_HOME": str(folder / "flwr"),
-        "FLWR_TELEMETRY_ENABLED": "0",
-        "FLWR_DISABLE_UPDATE_CHECK": "1",
-        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
-    }
-
-
-def leakaudit(
-    folder: Path, *words: str, check: bool = True, **more: str
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "leakaudit", *words],
-        cwd=folder,
-        env={**environment(folder), **more},
-        capture_output=True,
-        text=True,
-        check=check,
-        timeout=500,
-    )
-
-
-def tapped(folder: Path, *command: str, truth: bool = False, **more: str) -> Run:
-    given = ("--truth", "data.npz") if truth else ()
-    done = leakaudit(
-        folder, "tap", "--keep", "-o", "trace.pt", *given, "--", *command, check=False, **more
-    )
-    return Run(done.returncode, folder, done.stderr)
+@pytest.fixture(autouse=True)
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep Flower's files in the folder of the test."""
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flwr"))
+    monkeypatch.setenv("FLWR_TELEMETRY_ENABLED", "0")
+    monkeypatch.setenv("FLWR_DISABLE_UPDATE_CHECK", "1")
 
 
 @pytest.fixture
@@ -98,27 +46,6 @@ def local(tmp_path: Path) -> Callable[..., Run]:
         return tapped(tmp_path, *command, truth=truth)
 
     return run
-
-
-def bit_for_bit(run: Run, rounded: bool = False) -> bool:
-    """Whether the analytic attack returns every client's picture as it is in the program's data.
-
-    Args:
-        run: a run with its truth.
-        rounded: whether values are first rounded to k/255.
-    """
-    truth = np.load(run.folder / "data.npz")
-    leaks = la.leaks(la.load(run.folder / "trace.pt"))
-    found = la.attack(leaks, generator=torch.Generator().manual_seed(0))
-    shown = {one.node: (one.x[0].double(), one.y) for one in found}
-    for x, y, node in zip(truth["x"], truth["y"], truth["node"], strict=True):
-        value, label = shown[int(node)]
-        if rounded:
-            value = (value * 255).round() / 255
-        same = np.array_equal(value.numpy().astype(np.float32), x)
-        if not same or label is None or int(label[0]) != y:
-            return False
-    return len(shown) == len(truth["x"])
 
 
 @pytest.mark.parametrize(
@@ -275,15 +202,6 @@ def test_a_simulation_in_ray_gives_every_picture_bit_for_bit(tmp_path: Path) -> 
     assert run.code == 0, run.said
     assert run.description["params"]["lr"] == 0.1
     assert bit_for_bit(run)
-
-
-def payloads(trace: Trace) -> dict[tuple[int, int, int], torch.Tensor]:
-    """Payload by (round, src, dst)."""
-    (m,) = trace.messages
-    return {
-        (int(m.round[k]), int(m.src[k]), int(m.dst[k])): m.payload[int(m.row[k])]
-        for k in range(len(m))
-    }
 
 
 def save(path: Path, clients: int) -> None:

@@ -16,8 +16,9 @@ from torch import Generator, nn
 
 import leakaudit as la
 from leakaudit.capture.tap import merge
+from leakaudit.capture.tap.exchanges.conversation import Conversation
 from leakaudit.capture.tap.flower import wrappers as flower
-from leakaudit.capture.tap.flower.server import Conversation, ServerTap
+from leakaudit.capture.tap.flower.server import ServerTap
 from leakaudit.capture.tap.guessing.confirm import contradictions
 from leakaudit.capture.tap.guessing.guess import guess
 from leakaudit.capture.tap.log.capture import Capture

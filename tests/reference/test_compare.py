@@ -207,7 +207,8 @@ def test_coalitions_hear_more_and_the_worst_is_shown() -> None:
     }
     assert by_size[2] > by_size[1]
     top = [one for one in worst(found) if one.bound.node == 0]
-    assert {one.threat.kind for one in top} == {"outsider", "wire", "neighbour", "coalition"}
+    kinds = {one.threat.kind for one in top}
+    assert kinds == {"outsider", "wire", "neighbour", "node", "coalition"}
     assert max(one.bound.largest or 0 for one in top) == max(
         one.bound.largest or 0 for one in found if one.bound.node == 0
     )

@@ -254,7 +254,8 @@ def test_gradients_that_are_not_clipped(monkeypatch: pytest.MonkeyPatch) -> None
     )
     trace, truth = record(set={"sigma": 0.01, "clip": 0.5})
     in_trace, in_truth = found(trace), found(trace, truth)
-    assert bad(in_trace) == bad(in_truth) == {5}
+    assert bad(in_trace) == {5}
+    assert bad(in_truth) == {5, 22}  # the gradients that were used are not the declared ones
     assert in_trace[5].figures["norm"] > 0.5 + in_trace[5].figures["noise"]
     assert in_truth[5].figures["used"] > 0.5
 
@@ -429,7 +430,7 @@ def _some(m: Messages, rows: torch.Tensor) -> Messages:
 
 
 def loop(trace: Trace, **params: Any) -> Trace:
-    return replace(trace, protocol="own-loop", params=params)
+    return replace(trace, protocol="own:loop", params=params)
 
 
 GOOD = {"sigma": 1.0, "clip": 1.0, "delta": 1e-5, "adjacency": "one record is added or removed"}
@@ -543,13 +544,13 @@ def test_a_truth_of_another_run_is_refused(noisy: tuple[Trace, Truth]) -> None:
 def test_messages_with_nan_are_no_crash(noisy: tuple[Trace, Truth]) -> None:
     (m,) = noisy[0].messages
     broken = replace(noisy[0], messages=(replace(m, payload=m.payload * math.nan),))
-    assert bad(found(broken)) == set()
+    assert bad(found(broken)) == {22}
     empty = replace(noisy[0], messages=(_some(m, torch.arange(0)),))
-    assert bad(found(empty)) == set()
+    assert bad(found(empty)) == {22}
 
 
 def test_every_number_has_a_name_and_a_fix() -> None:
-    assert set(NAMES) <= set(range(1, 22))
+    assert set(NAMES) <= set(range(1, 23))
     for number, (name, fix) in NAMES.items():
         p = Pitfall(number, REFUTED, "x", {"mu": math.inf})
         assert p.code == f"P{number:02d}"
@@ -564,7 +565,7 @@ def test_the_page_has_a_row_for_every_pitfall(project: Path) -> None:
         (project / "docs" / "lint.md").read_text(),
         re.M,
     )
-    assert [int(number) for number, *_ in rows] == list(range(1, 22))
+    assert [int(number) for number, *_ in rows] == list(range(1, 23))
     hidden = {
         int(number)
         for number, _, trace, truth in rows

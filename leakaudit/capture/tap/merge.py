@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from zipfile import ZipFile
@@ -12,6 +14,7 @@ import numpy as np
 import torch
 
 from leakaudit import registry
+from leakaudit.capture.tap.log.layers import module, shortened
 from leakaudit.capture.tap.log.reading import RankLog
 from leakaudit.capture.tap.log.writing import UNRANKED
 from leakaudit.capture.tap.messages.arranged import ArrangedLog, Sent
@@ -26,6 +29,8 @@ from leakaudit.traces.recorder import Recorder
 Truth = tuple[np.ndarray, np.ndarray, np.ndarray]  # x (s, *shape), y (s,), node (s,)
 IMPORTED = "imported"  # in the first line of a log: an import wrote it, not the program
 ARRAYS = ("x", "y", "node")
+MOST = 4  # runs of columns that become traces; of more, only the longest one: a choice
+NAMELESS = re.compile(r"[^\w.-]+")  # characters of a layer's name that a file's name does not have
 
 
 class TapFacts(msgspec.Struct, frozen=True):
@@ -194,7 +199,7 @@ def about(plan: ArrangedLog, logs: Sequence[RankLog], code: int) -> dict[str, Js
         share=share,
         seconds=round(spent, 3),
         left_out=dict(plan.left_out),
-        notes=tuple(plan.notes),
+        notes=(*plan.notes, *_contained(plan)),
     )
     cut = {log.rank for log in logs if not log.closed}
     gone = {sent.src for sent in plan.sent if sent.message.log.rank in cut}
@@ -216,6 +221,34 @@ def about(plan: ArrangedLog, logs: Sequence[RankLog], code: int) -> dict[str, Js
     for rank in sorted(cut):
         ended.append({"nodes": [rank], "round": last[rank], "why": why})
     return {"tap": msgspec.to_builtins(tap), "missing": missing, "ended": ended}
+
+
+def _contained(plan: ArrangedLog) -> Iterator[str]:
+    """Yield which parameters the trace contains, if they are not all."""
+    whole = plan.description.task.layout.size
+    if plan.sent and plan.columns != (0, whole):
+        yield f"the trace contains {shortened(plan.names(plan.columns))}"
+
+
+def others(plan: ArrangedLog, path: Path) -> Iterator[tuple[ArrangedLog, Path]]:
+    """Yield the further traces to write, because a trace holds columns without a gap.
+
+    If the user chose layers that lie apart, such as the first and the last one, each run of columns
+    becomes a trace of its own, whose file is called after its first layer.
+
+    Args:
+        plan: the contents of the logs.
+        path: file of the trace with the longest run of columns.
+    """
+    if not plan.sent or not plan.chosen:
+        return
+    runs = plan.runs
+    if len(runs) > MOST:
+        return
+    for run in runs:
+        if run != plan.columns:
+            layer = NAMELESS.sub("_", module(plan.names(run)[0]))
+            yield replace(plan, run=run), path.with_name(f"{path.stem}-{layer}{path.suffix}")
 
 
 def facts(trace: Trace) -> TapFacts:

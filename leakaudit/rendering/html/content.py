@@ -29,6 +29,7 @@ from leakaudit.results.wording import (
     harm,
     headline,
     not_determined,
+    not_understood,
     notes,
     point_of,
     provenance,
@@ -100,6 +101,7 @@ def content(shown: Shown) -> dict[str, object]:
         "adversaries": heat.adversaries(scene),
         "steps": STEPS,
         "not_determined": not_determined(record.undetermined),
+        "not_understood": not_understood(record.undetermined),
         "not_tried": record.not_tried or ["not recorded"],
         "notes": [*scopes(record.findings), *notes(record.findings)][:NOTES],
         "certificates": certificates,
@@ -117,10 +119,11 @@ def _summary(record: RunRecord) -> tuple[str, str]:
     The stored summary is shown as a whole if it differs from the one composed from the fields.
     """
     remarks = given(record.unverified, ())
+    reasons = given(record.unclear, ())
     made = headline(record)
-    if warned(made.text, remarks) != record.summary:
+    if warned(made.text, remarks, reasons) != record.summary:
         return record.summary, ""
-    return warned(made.worst, remarks), made.rest
+    return warned(made.worst, remarks, reasons), made.rest
 
 
 def _counts(levels: Mapping[grading.Level, int], checks: int) -> str:

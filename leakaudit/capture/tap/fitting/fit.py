@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from torch import Tensor
 
+from leakaudit.capture.tap.fitting.part import Misses, Part
 from leakaudit.errors import LeakauditError
 from leakaudit.tasks.models import ACTIVATIONS
 from leakaudit.tasks.task import Task
@@ -57,6 +58,7 @@ class GradientSample:
         rank: rank that computed it.
         index: its position among the samples of the rank.
         rounding: distance from 1 to the next number in the number format of the messages.
+        part: what is recorded of the vector; None if all of it is.
     """
 
     value: Tensor
@@ -65,6 +67,7 @@ class GradientSample:
     rank: int = 0
     index: int = 0
     rounding: float = 0.0
+    part: Part | None = None
 
 
 @dataclass(frozen=True)
@@ -224,7 +227,7 @@ def at(task: Task, point: str, samples: Sequence[GradientSample]) -> ModelFit | 
     """
     tried: list[tuple[float, float]] = []
     for sample in samples:
-        found = explained(task, sample.value, sample.thetas[point])
+        found = explained(task, sample.value, sample.thetas[point], sample.part)
         if found is not None:
             tried.append(found)
     if not tried:
@@ -312,22 +315,25 @@ def normalised(task: Task, samples: Sequence[GradientSample]) -> tuple[Task, int
     return task, 0
 
 
-def explained(task: Task, value: Tensor, theta: Tensor) -> tuple[float, float] | None:
+def explained(
+    task: Task, value: Tensor, theta: Tensor, part: Part | None = None
+) -> tuple[float, float] | None:
     """Recompute the gradient at the record that a vector reveals, and compare.
 
     Args:
         task: the model.
         value: (d,) a gradient up to a factor, which is negative if a program sends its steps.
         theta: (d,) the parameters at which it was computed.
+        part: what is recorded of the vector; None if all of it is.
 
     Returns:
         The factor, by least squares, and the relative miss; None if the model's layers or loss do
         not allow the computation.
     """
-    usual = _compared(task, value, theta, labelled(task, value))
+    usual = _compared(task, value, theta, labelled(task, value), part)
     if usual is None or usual[1] < RANK_ONE:
         return usual
-    negative = _compared(task, value, theta, labelled(task, -value))
+    negative = _compared(task, value, theta, labelled(task, -value), part)
     # A search over constants compares misses, so the other sign counts only if it fits.
     if negative is not None and negative[1] < RANK_ONE:
         return negative
@@ -335,18 +341,59 @@ def explained(task: Task, value: Tensor, theta: Tensor) -> tuple[float, float] |
 
 
 def _compared(
-    task: Task, value: Tensor, theta: Tensor, found: tuple[Tensor, Tensor] | None
+    task: Task,
+    value: Tensor,
+    theta: Tensor,
+    found: tuple[Tensor, Tensor] | None,
+    part: Part | None,
 ) -> tuple[float, float] | None:
     """Return factor and relative miss of the gradient at one record; None without a gradient."""
-    if found is None:
+    if found is None or not _shows(part, task):
         return None
     g = recomputed(task, *found, theta)
     if g is None:
         return None
+    if part is not None:
+        found_in_part = part.compare(value, g)
+        return found_in_part.step, max(found_in_part.kept, found_in_part.rest)
     value = value.double()
     square = float(g @ g)
     step = float(value @ g) / square if square else 0.0
     return step, float((value - step * g).norm() / value.norm())
+
+
+def misses(task: Task, sample: GradientSample, point: str) -> Misses | None:
+    """Compare a vector of which a part is recorded with the gradient at the record that it reveals.
+
+    Args:
+        task: the model.
+        sample: the vector, with its part.
+        point: name of the theta at which the gradient may have been computed.
+
+    Returns:
+        How the better of both signs differs; None if the recorded columns do not show a record and
+        its label.
+    """
+    if sample.part is None or not _shows(sample.part, task):
+        return None
+    best: Misses | None = None
+    for value in (sample.value, -sample.value):
+        found = labelled(task, value)
+        g = None if found is None else recomputed(task, *found, sample.thetas[point])
+        if g is None:
+            continue
+        tried = sample.part.compare(sample.value, g)
+        if best is None or tried.kept < best.kept:
+            best = tried
+    return best
+
+
+def _shows(part: Part | None, task: Task) -> bool:
+    """Return whether the recorded columns contain the layers that show a record and its label."""
+    if part is None:
+        return True
+    needed = [*(task.first_linear or ()), (task.last_linear or (None, None))[1]]
+    return all(name is None or bool(part.kept[task.layout.slices[name]].all()) for name in needed)
 
 
 def shows(task: Task, value: Tensor, x: Tensor) -> bool:

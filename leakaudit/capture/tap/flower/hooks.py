@@ -6,14 +6,13 @@ flwr lacks is not tapped and what it has is.
 
 from __future__ import annotations
 
-import functools
 import os
 import socket
 from collections.abc import Callable
-from contextlib import suppress
 from types import ModuleType
 from typing import Any
 
+from leakaudit.capture.tap.exchanges.wrapping import Noted, wrap
 from leakaudit.capture.tap.flower.server import ServerTap
 from leakaudit.capture.tap.hooks.install import ENDS, LAUNCHER
 from leakaudit.capture.tap.log.capture import Capture
@@ -37,9 +36,9 @@ def listen(module: ModuleType, capture: Capture) -> None:
     elif name == "vce_api":
         _tap_simulation(module, _tap(capture))
     elif name == "grpc_client_proxy":
-        _wrap(module.GrpcClientProxy, "fit", _tap(capture).fit)
+        wrap(module.GrpcClientProxy, "fit", _tap(capture).fit)
     elif name == "client_app":
-        _wrap(module.ClientApp, "__call__", _Partition(capture))
+        wrap(module.ClientApp, "__call__", _Partition(capture))
     elif name == "constant":
         _choose_ports(module)
     elif name == "local_superlink":
@@ -53,17 +52,6 @@ def _tap(capture: Capture) -> ServerTap:
     return _taps.setdefault(id(capture), ServerTap(capture))
 
 
-def _wrap(owner: Any, name: str, way: Callable[..., Any]) -> None:
-    """Replace a function by a call of `way` with the function as the first argument."""
-    function = getattr(owner, name)
-
-    @functools.wraps(function)
-    def call(*args: Any, **named: Any) -> Any:
-        return way(function, *args, **named)
-
-    setattr(owner, name, call)
-
-
 def _tap_grids(module: ModuleType, tap: ServerTap) -> None:
     """Tap every kind of grid, through which a server sends and receives, when it is defined."""
     base = module.Grid
@@ -71,9 +59,9 @@ def _tap_grids(module: ModuleType, tap: ServerTap) -> None:
     def tapped(cls: type, /, **named: Any) -> None:
         super(base, cls).__init_subclass__(**named)
         if "push_messages" in vars(cls):
-            _wrap(cls, "push_messages", tap.push)
+            wrap(cls, "push_messages", tap.push)
         if "pull_messages" in vars(cls):
-            _wrap(cls, "pull_messages", tap.pull)
+            wrap(cls, "pull_messages", tap.pull)
 
     base.__init_subclass__ = classmethod(tapped)
 
@@ -86,38 +74,25 @@ def _tap_simulation(module: ModuleType, tap: ServerTap) -> None:
         tap.talk.partitions = dict(nodes)
         return nodes
 
-    _wrap(module, "_register_nodes", register)
+    wrap(module, "_register_nodes", register)
 
 
 def _note_mods(module: ModuleType, capture: Capture) -> None:
     """Note which of flwr's mods change what this process sends."""
+    noted = Noted(capture.folder)
+
+    def tap_mod(owner: Any, name: str, mod: str) -> None:
+        def noting(function: Callable[..., Any], *args: Any, **named: Any) -> Any:
+            noted.write("mod", mod)
+            return function(*args, **named)
+
+        wrap(owner, name, noting)
+
     if hasattr(module, "LocalDpMod"):
-        _wrap(module.LocalDpMod, "__call__", _Noting("LocalDpMod", capture))
+        tap_mod(module.LocalDpMod, "__call__", "LocalDpMod")
     for name in MODS:
         if hasattr(module, name):
-            _wrap(module, name, _Noting(name, capture))
-
-
-class _Noting:
-    """Note once per process that a mod runs.
-
-    Args:
-        mod: name of the mod.
-        capture: the recording of this process.
-    """
-
-    def __init__(self, mod: str, capture: Capture) -> None:
-        self.mod = mod
-        self.capture = capture
-        self._noted: set[int] = set()
-
-    def __call__(self, function: Callable[..., Any], *args: Any, **named: Any) -> Any:
-        if os.getpid() not in self._noted:
-            self._noted.add(os.getpid())
-            # A log of its own, closed at once: a simulation kills the processes of its clients.
-            with suppress(OSError), Log(self.capture.folder, UNRANKED) as log:
-                log.write("mod", mod=self.mod)
-        return function(*args, **named)
+            tap_mod(module, name, name)
 
 
 class _Partition:
@@ -172,4 +147,4 @@ def _start_own_superlink(module: ModuleType) -> None:
         finally:
             del os.environ[ENDS]
 
-    _wrap(module, "_start_local_superlink", start)
+    wrap(module, "_start_local_superlink", start)

@@ -1,82 +1,28 @@
 """The messages of Flower (flwr): what they hold, and how it is logged.
 
-The server is rank 0, and clients are ranks from 1. This module imports neither torch nor flwr.
+This module imports neither torch nor flwr.
 """
 
 from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from leakaudit.capture.tap.exchanges.arrays import (
+    KEYS,
+    NAMES,
+    TRAIN,
+    ArrayList,
+    NamedArray,
+    Place,
+    write_lists,
+)
 from leakaudit.capture.tap.log.capture import Capture
-from leakaudit.capture.tap.log.writing import LEFT_OUT
 
-SERVER = 0  # rank of the server
-TRAIN = "train"  # first part of the type of a message that asks for training
 ROUND = ("server-round", "server_round", "current_round", "round")  # keys of configurations
 EXAMPLES = ("num-examples", "num_examples")  # keys of metrics
 EMPTY = "_empty"  # flwr's name of no array
-KEYS = 200  # characters of a text from the program in a note: a choice
-NAMES = 40  # and the names in a list: also a choice
-
-
-@dataclass(frozen=True)
-class NamedArray:
-    """One array of a message.
-
-    Attributes:
-        value: the numbers; None if they could not be read.
-        name: its name in the message; empty if the message has only a list.
-        record: number of the record of arrays that holds it.
-        why: why there are no numbers.
-    """
-
-    value: Any
-    name: str = ""
-    record: int = 0
-    why: str = ""
-
-
-@dataclass(frozen=True)
-class Place:
-    """To which exchange a message belongs.
-
-    Attributes:
-        kind: train, evaluate or another word.
-        round: the round.
-        rank: rank of the client.
-        node: number of the client in flwr.
-    """
-
-    kind: str
-    round: int | None
-    rank: int
-    node: str
-
-    @property
-    def notes(self) -> dict[str, Any]:
-        """The notes of each event of the message."""
-        found: dict[str, Any] = {"server": SERVER, "node": self.node}
-        if self.round is not None:
-            found["round"] = self.round
-        return found
-
-
-@dataclass(frozen=True)
-class ArrayList:
-    """The arrays of one message.
-
-    Attributes:
-        arrays: all of them.
-        place: to which exchange the message belongs.
-        examples: number of training examples that the client reports.
-    """
-
-    arrays: Sequence[NamedArray]
-    place: Place
-    examples: int | None = None
 
 
 def kind_of(message: Any) -> str:
@@ -128,46 +74,6 @@ def write(capture: Capture, op: str, messages: Sequence[tuple[Any, Place]]) -> N
         else:
             lists.append(ArrayList(arrays_of(message, read), place, _examples(message)))
     write_lists(capture, op, lists)
-
-
-def write_lists(capture: Capture, op: str, lists: Sequence[ArrayList]) -> None:
-    """Log lists of arrays that are sent or received together.
-
-    The first arrays of all lists come first, then the second ones, and so on: equal arrays then
-    follow each other, and are stored once.
-
-    Args:
-        capture: the recording of this process.
-        op: send or recv.
-        lists: the lists.
-    """
-    longest = max((len(one.arrays) for one in lists), default=0)
-    for k in range(longest):
-        for one in lists:
-            if k < len(one.arrays):
-                _write_array(capture, op, one, k)
-
-
-def _write_array(capture: Capture, op: str, held: ArrayList, k: int) -> None:
-    """Log an array of a message."""
-    place = held.place
-    array = held.arrays[k]
-    # What a client receives from the server, or sends to it, has the server as its peer.
-    is_client = capture.rank == place.rank
-    peer = SERVER if is_client else place.rank
-    comes_from_client = (op == "send") == is_client
-    sender = place.rank if comes_from_client else SERVER
-    at = None
-    if place.round is not None:
-        at = place.round - capture.start
-    notes = {"array": k, "arrays": len(held.arrays), **place.notes}
-    if array.name:
-        notes["name"] = array.name
-    if array.why:
-        notes[LEFT_OUT] = array.why
-    if held.examples is not None:
-        notes["examples"] = held.examples
-    capture.event(op, array.value, peer, array.record, at=at, sender=sender, **notes)
 
 
 def arrays_of(message: Any, read: dict[int, tuple[Any, Any]]) -> list[NamedArray]:

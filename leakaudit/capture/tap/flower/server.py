@@ -5,73 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any
 
-from leakaudit.capture.tap.flower.messages import (
-    SERVER,
-    TRAIN,
-    ArrayList,
-    Place,
-    kind_of,
-    round_in,
-    unpacked,
-    write,
-    write_lists,
-)
+from leakaudit.capture.tap.exchanges.arrays import TRAIN, ArrayList, Place, write_lists
+from leakaudit.capture.tap.exchanges.conversation import Conversation
+from leakaudit.capture.tap.flower.messages import kind_of, round_in, unpacked, write
 from leakaudit.capture.tap.log.capture import Capture
-
-
-@dataclass
-class Conversation:
-    """The rounds and ranks of a server's messages.
-
-    Attributes:
-        partitions: number of a client in flwr -> its partition; empty outside a simulation.
-        ranks: number of a client in flwr -> rank, for clients without a known partition.
-        round: the current round.
-        answered: whether a reply has arrived in this round.
-        asked: clients that were asked to train in this round.
-    """
-
-    partitions: dict[int, int] = field(default_factory=dict)
-    ranks: dict[int, int] = field(default_factory=dict)
-    round: int = 0
-    answered: bool = True
-    asked: set[int] = field(default_factory=set)
-
-    def rank(self, node: int, known: Iterable[int] = ()) -> int:
-        """Return the rank of a client: by its partition, else in the order of the numbers.
-
-        Args:
-            node: its number in flwr.
-            known: the clients of which the server knows, if this one is new.
-        """
-        if node in self.partitions:
-            return SERVER + 1 + self.partitions[node]
-        if node not in self.ranks:
-            for other in sorted({node, *known}):
-                self.ranks.setdefault(other, SERVER + 1 + len(self.ranks))
-        return self.ranks[node]
-
-    def begin(self, node: int, noted: int | None) -> int:
-        """Return the round of a training instruction.
-
-        If no round is noted, one begins when a client is asked after an answer, or a second time.
-
-        Args:
-            node: the client that is asked.
-            noted: the round in the instruction; None if it says none.
-        """
-        if noted is None:
-            new = self.answered or node in self.asked
-            noted = self.round + new
-        if noted != self.round:
-            self.asked.clear()
-        self.round = noted
-        self.answered = False
-        self.asked.add(node)
-        return self.round
 
 
 class ServerTap:

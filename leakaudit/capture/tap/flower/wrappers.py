@@ -22,22 +22,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from leakaudit.capture.tap.flower.messages import (
-    SERVER,
-    ArrayList,
-    Place,
-    kind_of,
-    round_in,
-    unpacked,
-    write,
-    write_lists,
-)
+from leakaudit.capture.tap.exchanges.arrays import SERVER, ArrayList, Place, write_lists
+from leakaudit.capture.tap.exchanges.wrapping import capture_of
+from leakaudit.capture.tap.flower.messages import kind_of, round_in, unpacked, write
 from leakaudit.capture.tap.flower.server import ServerTap
-from leakaudit.capture.tap.log.capture import Capture
 
 Strategy = TypeVar("Strategy")
-
-_captures: dict[tuple[str, int, str], Capture] = {}
 
 
 @dataclass(frozen=True)
@@ -67,7 +57,7 @@ class ClientMod:
         if rank is None:
             rank = SERVER + 1 + int(context.node_config.get("partition-id", 0))
         place = Place(kind_of(message), round_in(message), rank, str(context.node_id))
-        capture = _capture(self.folder, rank, str(context.run_id))
+        capture = capture_of(self.folder, rank, str(context.run_id))
         capture.safely(write, capture, "recv", [(message, place)])
         reply = call_next(message, context)
         capture.safely(write, capture, "send", [(reply, place)])
@@ -97,21 +87,13 @@ def server_strategy(strategy: Strategy, folder: str) -> Strategy:
     Returns:
         The same strategy.
     """
-    tap = ServerTap(_capture(folder, SERVER, ""))
+    tap = ServerTap(capture_of(folder, SERVER))
     kind: Any = strategy
     if hasattr(kind, "configure_train"):
         _record_messages(kind, tap)
     else:
         _record_fits(kind, tap)
     return strategy
-
-
-def _capture(folder: str, rank: int, run: str) -> Capture:
-    """Return the recording of a rank in this process."""
-    key = (folder, rank, run)
-    if key not in _captures:
-        _captures[key] = Capture(folder, rank=rank, run=run)
-    return _captures[key]
 
 
 def _record_messages(strategy: Any, tap: ServerTap) -> None:

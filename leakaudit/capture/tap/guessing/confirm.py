@@ -12,6 +12,7 @@ from itertools import chain
 
 from leakaudit import registry
 from leakaudit.capture.tap.fitting import fit, local, local_optimiser, stepping
+from leakaudit.capture.tap.fitting.part import Misses
 from leakaudit.capture.tap.guessing import duals, hub, observed
 from leakaudit.capture.tap.guessing.guess import PROVED, SPREADS
 from leakaudit.capture.tap.log.reading import RankLog
@@ -57,9 +58,63 @@ def contradictions(described: Description, logs: Sequence[RankLog]) -> list[str]
         wrong = list(_of_duals(described, seen))
     else:
         wrong = list(_of_gradients(described, seen))
+    wrong += _of_rest(described, seen)
     if not wrong and not is_proved(described, seen):
         return list(_of_axes(described, logs))
     return wrong
+
+
+def verified(described: Description, logs: Sequence[RankLog]) -> list[str]:
+    """Return what the sketches of parameters that were left out show, in words.
+
+    Args:
+        described: the description.
+        logs: the logs of all processes.
+
+    Returns:
+        One line if there are sketches.
+    """
+    try:
+        seen = observed.collect(logs, described.task, described.places)
+    except LeakauditError:
+        return []
+    sketched = [m for stream in seen.streams.values() for m in stream if m.sketched() is not None]
+    if not sketched:
+        return []
+    misses = [one for one in _misses(described, seen) if max(one.kept, one.rest) < PROVED]
+    if not misses or described.stream is not None:
+        return ["the sketch of the other parameters was not compared with a recomputed gradient"]
+    largest = max(one.rest for one in misses)
+    return [
+        f"{len(misses)} recomputed gradients equal the recorded parameters, and the sketch of the "
+        f"others up to {largest:.1g}"
+    ]
+
+
+def _misses(described: Description, seen: observed.Observed) -> Iterator[Misses]:
+    """Yield how gradients recomputed from a part of the parameters differ from what was sent."""
+    if described.payload == "duals":
+        return
+    payload: observed.Payload = "weights" if described.payload == "weights" else "gradients"
+    for sample in observed.samples(seen, payload):
+        if sample.part is None:
+            continue
+        for point in sorted(sample.thetas)[:1]:
+            found = fit.misses(described.task, sample, point)
+            if found is not None:
+                yield found
+
+
+def _of_rest(described: Description, seen: observed.Observed) -> Iterator[str]:
+    """Yield a line if a gradient fits the recorded parameters, but not the sketch of the others."""
+    for one in _misses(described, seen):
+        if one.kept < PROVED <= one.rest:
+            yield (
+                f"model: a recomputed gradient equals the recorded parameters to {one.kept:.1g}, "
+                f"but misses the sketch of the others by {one.rest:.2g}: there, the model or what "
+                "the program does with its gradient is another"
+            )
+            return
 
 
 def is_proved(described: Description, seen: observed.Observed) -> bool:

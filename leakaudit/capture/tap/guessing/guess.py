@@ -113,7 +113,7 @@ def guess(logs: Sequence[RankLog], task: Task | None = None, named: bool = False
         LeakauditError: the log contains no vectors, or none of the size of the model.
     """
     answers.check(logs)
-    noise = answers.noise(logs)
+    changed = answers.changed(logs)
     readings = list(_readings(latest(logs), task))
     explained = [_explained(seen, task) for seen, _ in readings]
     best = _best([one.model for one in explained])
@@ -128,7 +128,7 @@ def guess(logs: Sequence[RankLog], task: Task | None = None, named: bool = False
     evidence = (
         sent.why,
         f"{count} messages of {size} numbers on {len(seen.streams)} channels",
-        _evidence(model, task is not None, size),
+        _evidence(model, task is not None, size, bool(seen.missing)),
         *_partial(seen),
         *seen.notes,
         *answers.remarks(logs),
@@ -143,8 +143,11 @@ def guess(logs: Sequence[RankLog], task: Task | None = None, named: bool = False
     else:
         _add_samples(draft, model, hub.examples(seen))
         _add_server(draft, sent, model, hub.is_mean(seen, server))
-    if noise:
-        draft.comments["protocol"] = Comment(f"{noise} changes what clients send", known=False)
+    if changed:
+        draft.comments["protocol"] = Comment(changed, known=False)
+    elif server is not None and not hub.is_one_model(seen, server):
+        why = "the server sends different models to its clients in a round"
+        draft.comments["protocol"] = Comment(why, known=False)
     _add_model(draft, model)
     if arrangement is not None and (named or len(best) > 1 or not arrangement.usual):
         _add_order(draft, model, arrangement, len(best))
@@ -299,7 +302,7 @@ def _model_behind(
     task: Task | None,
 ) -> _Model:
     """Find the model behind the messages; task: the one given by the user."""
-    if seen.missing:
+    if seen.missing and not any(sample.part for sample in samples):
         # The gradient of a part of a model cannot be recomputed from what it shows, and a part that
         # looks like a small model is none: its inputs are not records.
         return _Model(task)
@@ -448,19 +451,23 @@ def _is_proved(found: fit.ModelFit, solved: duals.Solved | None) -> bool:
     return found.miss < PROVED
 
 
-def _evidence(model: _Model, given: bool, size: int) -> str:
+def _evidence(model: _Model, given: bool, size: int, sketched: bool) -> str:
     """Return the evidence for the model.
 
     Args:
         model: the model behind the messages.
         given: whether the user specified it.
         size: numbers per message.
+        sketched: whether only a sketch of some parameters was recorded.
     """
     found = model.found
     if found is not None:
+        sent = "the message"
+        if sketched:
+            sent = "the recorded parameters and the sketch of the others"
         what = "a gradient" if model.steps == 1 else f"{model.steps} local steps"
         return (
-            f"{what} recomputed at the record that a message reveals matches the message up to "
+            f"{what} recomputed at the record that a message reveals matches {sent} up to "
             f"{found.miss:.1g}: model, loss and step are correct"
         )
     if model.moved:

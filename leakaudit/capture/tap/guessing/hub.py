@@ -22,6 +22,7 @@ CLEARLY_ALIKE = 0.99
 # The mean of float32 models misses by their rounding, about 1e-7 |w| / |move|; another strategy,
 # or the mean with other weights, by a tenth and more. The threshold lies in between.
 MEAN = 1e-3
+ROUNDS = 60  # exchanges whose models are compared: a choice, too
 SOME = 6  # exchanges to look at: a choice that bounds the time
 
 
@@ -163,6 +164,20 @@ def examples(seen: Observed) -> set[int]:
     """
     noted = {message.note("examples") for stream in seen.streams.values() for message in stream}
     return {count for count in noted if type(count) is int}
+
+
+def is_one_model(seen: Observed, hub: int) -> bool:
+    """Return whether the server sends the same model to all clients of a round.
+
+    Args:
+        seen: the messages.
+        hub: rank of the server.
+    """
+    models: dict[int, Tensor] = {}
+    for one in islice(exchanges(seen, hub), ROUNDS):
+        if not torch.equal(models.setdefault(one.round, one.down), one.down):
+            return False
+    return True
 
 
 def is_mean(seen: Observed, hub: int) -> bool | None:

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from leakaudit.capture.tap.fitting import fit
+from leakaudit.capture.tap.fitting.part import Part
+from leakaudit.capture.tap.fitting.sketch import Sketch
 from leakaudit.capture.tap.log.layers import NOTE
 from leakaudit.capture.tap.log.reading import Event, RankLog
 from leakaudit.capture.tap.messages.layouts import Place
@@ -116,6 +118,34 @@ class Observed:
             message: a message of one of the streams.
         """
         return message.value(self.slices)
+
+    def whole(self, message: LoggedMessage) -> Tensor | None:
+        """Return the vector (d,) of a message with what was left out; None if that is not recorded.
+
+        Args:
+            message: a message of one of the streams.
+        """
+        return message.whole(self.slices)
+
+    def part(self, message: LoggedMessage) -> Part | None:
+        """Return what is recorded of a message.
+
+        Args:
+            message: a message of one of the streams.
+
+        Returns:
+            The part; None without a sketch, or if the message has other axes than the model.
+        """
+        sketched = message.sketched()
+        if sketched is None or any(place.axes for place in self.slices):
+            return None
+        total, seed, others = sketched
+        kept = torch.zeros(self.sizes[-1], dtype=torch.bool)
+        for place in message.covers or ():
+            kept[self.slices[place].start : self.slices[place].stop] = True
+        lengths = [place.stop - place.start for place in self.slices]
+        columns = {k: slice(self.slices[k].start, self.slices[k].stop) for k in others}
+        return Part(kept, columns, Sketch(lengths, seed), total)
 
     @property
     def own(self) -> dict[int, list[LoggedMessage]]:
@@ -499,9 +529,16 @@ def _gradients(seen: Observed) -> Iterator[fit.GradientSample]:
         for message in stream[:2]:
             near = [model for model in models if model.index == message.index]
             points = {}
-            if near:
-                points["model"] = seen.value(near[0])
-            yield fit.GradientSample(seen.value(message), points)
+            model = seen.whole(near[0]) if near else None
+            if model is not None:
+                points["model"] = model
+            whole = seen.whole(message)
+            if whole is not None:
+                yield fit.GradientSample(whole, points)
+                continue
+            part = seen.part(message)
+            if part is not None and points:
+                yield fit.GradientSample(seen.value(message), points, part=part)
 
 
 def hub(graph: Graph) -> int | None:
@@ -524,6 +561,9 @@ def _steps(seen: Observed) -> Iterator[fit.GradientSample]:
     """
     weights = metropolis(seen.graph)
     own = seen.own
+    if seen.missing:
+        yield from _first_steps(seen)
+        return
     for i, neighbours in list(enumerate(seen.graph.neighbours))[:SOME]:
         around = [i, *neighbours]
         shortest = min((len(own.get(j, [])) for j in around), default=0)
@@ -536,6 +576,30 @@ def _steps(seen: Observed) -> Iterator[fit.GradientSample]:
             points = {"combine": now[i], "adapt": mean}
             rounding = torch.finfo(own[i][t].dtype).eps
             yield fit.GradientSample(step, points, mean, i, t, rounding)
+
+
+def _first_steps(seen: Observed) -> Iterator[fit.GradientSample]:
+    """Yield the first steps as above, if a sketch of the others was recorded beside some columns.
+
+    Only the first models are recorded whole. If they are equal, averaging changes nothing.
+    """
+    streams = [stream for stream in seen.own.values() if stream[0].index == 0]
+    starts = [seen.whole(stream[0]) for stream in streams]
+    first = starts[0] if starts else None
+    if first is None:
+        return
+    if any(start is None or not torch.equal(start, first) for start in starts):
+        return
+    start = first.double()
+    for stream in streams[:SOME]:
+        after = seen.part(stream[1]) if len(stream) > 1 else None
+        if after is None or stream[1].index != 1:
+            continue
+        step = start - seen.value(stream[1]).double()
+        rounding = torch.finfo(stream[0].dtype).eps
+        points = {"combine": start, "adapt": start}
+        part = after.subtracted_from(start)
+        yield fit.GradientSample(step, points, start, stream[0].src, 0, rounding, part)
 
 
 def agreed(samples: Sequence[fit.GradientSample], sizes: tuple[int, ...]) -> list[tuple[int, ...]]:

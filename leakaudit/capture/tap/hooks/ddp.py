@@ -12,9 +12,10 @@ from itertools import count
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from leakaudit.capture.tap.fitting.sketch import RunningSketch
 from leakaudit.capture.tap.hooks.group import group_notes
 from leakaudit.capture.tap.log.capture import HOOK, Capture, Notes
-from leakaudit.capture.tap.log.layers import NOTE, chosen
+from leakaudit.capture.tap.log.layers import ALL, NOTE, REST, WHOLE, Selection
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -104,21 +105,18 @@ class _Gradients:
         notes = group_notes(dist, model.process_group)
         self.notes: Notes = {**notes, "lane": f"model {number}", "of": len(self.named)}
         self.ranks = dist.get_process_group_ranks(model.process_group)
-        self.chosen = chosen([name for name, _ in self.named], capture.layers)
-        if self.chosen is not None:
-            self.notes[NOTE] = True
+        self.sizes = [p.numel() for _, p in self.named]
         self.step = -1
+        self.selection: Selection | None = None
+        self.running: RunningSketch | None = None
 
     def of_average(self, hook: Callable[..., Any]) -> Callable[..., Any]:
         """Return a hook that logs a bucket and then calls `hook`, which averages it."""
+        self._select(self.capture.layers)
 
         @wraps(hook)
         def listening(state: object, bucket: Any) -> Any:
-            notes = self._begin(bucket)
-            if self.chosen is None:
-                self.capture.event("ddp", _gradients(bucket), at=self.step, **notes)
-            else:
-                self._log_chosen(bucket, notes)
+            self.capture.safely(self._log, bucket)
             return self.capture.unlogged(hook, state, bucket)
 
         return listening
@@ -131,6 +129,8 @@ class _Gradients:
         messages of the hook.
         """
         name = str(getattr(hook, "__name__", type(hook).__name__))
+        # What a hook of the program sends is recorded whole, so by default the models are, too.
+        self._select(self.capture.layers or [ALL])
 
         @wraps(hook)
         def listening(state: object, bucket: Any) -> Any:
@@ -145,6 +145,19 @@ class _Gradients:
 
         return listening
 
+    def _select(self, layers: Sequence[str] | None) -> None:
+        """Determine which parameters are logged."""
+        trained = [k for k, (_, p) in enumerate(self.named) if p.requires_grad]
+        self.selection = self.capture.selection(
+            [name for name, _ in self.named],
+            self.sizes,
+            layers,
+            trained,
+            self.notes["lane"] if self.capture.rank == self.ranks[0] else "",
+        )
+        if self.selection is not None:
+            self.notes[NOTE] = True
+
     def _begin(self, bucket: Any) -> Notes:
         """Return the notes of a bucket.
 
@@ -153,41 +166,66 @@ class _Gradients:
         """
         if bucket.index() == 0:
             self.step += 1
+            self.running = None  # also drops that of an aborted pass
+            if self.selection is not None and self.capture.sketches(self.step):
+                self.running = self.selection.running()
             if self.capture.rank == self.ranks[0]:
                 self._log_model()
         places = [self.place[id(p)] for p in bucket.parameters()]
         return {**self.notes, "parameters": places, "last": bool(bucket.is_last())}
 
-    def _log_chosen(self, bucket: Any, notes: Notes) -> None:
-        """Log the gradients of the chosen parameters in a bucket."""
+    def _log(self, bucket: Any) -> None:
+        """Log the gradients of a bucket, or of the chosen parameters in it."""
+        notes = self._begin(bucket)
+        if self.selection is None:
+            self.capture.event("ddp", _gradients(bucket), at=self.step, **notes)
+            return
         places: list[int] = []
         gradients = [bucket.buffer()[:0]]
         for place, gradient in zip(notes["parameters"], bucket.gradients(), strict=True):
-            if place in (self.chosen or ()):
+            if place in self.selection.kept:
                 places.append(place)
                 gradients.append(gradient)
+            elif self.running is not None:
+                self.running.add(place, gradient)
+        if notes["last"]:
+            self.capture.rest("ddp", self.running, self.step, **self.notes)
         if places or notes["last"]:
             notes = {**notes, "parameters": places}
             self.capture.event("ddp", flat(gradients), at=self.step, **notes)
 
     def _log_model(self) -> None:
         trained = [k for k, (_, p) in enumerate(self.named) if p.requires_grad]
+        kept = trained
+        if self.selection is not None:
+            kept = [k for k in trained if k in self.selection.kept]
+            if not kept:
+                return
+            self._log_others([k for k in trained if k not in self.selection.kept])
         notes = dict(self.notes)
         if not self.step:
             notes |= names([name for name, _ in self.named], trained)
-        if self.chosen is not None:
-            trained = [k for k in trained if k in self.chosen]
-            if not trained:
-                return
         self.capture.event(
             "model",
-            flat([self.named[k][1] for k in trained]),
+            flat([self.named[k][1] for k in kept]),
             at=self.step,
-            parameters=trained,
+            parameters=kept,
             last=True,
-            sizes=[p.numel() for _, p in self.named],
+            sizes=self.sizes,
             **notes,
         )
+
+    def _log_others(self, places: list[int]) -> None:
+        """Log the parameters of the model that are not chosen: of the first model, all numbers."""
+        if self.running is None:
+            return
+        if self.step != self.capture.first:
+            for place in places:
+                self.running.add(place, self.named[place][1])
+            self.capture.rest("model", self.running, self.step, **self.notes)
+            return
+        noted = {**self.notes, REST: WHOLE, "parameters": places, "last": False}
+        self.capture.event("model", flat([self.named[k][1] for k in places]), at=self.step, **noted)
 
 
 class _Sending:

@@ -12,9 +12,10 @@ from itertools import count
 from types import ModuleType
 from typing import Any
 
+from leakaudit.capture.tap.fitting.sketch import RunningSketch
 from leakaudit.capture.tap.hooks.ddp import flat, names
 from leakaudit.capture.tap.log.capture import Capture, Notes
-from leakaudit.capture.tap.log.layers import NOTE, chosen
+from leakaudit.capture.tap.log.layers import NOTE, REST, WHOLE
 
 OWNER = "_leakaudit_tapped"  # attribute of a group of parameters: the model to which it belongs
 
@@ -124,9 +125,7 @@ class _Model:
         self.place = {name: k for k, (name, _) in enumerate(self.named)}
         self.notes: Notes = {"lane": f"fsdp {number}", "of": len(self.named)}
         self.ranks = list(range(dist.get_world_size()))
-        self.chosen = chosen([name for name, _ in self.named], capture.layers)
-        if self.chosen is not None:
-            self.notes[NOTE] = True
+        self.sizes = [p.numel() for _, p in self.named]
         self.step = 0
         self.begun = False
         for group in groups(root):
@@ -136,6 +135,20 @@ class _Model:
                 self.notes["group"] = mesh
             for parameter in group.fsdp_params:
                 setattr(parameter, OWNER, self)
+        self.trained = [k for k, (_, p) in enumerate(self.named) if p.requires_grad]
+        self.selection = capture.selection(
+            [name for name, _ in self.named],
+            self.sizes,
+            capture.layers,
+            self.trained,
+            self.notes["lane"] if capture.rank == self.ranks[0] else "",
+        )
+        self.running: dict[str, RunningSketch] = {}  # by operation
+        if self.selection is not None:
+            self.notes[NOTE] = True
+        if self.selection is not None and self.selection.sketch is not None:
+            for op in ("model", "fsdp"):
+                self.running[op] = RunningSketch(self.selection.sketch)
 
     def log_parameters(self, group: Any) -> None:
         """Log the parameters at which a group's gradients were computed, on the first rank.
@@ -146,10 +159,20 @@ class _Model:
         if self.capture.rank != self.ranks[0]:
             return
         held = [p for p in group.fsdp_params if hasattr(p, "_unsharded_param")]
-        trained = [p for p in held if p.unsharded_param.requires_grad and self._is_chosen(p)]
-        if trained:
-            values = [p.unsharded_param for p in trained]
-            self._event("model", trained, flat(values), **self._facts())
+        trained = [p for p in held if p.unsharded_param.requires_grad]
+        kept = [p for p in trained if self._is_chosen(p)]
+        if kept:
+            values = [p.unsharded_param for p in kept]
+            self._event("model", kept, flat(values), **self._facts())
+        others = [p for p in trained if not self._is_chosen(p)]
+        if not others or not self._sketches("model"):
+            return
+        if self.step != self.capture.first:
+            for p in others:
+                self.running["model"].add(self.place[p._param_fqn], p.unsharded_param)
+        else:
+            whole = flat([p.unsharded_param for p in others])
+            self._event("model", others, whole, **{REST: WHOLE})
 
     def log_gradients(self, parameters: list[Any], gradients: list[Any], dtype: Any) -> None:
         """Log gradients before they are reduced.
@@ -160,8 +183,12 @@ class _Model:
             dtype: number format in which they travel; None for their own.
         """
         self.begun = True
-        pairs = zip(parameters, gradients, strict=True)
+        pairs = list(zip(parameters, gradients, strict=True))
         kept = [(p, gradient) for p, gradient in pairs if self._is_chosen(p)]
+        for p, gradient in pairs:
+            if self._sketches("fsdp") and not self._is_chosen(p):
+                sent = gradient.to(dtype or gradient.dtype)
+                self.running["fsdp"].add(self.place[p._param_fqn], sent)
         if kept:
             value = flat([gradient for _, gradient in kept])
             self._event("fsdp", [p for p, _ in kept], value.to(dtype or value.dtype))
@@ -174,12 +201,18 @@ class _Model:
 
         for op in ("model", "fsdp"):
             if op == "fsdp" or self.capture.rank == self.ranks[0]:
+                self.capture.rest(op, self.running.get(op), self.step, **self.notes)
                 self._event(op, [], torch.empty(0), last=True)
         self.step += 1
         self.begun = False
 
+    def _sketches(self, op: str) -> bool:
+        return op in self.running and self.capture.sketches(self.step)
+
     def _is_chosen(self, parameter: Any) -> bool:
-        return self.chosen is None or self.place[parameter._param_fqn] in self.chosen
+        if self.selection is None:
+            return True
+        return self.place[parameter._param_fqn] in self.selection.kept
 
     def _event(self, op: str, parameters: list[Any], value: Any, **notes: Any) -> None:
         places = [self.place[p._param_fqn] for p in parameters]
@@ -188,8 +221,7 @@ class _Model:
 
     def _facts(self) -> Notes:
         """Return the sizes of all parameters, and their names in the first step."""
-        notes: Notes = {"sizes": [p.numel() for _, p in self.named]}
+        notes: Notes = {"sizes": self.sizes}
         if not self.step:
-            trained = [k for k, (_, p) in enumerate(self.named) if p.requires_grad]
-            notes |= names([name for name, _ in self.named], trained)
+            notes |= names([name for name, _ in self.named], self.trained)
         return notes

@@ -1,4 +1,4 @@
-"""Wait for torch.distributed, Flower and Opacus to be imported, then tap them.
+"""Wait for torch.distributed and other frameworks to be imported, then tap them.
 
 `site/sitecustomize` installs this in every process of a tapped program.
 """
@@ -43,6 +43,15 @@ OPACUS = (  # modules of opacus in which optimisers are defined
     "opacus.optimizers.ddpoptimizer_fast_gradient_clipping",
     "opacus.optimizers.fsdpoptimizer_fast_gradient_clipping",
 )
+NVFLARE = (  # modules of nvflare that `nvflare.hooks` taps
+    "nvflare.private.fed.server.server_runner",
+    "nvflare.apis.utils.task_utils",
+    "nvflare.fuel.f3.mpm",
+)
+P2PFL = (  # modules of p2pfl that `p2pfl.hooks` taps
+    "p2pfl.communication.protocols.protobuff.memory.client",
+    "p2pfl.communication.protocols.protobuff.grpc.client",
+)
 
 
 def install() -> None:
@@ -83,6 +92,16 @@ def install() -> None:
 
         opacus.listen(module, capture)
 
+    def tap_nvflare(module: ModuleType) -> None:
+        from leakaudit.capture.tap.nvflare import hooks as nvflare_hooks
+
+        nvflare_hooks.listen(module, capture)
+
+    def tap_p2pfl(module: ModuleType) -> None:
+        from leakaudit.capture.tap.p2pfl import hooks as p2pfl_hooks
+
+        p2pfl_hooks.listen(module, capture)
+
     waiting: dict[str, Callable[[ModuleType], None]] = {
         "torch.distributed": tap_groups,
         "torch.nn.parallel.distributed": tap_ddp,
@@ -91,6 +110,8 @@ def install() -> None:
     }
     waiting |= dict.fromkeys(FLOWER, tap_flower)
     waiting |= dict.fromkeys(OPACUS, tap_opacus)
+    waiting |= dict.fromkeys(NVFLARE, tap_nvflare)
+    waiting |= dict.fromkeys(P2PFL, tap_p2pfl)
     sys.meta_path.insert(0, _AfterImport(waiting))
 
 

@@ -3,19 +3,35 @@
 from __future__ import annotations
 
 import atexit
+import copy
 import os
 import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from leakaudit.capture.tap.log.layers import NOTE, chosen, place_of
+from leakaudit.capture.tap.log.layers import (
+    LARGE,
+    NOTE,
+    REST,
+    SEED,
+    SKETCH,
+    SKETCHED,
+    WHOLE,
+    Selection,
+    described,
+    megabytes,
+    place_of,
+    select,
+)
 from leakaudit.capture.tap.log.writing import LEFT_OUT, Log
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from leakaudit.capture.tap.fitting.sketch import RunningSketch
 
 Result = TypeVar("Result")
 Notes = dict[str, Any]
@@ -37,10 +53,12 @@ class Capture:
             None if the model is not described: every message then counts as its own round.
         max_bytes: limit on the payloads of all processes together; None for no limit.
         receive: whether received messages are logged too.
-        layers: parameters to keep, see `layers.chosen`; None keeps all.
+        layers: parameters to keep, see `layers.select`; None is the default for the model's size.
         names: names of the described model's parameters, in the order of `sizes`.
         rank: rank of this process; None for that of torch.distributed or of its launcher.
         run: the run to which the process belongs, if several processes share a rank.
+        seed: seed of the sketches.
+        quiet: whether nothing is said on stderr about what is recorded.
     """
 
     def __init__(
@@ -56,6 +74,8 @@ class Capture:
         names: list[str] | None = None,
         rank: int | None = None,
         run: str = "",
+        seed: int = 0,
+        quiet: bool = False,
     ) -> None:
         self.folder = folder
         self.ranks = ranks
@@ -65,9 +85,13 @@ class Capture:
         self.max_bytes = max_bytes
         self.receive = receive
         self.layers = layers
-        self._chosen = None
-        if names is not None:
-            self._chosen = chosen(names, layers)
+        self.seed = seed
+        self.quiet = quiet
+        self._selection = None
+        if names is not None and sizes is not None:
+            self._selection = select(names, sizes[:-1], layers, seed)
+        # With a selection: the sketch of the message that is being sent, by channel.
+        self._running: dict[tuple[Any, ...], RunningSketch] = {}
         self.run = run
         self._rank = rank
         # With `sizes`: numbers sent so far, by (op, lane, peer); else messages, by tag, too.
@@ -112,15 +136,16 @@ class Capture:
                 reason = self._left_out(owner, op, value, (lane, peer, tag), at)
                 if reason:
                     notes[LEFT_OUT] = reason
-            if self._chosen is not None and "parameters" not in notes:
-                value, notes = self._cut(op, value, peer, notes)
-            log.write(op, value, peer, tag, **notes)
+            for part, noted in self._parts(op, value, peer, notes):
+                log.write(op, part, peer, tag, **noted)
             log.spent += time.perf_counter() - begun
         except Exception as error:
             self._stop(error)
 
     def safely(self, call: Callable[..., Result], *args: Any) -> Result | None:
         """Call a function of the tap; its error ends the recording, not the program.
+
+        Its time counts as spent in the tap.
 
         Args:
             call: the function.
@@ -131,11 +156,22 @@ class Capture:
         """
         if self._broken:
             return None
+        begun = time.perf_counter()
+        before = self._spent
         try:
             return call(*args)
         except Exception as error:
             self._stop(error)
             return None
+        finally:
+            if self._log is not None:
+                # Includes the events that the function logged, which have counted themselves.
+                self._log.spent = before + time.perf_counter() - begun
+
+    @property
+    def _spent(self) -> float:
+        """Seconds in the tap so far."""
+        return 0.0 if self._log is None else self._log.spent
 
     def _stop(self, error: Exception) -> None:
         self._broken = True
@@ -234,6 +270,18 @@ class Capture:
             atexit.register(self.end)
         return self._log
 
+    def of_rank(self, rank: int) -> Capture:
+        """Return a recording with the same settings, for one of several nodes in this process.
+
+        Args:
+            rank: rank of the node.
+        """
+        other = copy.copy(self)
+        other._rank = rank
+        other._forked()
+        os.register_at_fork(after_in_child=other._forked)
+        return other
+
     def _left_out(
         self,
         rank: int,
@@ -273,35 +321,129 @@ class Capture:
         self._seen[op, lane, peer] += count
         return before // self.sizes[-1]
 
-    def _cut(
+    def _parts(
         self, op: str, value: Tensor | None, peer: int | None, notes: Notes
-    ) -> tuple[Tensor | None, Notes]:
-        """Return the chosen parameters of a tensor that is a model or one of its parameters."""
-        if self.sizes is None or self._chosen is None or value is None:
-            return value, notes
-        sizes = self.sizes[:-1]
-        whole = self.sizes[-1]
+    ) -> list[tuple[Tensor | None, Notes]]:
+        """Return what to write of a tensor: of a model or one of its parameters, what is chosen."""
+        whole = [(value, notes)]
+        if self._selection is None or value is None:
+            return whole
+        # Hooks cut by themselves. The arrays of a model's state are not all parameters.
+        if "parameters" in notes or "arrays" in notes:
+            return whole
+        sizes = self._selection.sizes
+        length = sum(sizes)
         count = int(value.numel())
-        lane = str(notes.get("lane", ""))
-        channel = (NOTE, op, lane, peer)
-        sent = self._seen[channel] % whole
-        if count == whole:
+        channel = (NOTE, op, str(notes.get("lane", "")), peer)
+        before = self._seen[channel]
+        if count == length:
             places = range(len(sizes))
         else:
-            place = place_of(sizes, sent, count)
+            place = place_of(sizes, before % length, count)
             if place is None:
-                return value, notes
+                return whole
             places = range(place, place + 1)
-        self._seen[channel] = (sent + count) % whole
+        self._seen[channel] = before + count
         flat = value.detach().reshape(-1)
-        parts = flat.split([sizes[place] for place in places])
-        held = [place for place in places if place in self._chosen]
-        kept = [parts[place - places.start] for place in held]
+        parts = dict(zip(places, flat.split([sizes[place] for place in places]), strict=True))
         last = places.stop == len(sizes)
-        notes = {**notes, NOTE: True, "parameters": held, "of": len(sizes), "last": last}
+        shared = {**notes, NOTE: True, "of": len(sizes), "last": False}
+        found: list[tuple[Tensor | None, Notes]] = []
+        if self._selection.sketch is not None and LEFT_OUT not in notes:
+            others = {k: part for k, part in parts.items() if k not in self._selection.kept}
+            at = before // length
+            if at == self.first:
+                found = self._whole(others, shared)
+            elif self.sketches(at):
+                found = self._sketched(channel, others, last, shared)
         import torch
 
-        return torch.cat([flat[:0], *kept]), notes
+        held = [place for place in places if place in self._selection.kept]
+        chosen = torch.cat([flat[:0], *(parts[place] for place in held)])
+        return [*found, (chosen, {**shared, "parameters": held, "last": last})]
+
+    @property
+    def first(self) -> int:
+        """Position, on its channel, of the first message that is kept: its model is kept whole."""
+        return 0 if self.rounds is None else max(0, self.rounds[0] - self.start)
+
+    def sketches(self, at: int) -> bool:
+        """Return whether the message at a position of its channel is sketched, with a selection.
+
+        Args:
+            at: the position.
+        """
+        return self.first <= at < self.first + SKETCHED
+
+    def _whole(self, others: dict[int, Tensor], notes: Notes) -> list[tuple[Tensor | None, Notes]]:
+        """Return the parameters that are not chosen, of the first message of a channel."""
+        import torch
+
+        if not others:
+            return []
+        noted = {**notes, REST: WHOLE, "parameters": list(others)}
+        return [(torch.cat(list(others.values())), noted)]
+
+    def _sketched(
+        self, channel: tuple[Any, ...], others: dict[int, Tensor], last: bool, notes: Notes
+    ) -> list[tuple[Tensor | None, Notes]]:
+        """Add parameters to the sketch of a message, and return it with the last one."""
+        if self._selection is None:
+            return []
+        running = self._running.get(channel) or self._selection.running()
+        if running is None:
+            return []
+        self._running[channel] = running
+        for place, values in others.items():
+            running.add(place, values)
+        taken = running.take() if last else None
+        if taken is None:
+            return []
+        total, places = taken
+        return [(total, {**notes, REST: SKETCH, SEED: self.seed, "parameters": places})]
+
+    def rest(self, op: str, running: RunningSketch | None, at: int, **notes: Any) -> None:
+        """Log the sketch of a message whose parameters a hook logs, before its last part.
+
+        Args:
+            op: the operation.
+            running: the sketch, which begins anew; None if none is recorded.
+            at: position of the message on its channel.
+            notes: plain values to log with the event.
+        """
+        taken = None if running is None else running.take()
+        if taken is not None:
+            total, places = taken
+            noted = {**notes, REST: SKETCH, SEED: self.seed, "parameters": places, "last": False}
+            self.event(op, total, at=at, **noted)
+
+    def selection(
+        self,
+        names: Sequence[str],
+        sizes: Sequence[int],
+        layers: Sequence[str] | None,
+        trained: Sequence[int],
+        what: str,
+    ) -> Selection | None:
+        """Return which parameters of a model to keep, and say so if it is large.
+
+        Args:
+            names: names of its parameters.
+            sizes: their lengths.
+            layers: the choice, as in `layers.select`.
+            trained: places of the parameters that travel.
+            what: what to call the model; empty if another process says it.
+
+        Returns:
+            The selection; None if everything is kept.
+        """
+        found = select(names, sizes, layers, self.seed, trained)
+        numbers = sum(sizes[place] for place in trained)
+        if what and not self.quiet and (found is not None or numbers > LARGE):
+            size = megabytes(found, numbers)
+            said = f"{described(found, numbers)}; a message takes {size} (float32)"
+            sys.stderr.write(f"leakaudit tap: {what}: {said}\n")
+        return found
 
     def _forked(self) -> None:
         """Start a new log in the child of a fork; the parent continues its own."""
@@ -309,6 +451,7 @@ class Capture:
             self._log.abandon()
         self._log = None
         self._seen = defaultdict(int)
+        self._running = {}
         self._here = threading.local()
         self._hooks = []
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from leakaudit.capture.tap.log import event as lines
 from leakaudit.capture.tap.log.event import Event
+from leakaudit.capture.tap.log.nodes import numbered
 from leakaudit.capture.tap.log.writing import LEFT_OUT
 from leakaudit.errors import LeakauditError
 
@@ -108,7 +109,8 @@ def read_logs(folder: str | os.PathLike[str]) -> tuple[RankLog, ...]:
             found.append((int(match[1]), int(match[2]), folder / name))
     if not found:
         raise LeakauditError(f"{folder} contains no log of a tap (rank0.0.jsonl, rank0.0.bin, …)")
-    return tuple(_read(rank, attempt, path) for rank, attempt, path in sorted(found))
+    logs = tuple(_read(rank, attempt, path) for rank, attempt, path in sorted(found))
+    return numbered(logs)
 
 
 def _read(rank: int, attempt: int, path: Path) -> RankLog:

@@ -1,16 +1,32 @@
-"""What a log says about its program besides the messages: answers that are no models, and mods."""
+"""What a log says about its program besides the messages: answers without models, and filters."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from leakaudit.capture.tap.log.reading import RankLog
+from leakaudit.capture.tap.log.reading import Event, RankLog
 from leakaudit.errors import NotUnderstood
 
 SUMS = ("secagg_mod", "secaggplus_mod")  # mods of flwr that mask what clients send
 NOISE = ("LocalDpMod", "Opacus")  # mods of flwr, and optimisers, that add noise
 CLIPPING = ("fixedclipping_mod", "adaptiveclipping_mod", "Opacus without noise")
+PLAIN = ("RecordMessages", "ConvertWeights", "DXOBlocker")  # filters that change no number
+FILTERS = {  # what others do to a model on its way
+    "SVTPrivacy": "adds noise and hides parameters",
+    "PercentilePrivacy": "clips and hides parameters",
+    "ExcludeVars": "hides parameters",
+    "HEModelEncryptor": "encrypts",
+    "HEModelDecryptor": "decrypts",
+    "ModelQuantizer": "rounds",
+    "ModelDequantizer": "changes the format",
+    "ptq": "rounds",
+    "topk": "hides parameters",
+    "low_rank": "keeps a part of low rank",
+    "local_dp": "clips and adds noise",
+    "dp": "clips and adds noise",
+}
+ENCRYPTION = ("HEModelEncryptor", "HEModelDecryptor")
 
 
 def check(logs: Sequence[RankLog]) -> None:
@@ -45,6 +61,8 @@ def check(logs: Sequence[RankLog]) -> None:
         raise NotUnderstood(f"all {count} answers of clients are errors, such as {why!r}")
     held = ", ".join(names) or "nothing"
     meaning = ""
+    if any(name in ENCRYPTION for name in filters(logs)):
+        meaning = ": homomorphic encryption, of which the server learns only sums"
     if "masked" in held or any(mod in SUMS for mod in mods(logs)):
         meaning = ": secure aggregation, of which the server learns only sums"
     raise NotUnderstood(
@@ -85,13 +103,54 @@ def partitions(logs: Sequence[RankLog]) -> dict[str, int]:
     return found
 
 
-def noise(logs: Sequence[RankLog]) -> str:
-    """Return the mod that adds noise to what clients send; empty if there is none.
+def filters(logs: Sequence[RankLog]) -> list[str]:
+    """Return the filters through which messages pass, but for those that change no number.
 
     Args:
         logs: the logs of all processes.
     """
-    return ", ".join(mod for mod in mods(logs) if mod in NOISE)
+    found: set[str] = set()
+    for log in logs:
+        for event in log.events:
+            if event.op == "filter":
+                found.add(str(event.notes.get("filter")))
+            found |= _listed(event, "filters")
+    return sorted(found - set(PLAIN))
+
+
+def beside(logs: Sequence[RankLog]) -> list[str]:
+    """Return the names of other arrays that messages hold beside a model, such as Scaffold's.
+
+    Args:
+        logs: the logs of all processes.
+    """
+    found: set[str] = set()
+    for log in logs:
+        for event in log.events:
+            found |= _listed(event, "beside")
+    return sorted(found)
+
+
+def _listed(event: Event, note: str) -> set[str]:
+    """Return the words of a note that is a list."""
+    words = event.notes.get(note)
+    return set(map(str, words)) if isinstance(words, list) else set()
+
+
+def changed(logs: Sequence[RankLog]) -> str:
+    """Return why what clients send may not be the result of plain steps; empty if nothing says so.
+
+    Args:
+        logs: the logs of all processes.
+    """
+    why: list[str] = []
+    mechanisms = [mod for mod in mods(logs) if mod in NOISE] + filters(logs)
+    if mechanisms:
+        why.append(f"{', '.join(mechanisms)} may change what is sent")
+    others = beside(logs)
+    if others:
+        why.append(f"messages also hold {', '.join(others)}")
+    return "; ".join(why)
 
 
 def remarks(logs: Sequence[RankLog]) -> Iterator[str]:
@@ -109,6 +168,17 @@ def remarks(logs: Sequence[RankLog]) -> Iterator[str]:
             yield f"clients ran {mod}: their updates are clipped"
         elif mod in SUMS:
             yield f"clients ran {mod}: what they send is masked"
+    for name in filters(logs):
+        does = FILTERS.get(name, "is not known to leakaudit")
+        yield f"messages pass through {name}, which {does}"
+    others = beside(logs)
+    if others:
+        yield f"messages also hold {', '.join(others)}, which is not in the trace"
+    if any(event.notes.get("content") == "WEIGHT_DIFF" for log in logs for event in log.events):
+        yield (
+            "clients sent differences from the server's model; "
+            "the trace holds the models that they stand for"
+        )
     errors = sum(event.op == "error" for log in logs for event in log.events)
     if errors:
         yield f"{errors} answers of clients are errors"
@@ -116,7 +186,7 @@ def remarks(logs: Sequence[RankLog]) -> Iterator[str]:
         str(event.notes.get("kind"))
         for log in logs
         for event in log.events
-        if event.op == "other" and "server" in event.notes
+        if event.op == "other" and "kind" in event.notes
     )
     for kind, count in sorted(kinds.items()):
         if kind != "train":

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from leakaudit.capture.tap.log.layers import NOTE
 from leakaudit.capture.tap.messages.description import Description
 from leakaudit.capture.tap.messages.layouts import Place
 from leakaudit.capture.tap.messages.streams import LoggedMessage
@@ -68,6 +69,7 @@ class ArrangedLog:
         notes: remarks for the reader of the trace.
         optional_senders: nodes that need not send.
         asks: whether the server asks some of the clients in each round; only they answer.
+        run: the columns for the trace; None for the longest run that all messages contain.
     """
 
     description: Description
@@ -80,6 +82,7 @@ class ArrangedLog:
     notes: tuple[str, ...] = ()
     optional_senders: frozenset[int] = frozenset()
     asks: bool = False
+    run: tuple[int, int] | None = None
 
     @property
     def covers(self) -> tuple[int, ...]:
@@ -93,7 +96,14 @@ class ArrangedLog:
 
     @property
     def columns(self) -> tuple[int, int]:
-        """The longest run of columns that all messages contain.
+        """The columns for the trace."""
+        if self.run is not None:
+            return self.run
+        return max(self.runs, key=lambda run: run[1] - run[0])
+
+    @property
+    def runs(self) -> list[tuple[int, int]]:
+        """All runs of columns without a gap that all messages contain, in order.
 
         Raises:
             LeakauditError: the messages have no parameter in common.
@@ -107,7 +117,22 @@ class ArrangedLog:
                 runs.append((part.start, part.stop))
         if not runs:
             raise LeakauditError("the messages have no parameter in common")
-        return max(runs, key=lambda run: run[1] - run[0])
+        return runs
+
+    def names(self, columns: tuple[int, int]) -> list[str]:
+        """Return the names of the parameters in a run of columns.
+
+        Args:
+            columns: its first column, and the first one after it.
+        """
+        layout = self.description.task.layout
+        start, stop = columns
+        return [name for name in layout.names if start <= layout.slices[name].start < stop]
+
+    @property
+    def chosen(self) -> bool:
+        """Whether the user chose the parameters that were recorded."""
+        return any(sent.message.note(NOTE) for sent in self.sent)
 
     @property
     def slices(self) -> list[Place]:

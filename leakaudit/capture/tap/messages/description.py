@@ -123,8 +123,9 @@ class Description:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the parameters in the order of a message."""
-        return self.order or self.task.layout.names
+        """Names of the parameters in the order of a message, without suffixes of axes."""
+        layout = self.task.layout
+        return tuple(layouts.split(entry, layout)[0] for entry in self.order or layout.names)
 
     @property
     def sizes(self) -> tuple[int, ...]:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from leakaudit.capture.tap.fitting import stepping
+from leakaudit.capture.tap.messages import left_out
 from leakaudit.capture.tap.messages.arranged import ArrangedLog, Sent, common, round_of
 from leakaudit.capture.tap.messages.description import Description
 from leakaudit.capture.tap.messages.streams import POINT, LoggedMessage
@@ -38,6 +39,11 @@ EQUAL = 1e-3  # relative difference of a described constant from the one found: 
 # The mean of float32 models misses by their rounding, about 1e-7 |w| / |move|; another strategy
 # misses by a tenth and more. The threshold lies in between; its exact value is a choice.
 MEAN = 1e-3
+OTHERS = {  # whether the sketch of the parameters that were left out shows the same step -> remark
+    True: ", of the recorded parameters and by their sketch of the others",
+    False: " of the recorded parameters (the others follow another step, as their sketch shows)",
+    None: " of the recorded parameters",
+}
 NAME = 40  # characters of a client's name that are shown: a choice
 
 
@@ -221,6 +227,7 @@ def _with_step(plan: ArrangedLog, down: str, up: str) -> ArrangedLog:
     params = dict(plan.description.params)
     if "server" in params:
         return plan
+    of_models, of_gradients = _rounds(plan, down, up)
     models, gradients = _series(plan, down, up)
     if not gradients:
         return _unknown(plan)
@@ -237,10 +244,22 @@ def _with_step(plan: ArrangedLog, down: str, up: str) -> ArrangedLog:
         elif observed.floor > stepping.COARSE:
             why = "the messages are rounded too coarsely"
         return _unknown(plan, f"the server's optimiser is not known: {why}")
+    of_whom = ""
+    if any(message.covers for message in of_models):
+        if found.rate is None or found.scaling != stepping.Scaling():
+            # Gradients are clipped by their whole norm, which a part does not show.
+            return _unknown(
+                plan,
+                "the server's optimiser is not known: with only some of the parameters, clipping "
+                "and a changing step size look alike",
+            )
+        scale = plan.description.scale
+        same = left_out.follow(found, of_models, of_gradients, plan.slices, scale)
+        of_whom = OTHERS[same]
     plan = _noted(
         plan,
-        f"the server's optimiser: {found.text}; it predicts models that it was not fitted to, "
-        f"with a relative miss of {found.miss:.0e}",
+        f"the server's optimiser{of_whom}: {found.text}; it predicts models that it was not "
+        f"fitted to, with a relative miss of {found.miss:.0e}",
     )
     constants = _constants(found)
     if constants is None:
@@ -329,6 +348,18 @@ def _series(plan: ArrangedLog, down: str, up: str) -> tuple[list[Tensor], list[T
 
     The rounds follow each other without a gap, and all nodes' gradients were kept.
     """
+    models, gradients = _rounds(plan, down, up)
+    means: list[Tensor] = []
+    for of_round in gradients:
+        held = [m.value(plan.slices).double() for m in of_round]
+        means.append(torch.stack(held).mean(0) * plan.description.scale)
+    return [m.value(plan.slices) for m in models], means
+
+
+def _rounds(
+    plan: ArrangedLog, down: str, up: str
+) -> tuple[list[LoggedMessage], list[list[LoggedMessage]]]:
+    """Return the models of the first rounds, and all nodes' gradients between them."""
     models = {s.round: s.message for s in plan.sent if s.kind == down and s.message.kept}
     if not models:
         return [], []
@@ -337,12 +368,11 @@ def _series(plan: ArrangedLog, down: str, up: str) -> tuple[list[Tensor], list[T
     for s in plan.sent:
         if s.kind == up and s.message.kept and s.round < first + stepping.MOST:
             by_round[s.round][s.src] = s.message
-    values = [models[first].value(plan.slices)]
-    means: list[Tensor] = []
+    found = [models[first]]
+    gradients: list[list[LoggedMessage]] = []
     for t in range(first, first + stepping.MOST):
         if len(by_round[t]) < plan.graph.nodes - 1 or t + 1 not in models:
             break
-        held = [m.value(plan.slices).double() for m in by_round[t].values()]
-        means.append(torch.stack(held).mean(0) * plan.description.scale)
-        values.append(models[t + 1].value(plan.slices))
-    return values, means
+        gradients.append(list(by_round[t].values()))
+        found.append(models[t + 1])
+    return found, gradients

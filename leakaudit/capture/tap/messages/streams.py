@@ -11,7 +11,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from leakaudit.capture.tap.fitting.sketch import ROWS, WIDTH
 from leakaudit.capture.tap.log.capture import HOOK
+from leakaudit.capture.tap.log.layers import REST, SEED, SKETCH, WHOLE
 from leakaudit.capture.tap.log.reading import Event, RankLog
 from leakaudit.capture.tap.log.writing import LEFT_OUT
 from leakaudit.capture.tap.messages.layouts import Place
@@ -54,6 +56,7 @@ class LoggedMessage:
         log: the log that contains it.
         pieces: the tensors of which it consists. A note ``parameters`` of a piece lists the
             parameters in it; pieces without the note contain all parameters in order.
+        rest: what is recorded of the parameters that were left out (`layers.REST`).
     """
 
     src: int
@@ -63,6 +66,7 @@ class LoggedMessage:
     tag: int
     log: RankLog
     pieces: tuple[Event, ...]
+    rest: tuple[Event, ...] = ()
 
     @property
     def kept(self) -> bool:
@@ -133,24 +137,58 @@ class LoggedMessage:
         Raises:
             LeakauditError: its pieces are not the model's parameters.
         """
-        tensors = [_restored(self.log.tensor(piece), piece) for piece in self.pieces]
-        noted = "parameters" in self.pieces[0].notes
+        return self._filled(self.pieces, slices)
+
+    def whole(self, slices: Sequence[Place]) -> Tensor | None:
+        """Return the vector (d,) with the parameters that were left out, if they were recorded.
+
+        Args:
+            slices: place of each parameter in the vector, in the order of the message.
+
+        Returns:
+            The values; None if some are not in the log.
+        """
+        others = [piece for piece in self.rest if piece.notes[REST] == WHOLE and piece.kept]
+        held = set(self.covers or range(len(slices)))
+        for piece in others:
+            held.update(piece.notes["parameters"])
+        if len(held) != len(slices):
+            return None
+        return self._filled((*self.pieces, *others), slices)
+
+    def sketched(self) -> tuple[Tensor, int, tuple[int, ...]] | None:
+        """Return the sketch of the parameters that were left out, its seed and their places.
+
+        Returns:
+            (ROWS, WIDTH) in float64, the seed and the places; None if no sketch was recorded.
+        """
+        sketches = [piece for piece in self.rest if piece.notes[REST] == SKETCH and piece.kept]
+        if len(sketches) != 1:
+            return None
+        notes = sketches[0].notes
+        total = self.log.tensor(sketches[0]).double()
+        return total, notes[SEED], tuple(notes["parameters"])
+
+    def _filled(self, pieces: Sequence[Event], slices: Sequence[Place]) -> Tensor:
+        """Return the vector (d,) with the parameters in some pieces."""
+        tensors = [_restored(self.log.tensor(piece), piece) for piece in pieces]
+        noted = "parameters" in pieces[0].notes
         if len(tensors) == 1 and not noted and _in_order(slices):
             return tensors[0]
         flat = torch.cat(tensors)
         out = torch.zeros(max(s.stop for s in slices), dtype=self.dtype)
         at = 0
-        for parameter in self._parameters(len(slices)):
+        for parameter in self._parameters(pieces, len(slices)):
             target = slices[parameter]
             width = target.stop - target.start
             out[target.start : target.stop] = target.arranged(flat[at : at + width])
             at += width
         return out
 
-    def _parameters(self, count: int) -> Sequence[int]:
-        """Return the indices of the parameters in the order of the message."""
+    def _parameters(self, pieces: Sequence[Event], count: int) -> Sequence[int]:
+        """Return the indices of the parameters in the order of the pieces."""
         numbers: list[int] = []
-        for piece in self.pieces:
+        for piece in pieces:
             numbers.extend(piece.notes.get("parameters", ()))
         if not numbers:
             return range(count)
@@ -245,9 +283,13 @@ def assemble(
                 if "parameters" in event.notes:
                     models[event.op, wire.lane] += 1
             elif whole:
-                pieces = tuple(pending.pop(key))
+                events = pending.pop(key)
+                pieces = tuple(one for one in events if REST not in one.notes)
+                rest = tuple(one for one in events if REST in one.notes)
                 index = _position(pieces[0], len(streams[key]))
-                found = LoggedMessage(wire.src, wire.dst, wire.op, index, event.tag, log, pieces)
+                found = LoggedMessage(
+                    wire.src, wire.dst, wire.op, index, event.tag, log, pieces, rest
+                )
                 streams[key].append(found)
     messages: dict[Wire, list[LoggedMessage]] = {}
     for (wire, _), stream in streams.items():
@@ -431,7 +473,7 @@ def _add_noted(held: list[Event], event: Event, sizes: Sequence[int]) -> bool | 
     held.append(event)
     if not event.notes.get("last"):
         return False
-    filled = any(piece.numel for piece in held)
+    filled = any(piece.numel for piece in held if REST not in piece.notes)
     if filled and all(_fits(piece, sizes) for piece in held):
         return True
     held.clear()
@@ -447,4 +489,6 @@ def _fits(piece: Event, sizes: Sequence[int]) -> bool:
         return False
     if not all(0 <= place < len(sizes) for place in places):
         return False
+    if piece.notes.get(REST) == SKETCH:
+        return piece.shape == (ROWS, WIDTH) and type(piece.notes.get(SEED)) is int
     return piece.numel == sum(sizes[place] for place in places)

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 
+from leakaudit.capture.tap.log import nodes as nodes_of
 from leakaudit.capture.tap.log.capture import HOOK
-from leakaudit.capture.tap.log.layers import NOTE
+from leakaudit.capture.tap.log.layers import shortened
 from leakaudit.capture.tap.log.reading import RankLog
 from leakaudit.capture.tap.log.writing import LEFT_OUT, UNRANKED
 from leakaudit.capture.tap.messages import answers
@@ -35,7 +36,6 @@ SPARSE = 10  # rounds per message ...
 SPARE = 100  # ... and messages that are added even for a short log
 SHORT = ("float16", "bfloat16")  # number formats to which hooks compress gradients
 CHOSEN = ("rounds", "ranks", "max_bytes")  # why the user wants payloads to be left out
-SHOWN = 6  # names of parameters in one line
 PROCESSES = 100_000  # more than any program has: a larger number in a log is ignored
 
 
@@ -140,6 +140,7 @@ def plan(description: Description, logs: Sequence[RankLog]) -> ArrangedLog:
     arranged = _counted(arranged, found)
     notes = (
         *arranged.notes,
+        *nodes_of.remark(logs),
         *restarts(logs),
         *_apart(dropped, others, streams),
         *_content(arranged),
@@ -194,19 +195,12 @@ def _apart(dropped: Counter[str], others: Counter[str], streams: Streams) -> Ite
 
 def _content(plan: ArrangedLog) -> Iterator[str]:
     """Yield remarks about messages that are not all of what a rank computed."""
-    layout = plan.description.task.layout
-    names = plan.description.order or layout.names
+    names = plan.description.order or plan.description.task.layout.names
     covers = plan.covers
     missing = [names[k] for k in range(len(names)) if k not in covers]
-    chosen = any(sent.message.note(NOTE) for sent in plan.sent)
     if missing:
-        start, stop = plan.columns
-        held = [name for name in names if start <= layout.slices[name].start < stop]
-        what = "were recorded (--layers)" if chosen else "are in the messages"
-        yield (
-            f"{len(covers)} of {len(names)} parameters {what}; missing: {_shortened(missing)}; "
-            f"the trace contains {_shortened(held)}"
-        )
+        what = "were recorded (--layers)" if plan.chosen else "are in the messages"
+        yield f"{len(covers)} of {len(names)} parameters {what}; missing: {shortened(missing)}"
     hooks = Counter[tuple[str, str]]()
     groups: dict[str, None] = {}
     for sent in plan.sent:
@@ -232,13 +226,6 @@ def _private(plan: ArrangedLog) -> Iterator[str]:
     found = private((sent.message for sent in plan.sent), plan.slices)
     if found is not None:
         yield from found.remarks
-
-
-def _shortened(names: Sequence[str]) -> str:
-    """Return names in one line, the first and the last of them if there are many."""
-    if len(names) <= SHOWN:
-        return ", ".join(names)
-    return f"{', '.join(names[: SHOWN - 1])}, ... {names[-1]}"
 
 
 def _found(streams: Iterable[Sequence[LoggedMessage]]) -> list[LoggedMessage]:

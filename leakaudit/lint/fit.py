@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from scipy.stats import norm
 
-from leakaudit.gate.substitute import Noise
+from leakaudit.lint.substitute import Noise
 
 # Shifts of the coefficient up to this are ignored. A gradient that another framework computed in
 # float32 agrees to about 1e-5; a wrong constant shifts the coefficient by its relative error, such

@@ -20,6 +20,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -28,10 +29,11 @@ from torch import Tensor
 
 from leakaudit.adversary import Adversary
 from leakaudit.errors import LeakauditError
-from leakaudit.gate.runs import Recorded
 from leakaudit.relations import Relations, Vector
 from leakaudit.relations.estimate import recorded
 from leakaudit.scoring import scoring
+from leakaudit.tasks.task import Task
+from leakaudit.trace import Trace, Truth
 
 Floats = NDArray[np.float64]
 Gradient = Callable[[Vector, Tensor], Tensor | None]
@@ -46,6 +48,22 @@ ROUNDED = 2000.0
 # A single number exceeds 4 with a probability of 6e-5, the root mean square of several far less
 # often.
 CHANNEL = 4.0
+
+
+class Recording(Protocol):
+    """A recording with its truth and its task."""
+
+    @property
+    def trace(self) -> Trace:
+        """The recorded messages."""
+
+    @property
+    def truth(self) -> Truth:
+        """The truth of the same run."""
+
+    @property
+    def task(self) -> Task:
+        """Computes the gradients."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +111,7 @@ class Left:
     broken: str
 
 
-def left(made: Recorded, declared: Relations) -> Left:
+def left(made: Recording, declared: Relations) -> Left:
     """Substitute the gradients of the truth into the relations of a recording.
 
     Args:
@@ -117,7 +135,7 @@ def left(made: Recorded, declared: Relations) -> Left:
     return Left(tuple(noise), missed, size, broken)
 
 
-def _recorded(made: Recorded, declared: Relations, rounds: int) -> dict[int, Tensor]:
+def _recorded(made: Recording, declared: Relations, rounds: int) -> dict[int, Tensor]:
     """Return the messages and public vectors of the recording, in double precision."""
     everything = Adversary(corrupt=frozenset(range(made.trace.graph.nodes)))
     read = recorded(everything.view(made.trace))
@@ -144,7 +162,7 @@ class _Gradients:
             same label.
     """
 
-    def __init__(self, made: Recorded, *, guessed: bool) -> None:
+    def __init__(self, made: Recording, *, guessed: bool) -> None:
         self.made = made
         self.guessed = guessed
         self.clip = made.trace.number("clip")
@@ -248,7 +266,7 @@ class _Pass:
         return torch.stack(parts).sum(0)
 
 
-def _affordable(declared: Relations, made: Recorded) -> int:
+def _affordable(declared: Relations, made: Recording) -> int:
     """Return the last round up to which two passes' vectors fit into `NUMBERS`, at least 1."""
     first, stop = made.trace.columns
     last = max((vector.round for vector in declared.vectors), default=0)

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from leakaudit.adversary import Adversary
-from leakaudit.gate.deviation import Deviation
 from leakaudit.protocols.declared import protocol_of
+from leakaudit.protocols.deviation import Deviation
 from leakaudit.relations import Relations
+from leakaudit.relations.declare import outline
 from leakaudit.trace import Messages, Trace
 from leakaudit.traces import gaps
 
+# Subjects that explain why little is observed, but contradict nothing: messages marked as
+# encrypted, and losses that the recording states itself.
+STATED = ("secure", "gaps")
 # Rounds that are declared individually. If all rounds of a protocol are alike, later ones are
 # compared with the last of these. A choice.
 LONG = 64
@@ -24,8 +28,16 @@ LONG = 64
 # at most four million numbers.
 LOOKED = 64
 PART = 1 << 16
+CHUNK = 1 << 24  # numbers that are tested for NaN at once, which limits the memory
 FEW = 64  # least numbers to recognise a format: by chance, one float32 in 2^13 is a float16
 NARROW = (torch.float16, torch.bfloat16, torch.float32)
+
+
+class Observer(Protocol):
+    """Whoever observes some messages, such as an adversary."""
+
+    def observes(self, src: int, dst: int | None, *, secure: bool = False) -> bool:
+        """Return whether messages from src to dst are observed."""
 
 
 class Key(NamedTuple):
@@ -126,6 +138,23 @@ class Expected:
             LeakauditError: the protocol is not registered, or cannot be declared with these
                 constants.
         """
+        return cls._declared(trace)
+
+    @classmethod
+    def outlined(cls, trace: Trace) -> Expected:
+        """Return the same without the content of the messages, which is much faster.
+
+        Args:
+            trace: the recording.
+
+        Raises:
+            LeakauditError: as for `of`.
+        """
+        with outline():
+            return cls._declared(trace)
+
+    @classmethod
+    def _declared(cls, trace: Trace) -> Expected:
         protocol = protocol_of(trace, trace.rounds)
         repeats = protocol.victim.stationary and trace.rounds > LONG
         if repeats:
@@ -148,7 +177,7 @@ class Expected:
 
 
 def differences(
-    trace: Trace, expected: Expected, adversaries: Sequence[Adversary], secure: Sequence[str]
+    trace: Trace, expected: Expected, adversaries: Sequence[Observer], secure: Sequence[str]
 ) -> Iterator[Deviation]:
     """Yield how a recording differs from what its protocol sends.
 
@@ -166,6 +195,7 @@ def differences(
         )
         yield Deviation("empty", says)
         return
+    yield from _not_finite(trace)
     yield from _undeclared(sent, expected)
     yield from _missing(sent, expected, adversaries)
     yield from _later(sent, expected)
@@ -175,7 +205,76 @@ def differences(
     for said in gaps.sentences(trace)[:1]:
         yield Deviation("gaps", said)
     yield from _closed(trace, expected, secure)
-    yield from _payloads(trace, expected)
+    yield from _coarse(trace, expected)
+
+
+def observed(trace: Trace, expected: Expected, adversary: Adversary) -> Iterator[Deviation]:
+    """Yield how the messages that an adversary observes differ from those of the protocol.
+
+    What the recording states itself is not a difference: that it contains only some channels
+    (``record --wires``), or that it was cut short after a round.
+
+    Args:
+        trace: the recording, as far as the adversary observes it (`within`).
+        expected: the messages of its protocol.
+        adversary: the adversary.
+    """
+    channels: frozenset[tuple[int, int]] | None = None
+    if trace.provenance.get("wires") is not None:
+        recorded: set[tuple[int, int]] = set()
+        for table in trace.messages:
+            recorded.update(zip(table.src.tolist(), table.dst.tolist(), strict=True))
+        channels = frozenset(recorded)
+    first = first_round(adversary)
+    late = [message for message in expected.messages if message.round >= first]
+    some = replace(expected, messages=tuple(late))
+    for one in differences(trace, some, [_Heard(adversary, channels)], ()):
+        # Rounds before the first one that is observed were left out.
+        if one.about == "rounds" and (first > 0 or not trace.complete):
+            continue
+        if one.about == "empty" and channels is not None:
+            continue
+        yield one
+
+
+def within(trace: Trace, adversary: Adversary) -> Trace:
+    """Return the rounds of a recording that an adversary observes.
+
+    Args:
+        trace: the recording.
+        adversary: the adversary.
+    """
+    if adversary.window is None:
+        return trace
+    first = first_round(adversary)
+    last = min(trace.rounds, adversary.window.stop - 1)
+    parts = tuple(gaps.between(messages, first, last) for messages in trace.messages)
+    return replace(trace, rounds=last, messages=parts)
+
+
+def first_round(adversary: Adversary) -> int:
+    """Return the first round that an adversary observes, 0 if it observes a run from its start.
+
+    Args:
+        adversary: the adversary.
+    """
+    if adversary.window is None or adversary.window.start <= 1:
+        return 0
+    return adversary.window.start
+
+
+@dataclass(frozen=True)
+class _Heard:
+    """An adversary of a recording that contains only some channels; None stands for all."""
+
+    adversary: Observer
+    channels: frozenset[tuple[int, int]] | None
+
+    def observes(self, src: int, dst: int | None, *, secure: bool = False) -> bool:
+        """Return whether messages from src to dst are observed and recorded."""
+        if self.channels is not None and dst is not None and (src, dst) not in self.channels:
+            return False
+        return self.adversary.observes(src, dst, secure=secure)
 
 
 # --- which messages -------------------------------------------------------------------------------
@@ -224,7 +323,7 @@ def _undeclared(sent: Counter[Key], expected: Expected) -> Iterator[Deviation]:
 
 
 def _missing(
-    sent: Counter[Key], expected: Expected, adversaries: Sequence[Adversary]
+    sent: Counter[Key], expected: Expected, adversaries: Sequence[Observer]
 ) -> Iterator[Deviation]:
     """Find messages that the protocol sends, but that are missing in the recording.
 
@@ -302,7 +401,7 @@ def _closed(trace: Trace, expected: Expected, secure: Sequence[str]) -> Iterator
         says = (
             f"messages of kind {undeclared[0]!r} are recorded as encrypted and therefore hidden "
             "from eavesdroppers, which a recording cannot prove; if they are encrypted, set "
-            f"secure = {undeclared} in the check"
+            f"secure = {undeclared} in the check of a gate"
         )
         yield Deviation("secure", says)
 
@@ -343,7 +442,7 @@ def _copies(trace: Trace, expected: Expected) -> Iterator[Deviation]:
             copy = _Copy(key, part, row, sent.payload[row])
             other = first.setdefault((key.round, place_found), copy)
             same_payload = (other.part, other.row) == (part, row)
-            if not same_payload and not torch.equal(other.payload, copy.payload):
+            if not same_payload and not _equal(other.payload, copy.payload):
                 says = (
                     f"{other.key} and {key} contain different numbers, but the protocol sends one "
                     "vector to both; record what each receiver gets, "
@@ -353,15 +452,28 @@ def _copies(trace: Trace, expected: Expected) -> Iterator[Deviation]:
                 return
 
 
-def _payloads(trace: Trace, expected: Expected) -> Iterator[Deviation]:
-    """Find numbers that are not finite, or that have a narrower format than the recording."""
+def _equal(one: Tensor, other: Tensor) -> bool:
+    """Return whether two payloads are equal; NaN equals NaN."""
+    return torch.equal(one.nan_to_num(), other.nan_to_num())
+
+
+def _not_finite(trace: Trace) -> Iterator[Deviation]:
+    """Find NaN and infinity."""
     for messages in trace.messages:
-        bad = (~torch.isfinite(messages.payload)).any(dim=1)
-        if bool(bad.any()):
-            count = f"{int(bad.sum())} of {len(bad)}"
+        rows = max(1, CHUNK // max(1, messages.payload.shape[1]))
+        used = messages.row.unique().long()
+        bad = 0
+        for some in used.split(rows):
+            bad += int((~torch.isfinite(messages.payload[some])).any(dim=1).sum())
+        if bad:
+            count = f"{bad} of {len(used)}"
             says = f"{count} payloads contain NaN or infinity, which no attack can use"
             yield Deviation("values", says)
             return
+
+
+def _coarse(trace: Trace, expected: Expected) -> Iterator[Deviation]:
+    """Find numbers that have a narrower format than the recording."""
     if expected.coarse:
         return
     numbers = torch.cat([_some(messages.payload) for messages in trace.messages])
@@ -377,7 +489,7 @@ def _payloads(trace: Trace, expected: Expected) -> Iterator[Deviation]:
                 f"{_dtype_name(trace.dtype)}: they are rounded more than declared; "
                 f"record with dtype=torch.{short} if they are sent in this format"
             )
-            yield Deviation("values", says)
+            yield Deviation("format", says)
             return
 
 

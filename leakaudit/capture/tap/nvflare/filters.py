@@ -1,0 +1,140 @@
+"""Record one client or the server of an NVFlare job, with one line in the job.
+
+    from leakaudit.capture.tap.nvflare.filters import RecordMessages
+
+    recipe.add_client_output_filter(RecordMessages("client.tap"))   # or: job.to_clients(...)
+    recipe.add_server_input_filter(RecordMessages("server.tap"))    # or: job.to_server(...)
+
+The filter changes nothing. One line records both what arrives and what is sent. It writes a log as
+the tap does; ``leakaudit tap describe`` and ``merge`` read it. Use a new folder for each run.
+"""
+
+# What nvflare defines has no types.
+# mypy: disable-error-code="misc"
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from leakaudit.capture.tap.exchanges.arrays import SERVER
+from leakaudit.capture.tap.exchanges.wrapping import capture_of
+from leakaudit.capture.tap.nvflare.client import ClientTap
+from leakaudit.capture.tap.nvflare.hooks import note_filters
+from leakaudit.capture.tap.nvflare.server import ServerTap
+from leakaudit.errors import LeakauditError
+
+_missing = ""  # why NVFlare cannot be imported
+try:
+    from nvflare.apis.event_type import EventType
+    from nvflare.apis.filter import Filter, FilterChainType, FilterContextKey
+    from nvflare.apis.fl_constant import FLContextKey, ProcessType
+    from nvflare.apis.utils import task_utils
+    from nvflare.job_config.defs import FilterType
+except ImportError as error:
+    Filter = object
+    _missing = str(error)
+
+_clients: dict[tuple[str, int], ClientTap] = {}
+_servers: dict[str, ServerTap] = {}
+_noting: set[str] = set()  # folders in which the filters of this process are noted
+
+
+class RecordMessages(Filter):
+    """A filter of nvflare that records tasks and their results, and changes nothing.
+
+    Args:
+        folder: folder of the log; created if it does not exist. A relative one is completed where
+            the job is defined.
+        rank: rank of the client; None for the number at the end of its name, or else 1.
+
+    Raises:
+        LeakauditError: NVFlare cannot be imported.
+    """
+
+    def __init__(self, folder: str, rank: int | None = None) -> None:
+        if _missing:
+            raise LeakauditError(
+                f"recording needs NVFlare ({_missing}): pip install leakaudit[nvflare]"
+            )
+        super().__init__()
+        self.folder = str(Path(folder).resolve())
+        self.rank = rank
+
+    def add_to_fed_job(self, job: Any, ctx: Any, **named: Any) -> None:
+        """Add the filter to a job: to its tasks and to their results.
+
+        Args:
+            job: the job.
+            ctx: where in the job.
+            named: ``tasks``, the names of the tasks to record; by default all.
+        """
+        # Otherwise NVFlare would send parts of leakaudit to the clients, in place of their own.
+        packages = job.job.app_packages
+        job.set_app_packages([*packages, "leakaudit"])
+        tasks = named.get("tasks") or ["*"]
+        for kind in (FilterType.TASK_DATA, FilterType.TASK_RESULT):
+            job.add_filter(obj=self, filter_type=kind, tasks=tasks, ctx=ctx)
+
+    def process(self, shareable: Any, fl_ctx: Any) -> Any:
+        """Log a message.
+
+        Args:
+            shareable: the message.
+            fl_ctx: its context.
+
+        Returns:
+            The same message.
+        """
+        if self.folder not in _noting:
+            _noting.add(self.folder)
+            note_filters(task_utils, self.folder)
+        is_task = self.get_prop(FilterContextKey.CHAIN_TYPE) == FilterChainType.TASK_DATA_CHAIN
+        task = str(fl_ctx.get_prop(FLContextKey.TASK_NAME, ""))
+        if fl_ctx.get_process_type() == ProcessType.SERVER_JOB:
+            self._at_server(shareable, fl_ctx, task, is_task)
+        else:
+            self._at_client(shareable, fl_ctx, task, is_task)
+        return shareable
+
+    def handle_event(self, event_type: str, fl_ctx: Any) -> None:
+        """Close the log when the job ends.
+
+        Args:
+            event_type: the event.
+            fl_ctx: its context.
+        """
+        if event_type != EventType.END_RUN:
+            return
+        client = _clients.get((self.folder, self._rank(fl_ctx)))
+        server = _servers.get(self.folder)
+        for tap in (client, server):
+            if tap is not None:
+                tap.capture.end()
+
+    def _at_server(self, message: Any, fl_ctx: Any, task: str, is_task: bool) -> None:
+        if self.folder not in _servers:
+            _servers[self.folder] = ServerTap(capture_of(self.folder, SERVER))
+        tap = _servers[self.folder]
+        client = str(fl_ctx.get_peer_context().get_identity_name())
+        number = str(fl_ctx.get_prop(FLContextKey.TASK_ID, ""))
+        way = tap.instruct if is_task else tap.receive
+        tap.capture.safely(way, client, task, number, message)
+
+    def _at_client(self, message: Any, fl_ctx: Any, task: str, is_task: bool) -> None:
+        rank = self._rank(fl_ctx)
+        key = (self.folder, rank)
+        if key not in _clients:
+            capture = capture_of(self.folder, rank)
+            _clients[key] = ClientTap(capture, str(fl_ctx.get_identity_name()))
+        tap = _clients[key]
+        way = tap.receive if is_task else tap.answer
+        tap.capture.safely(way, task, message)
+
+    def _rank(self, fl_ctx: Any) -> int:
+        """Return the rank of a client."""
+        if self.rank is not None:
+            return self.rank
+        number = re.search(r"\d{1,6}$", str(fl_ctx.get_identity_name()))
+        return SERVER + 1 if number is None else max(1, int(number[0]))

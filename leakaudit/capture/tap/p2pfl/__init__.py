@@ -1,0 +1,1 @@
+"""Tap programs that use p2pfl (docs/p2pfl.md)."""

@@ -1,0 +1,248 @@
+"""Whether a recording is what it declares: its messages, their values, and its truth.
+
+An attack on messages that are not those of the declared protocol finds nothing, or something that
+was never sent. So "nothing is determined" and "nothing was recovered" are only stated together with
+what is known about the recording itself.
+
+- The messages are compared with those that the protocol sends (`protocols.expected`).
+- Relations that contain only messages must hold, whatever the gradients are (`equations`), and the
+  messages must contain the declared noise (`noise`).
+- With the truth, the gradients of its records are substituted (`substitute`, `values`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from leakaudit import registry
+from leakaudit._util import vocabulary
+from leakaudit._util.plain import Figures
+from leakaudit.adversary import Adversary
+from leakaudit.errors import LeakauditError, suggest
+from leakaudit.lint import noise
+from leakaudit.lint.case import Case
+from leakaudit.lint.equations import inconsistency
+from leakaudit.lint.pitfall import Pitfall
+from leakaudit.lint.substitute import left
+from leakaudit.lint.values import Values, contradicted
+from leakaudit.protocols import expected
+from leakaudit.protocols.declared import protocol_of
+from leakaudit.protocols.deviation import Deviation
+from leakaudit.protocols.equations.written import Written
+from leakaudit.protocols.expected import STATED, Expected
+from leakaudit.tasks.task import Task
+from leakaudit.trace import Trace, Truth
+from leakaudit.traces import gaps
+from leakaudit.verdict import Verdict
+
+ROUNDS = 8  # of which values are compared: later ones repeat the same relations
+QUIET = 20  # the pitfall of too little noise
+NUMBER = 22  # of the pitfall
+
+
+@dataclass(frozen=True)
+class Conformance:
+    """What is known about a recording itself.
+
+    Attributes:
+        deviations: How it differs from its declaration.
+        stated: Why messages are not observed although the declaration is followed.
+        compared: Whether values were compared with gradients of the truth.
+        obstacle: Why they were not.
+    """
+
+    deviations: tuple[Deviation, ...]
+    stated: tuple[Deviation, ...]
+    compared: bool
+    obstacle: str
+
+    @property
+    def sentences(self) -> list[str]:
+        """How the recording differs from its declaration, in words."""
+        return [one.sentence for one in self.deviations]
+
+    def unclear(self, determined: bool) -> list[str]:
+        """Return why a result is inconclusive; empty if nothing speaks against it.
+
+        Args:
+            determined: Whether something is determined of every node. If not, the reason may be
+                that messages were not observed.
+        """
+        if determined:
+            return self.sentences
+        return [*self.sentences, *(one.sentence for one in self.stated)]
+
+
+@dataclass(frozen=True)
+class _Recording:
+    """A recording with its truth and its task."""
+
+    trace: Trace
+    truth: Truth
+    task: Task
+
+
+def examine(
+    trace: Trace,
+    truth: Truth | None = None,
+    adversary: Adversary | None = None,
+    task: Task | None = None,
+) -> Conformance:
+    """Compare a recording with its declaration.
+
+    Args:
+        trace: The recording; rounds from the first stated gap on are left out.
+        truth: The truth of the same run, if there is one.
+        adversary: Whoever observes the messages, because only those need to be recorded; by
+            default an eavesdropper on all channels.
+        task: Computes gradients; built if it is needed and runs no code of a user.
+
+    Raises:
+        LeakauditError: The protocol is unknown, or cannot be declared with these constants.
+    """
+    adversary = adversary or Adversary()
+    trace = expected.within(gaps.before(trace), adversary)
+    declared = Expected.outlined(trace)
+    found = [*_constants(trace), *expected.observed(trace, declared, adversary)]
+    if truth is not None:
+        found += _records(trace, truth)
+    hard = [one for one in found if one.about not in STATED]
+    stated = tuple(one for one in found if one.about in STATED)
+    compared = False
+    obstacle = _obstacle(trace, truth, task)
+    if expected.first_round(adversary):
+        return Conformance(tuple(hard), stated, compared, "the first rounds are not observed")
+    if not hard:
+        case = Case(trace, None)
+        hard += _consistency(case)
+    if not hard and not obstacle and truth is not None:
+        values = list(_values(_Recording(trace, truth, task or Task.build(trace.task))))
+        compared = None not in values
+        hard += [one for one in values if one is not None]
+        if not compared:
+            obstacle = "the truth and the messages do not determine the private states"
+    if not hard and not compared:
+        hard += _noise(trace)
+    return Conformance(tuple(hard), stated, compared, obstacle)
+
+
+def check(case: Case) -> Iterator[Pitfall]:
+    """Yield a finding if a recording is not what it declares.
+
+    Args:
+        case: The input; with a truth, its gradients are compared.
+    """
+    if case.trace.protocol.startswith(registry.OWN):
+        return
+    try:
+        found = examine(case.trace, case.truth)
+    except LeakauditError as error:  # nothing can be compared with an unknown declaration
+        yield Pitfall(NUMBER, Verdict.UNSUPPORTED, str(error))
+        return
+    # The noise itself is the subject of other pitfalls, and so are equations without noise.
+    elsewhere = {"quiet", "distribution"}
+    if case.protocol and isinstance(case.protocol.victim, Written) and not case.laws:
+        elsewhere |= {"messages", "gradients"}
+    wrong = [one for one in found.deviations if one.about not in elsewhere]
+    if not wrong:
+        return
+    first = wrong[0]
+    others = len(wrong) - 1
+    more = f" (and {others} more)" if others else ""
+    figures: Figures = {"about": [one.about for one in wrong]}
+    yield Pitfall(NUMBER, Verdict.REFUTED, f"{first.sentence}{more}", figures)
+
+
+def samples(trace: Trace, truth: Truth) -> Iterator[Deviation]:
+    """Find a node whose number of records differs from the declared one, which epsilon assumes.
+
+    Args:
+        trace: The recording.
+        truth: Its truth.
+    """
+    declared = trace.params.get("samples")
+    if not isinstance(declared, int) or declared < 1:
+        return
+    counts: list[int] = truth.node.bincount().tolist()
+    for node, count in enumerate(counts):
+        if count not in (0, declared):
+            says = (
+                f"samples = {declared} is declared, but the truth contains {count} records of node "
+                f"{node}; declare the actual number of records per node"
+            )
+            yield Deviation("samples", says, (node,))
+            return
+
+
+def _constants(trace: Trace) -> Iterator[Deviation]:
+    """Find a constant that the protocol does not have, so that a default was used instead."""
+    kind = registry.of_trace(trace.protocol, trace.provenance)
+    known = registry.parameters(kind)
+    for name in trace.params:
+        if name not in known and name not in vocabulary.SAID:
+            says = f"{trace.protocol} has no constant {name!r}{suggest(name, known)}"
+            yield Deviation("constants", says)
+
+
+def _records(trace: Trace, truth: Truth) -> Iterator[Deviation]:
+    """Check the records of a truth."""
+    yield from samples(trace, truth)
+    try:
+        vocabulary.inputs(truth.x, trace.task, "truth")
+        vocabulary.labels(truth.y, trace.task, "truth")
+    except LeakauditError as error:
+        yield Deviation("records", str(error))
+
+
+def _obstacle(trace: Trace, truth: Truth | None, task: Task | None) -> str:
+    """Return why values cannot be compared with gradients; empty if they can be."""
+    if truth is None or not len(truth.node):
+        return "there is no truth"
+    if trace.columns != (0, trace.layout.size):
+        return "only some columns of the model are recorded"
+    batch = int(trace.number("batch"))
+    if 0 < batch < int(truth.node.bincount().max()):
+        return "gradients are of secret mini-batches"
+    if task is None and ":" in trace.task.model:
+        return "the model is code of your own"
+    return ""
+
+
+def _consistency(case: Case) -> Iterator[Deviation]:
+    """Test the relations between messages."""
+    failure = inconsistency(case)
+    if failure is not None:
+        says = (
+            f"{failure.lines[0].text} does not hold in round {failure.round}: its two sides differ "
+            f"by {failure.residual:.2g} of their largest term, and rounding explains "
+            f"{failure.allowed:.1g}, whatever the gradients are"
+        )
+        yield Deviation("messages", says)
+
+
+def _noise(trace: Trace) -> Iterator[Deviation]:
+    """Test whether the messages contain the declared noise, whatever the gradients are."""
+    for pitfall in noise.check(Case(trace, None)):
+        if pitfall.verdict is Verdict.REFUTED:
+            about = "quiet" if pitfall.number == QUIET else "distribution"
+            yield Deviation(about, pitfall.says)
+            return
+
+
+def _values(made: _Recording) -> Iterator[Deviation | None]:
+    """Compare the values with gradients of the truth; a None if there is nothing to compare."""
+    rounds = min(made.trace.rounds, ROUNDS)
+    found = left(made, protocol_of(made.trace, rounds).whole)
+    if not found.noise and not found.size:
+        yield None
+        return
+    wrong = list(contradicted(found))
+    if not wrong:
+        values = Values()
+        values.add(found.noise)
+        wrong = [*values.signal(), *values.excess()][:1]
+        quiet = values.quiet()
+        if not wrong and quiet is not None:
+            wrong = [Deviation("quiet", quiet)]
+    yield from wrong

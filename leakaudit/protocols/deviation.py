@@ -1,0 +1,54 @@
+"""A deviation: one way in which recordings differ from what their protocol declares."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# The sentence of a deviation begins with its title.
+TITLES = {
+    "empty": "nothing was recorded",
+    "constants": "constants of another protocol",
+    "undeclared": "messages of another protocol",
+    "missing": "messages are missing",
+    "repeated": "messages were recorded twice",
+    "rounds": "rounds are missing",
+    "gaps": "messages were lost",
+    "copies": "receivers got different vectors",
+    "announced": "the number of planned rounds is missing",
+    "samples": "a different number of records",
+    "secure": "messages are marked as encrypted",
+    "values": "recorded numbers are unusable",
+    "format": "recorded numbers differ from the transmitted ones",
+    "truth": "the truth is incomplete",
+    "records": "the truth is not valid for the task",
+    "messages": "messages are inconsistent",
+    "gradients": "gradients differ from those of the truth",
+    "noise": "more than the declared noise",
+    "quiet": "insufficient noise",
+    "distribution": "not the declared noise",
+    "seeds": "noise repeats",
+    "process": "noise starts anew with every process",
+    "along": "numbers of a message share noise",
+}
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """One way in which recordings differ from their declaration.
+
+    Attributes:
+        about: Its subject: a key of `TITLES`, or a pitfall's code.
+        says: The finding in one sentence.
+        nodes: Numbers of the nodes that `says` names.
+    """
+
+    about: str
+    says: str
+    nodes: tuple[int, ...] = ()
+
+    @property
+    def sentence(self) -> str:
+        """The finding with its title."""
+        if self.about in TITLES:
+            return f"{TITLES[self.about]}: {self.says}"
+        return self.says

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from leakaudit.attacks.inverting import Inverting
     from leakaudit.attacks.labels import Labels
     from leakaudit.attacks.rgap import RGAP
+    from leakaudit.attacks.tokens import Tokens
 
 __all__ = [
     "DLG",
@@ -33,6 +34,7 @@ __all__ = [
     "GradInversion",
     "Inverting",
     "Labels",
+    "Tokens",
 ]
 
 

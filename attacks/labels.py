@@ -41,6 +41,7 @@ class Labels(Attack):
         "LLG (Wainakh et al. 2022), iLRG (Ma et al. 2023); pooled: developed for leakaudit"
     )
     cost: ClassVar[str] = "small matrices of the last layer; under a second"
+    tokens: ClassVar[bool] = True
 
     method: Literal[
         "best", "pooled", "ilrg", "llg", "llg-dummies", "yin", "rlg", "bias", "rows"

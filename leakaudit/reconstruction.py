@@ -86,6 +86,7 @@ class Attack(ABC):
         reads: The leaks that it accepts, in words.
         paper: Its source.
         cost: Its cost, in words.
+        tokens: Whether it accepts models whose inputs are tokens.
     """
 
     exact: ClassVar[bool] = False
@@ -93,6 +94,7 @@ class Attack(ABC):
     reads: ClassVar[str] = "gradients"
     paper: ClassVar[str] = "unpublished"
     cost: ClassVar[str] = "not measured"
+    tokens: ClassVar[bool] = False
 
     def __new__(cls, *_: object, **__: object) -> Self:
         """Reject a class that does not define all abstract methods."""

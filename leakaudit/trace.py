@@ -17,6 +17,7 @@ from leakaudit.errors import LeakauditError
 Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
 # A hyper-parameter of an attack, or a constant of a victim or a model, as users type it.
 Setting: TypeAlias = bool | int | float | str
+PROGRAM = ".pt2"  # how the name of a file with a torch.export program ends
 RECORDING = "recording"  # key in the provenance of a trace and its truth; random for each recording
 _DRAWN = re.compile(r"[0-9a-f]{32}")
 
@@ -124,7 +125,8 @@ class TaskSpec:
     """Public description of the training task.
 
     Attributes:
-        model: Registered name or ``package.module:factory``.
+        model: Registered name, ``package.module:factory``, or the name of a torch.export program
+            (``file.pt2``).
         args: Its keyword arguments.
         loss: "cross_entropy", "binary" or "squared".
         shape: Shape of one input, such as (1, 25, 25).
@@ -135,6 +137,8 @@ class TaskSpec:
         levels: 255 if inputs are k/255, else 0.
         data: Name of the data set.
         labels: Names of the classes; may be empty.
+        beside: Folder in which a program is looked for before the current one: that of the file
+            that names it. It is not stored.
     """
 
     model: str
@@ -147,6 +151,12 @@ class TaskSpec:
     levels: int = 0
     data: str = ""
     labels: tuple[str, ...] = ()
+    beside: str = field(default="", compare=False, repr=False)
+
+    @property
+    def is_program(self) -> bool:
+        """Whether the model is a torch.export program, which is a file."""
+        return self.model.endswith(PROGRAM)
 
     @property
     def is_image(self) -> bool:
@@ -156,6 +166,7 @@ class TaskSpec:
     def to_json(self) -> dict[str, Json]:
         """Plain JSON values."""
         values = asdict(self)
+        del values["beside"]
         for name, value in values.items():
             if isinstance(value, tuple):
                 values[name] = list(value)
@@ -171,7 +182,7 @@ class TaskSpec:
         Raises:
             LeakauditError: A key is not an attribute.
         """
-        known = {f.name for f in fields(cls)}
+        known = {f.name for f in fields(cls)} - {"beside"}
         extra = set(value) - known
         if extra:
             raise LeakauditError(f"task: unknown keys {sorted(extra)} (known: {sorted(known)})")

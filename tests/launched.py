@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -20,7 +21,7 @@ from leakaudit.capture.tap.log.reading import read_logs
 from leakaudit.capture.tap.messages.layouts import Place
 from leakaudit.capture.tap.messages.streams import assemble
 
-SITE = Path(__file__).resolve().parent / "programs" / "site"
+OPERATORS = Path(__file__).resolve().parent / "programs" / "torchvision_operators.py"
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,10 @@ def leakaudit(folder: Path, *words: str, **more: str) -> subprocess.CompletedPro
         words: the command's arguments.
         more: environment variables.
     """
-    path = os.pathsep.join([str(SITE), *filter(None, [os.environ.get("PYTHONPATH")])])
+    site = folder / "site"
+    site.mkdir(exist_ok=True)
+    shutil.copy(OPERATORS, site / "sitecustomize.py")  # Python runs it before the program
+    path = os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])])
     return subprocess.run(
         [sys.executable, "-m", "leakaudit", *words],
         cwd=folder,

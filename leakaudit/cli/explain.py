@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from leakaudit.cli._options import concluded, described, formats, say, settings, shared
 from leakaudit.cli.listen import listener, listening
+from leakaudit.errors import LeakauditError
 
 if TYPE_CHECKING:
     from leakaudit.extraction.explanation import ExplainedRow, Explanation
+    from leakaudit.trace import Trace
 
 NOTE = (
     "g[i,t] is the gradient of node i in round t. The formulas are exact; -f json prints them in "
@@ -89,6 +91,8 @@ def run(args: argparse.Namespace) -> int:
         found = explanation.explain(trace, adversary, args.node, args.gradients)
         checked = conformance.examine(trace, None, adversary)
     unclear = checked.unclear(determined=all(one.rows for one in found))
+    for line in _of_model(trace):
+        say(f"MODEL: {line}", args)
     if args.output is not None:
         from leakaudit.rendering import explanation_chart, plots
 
@@ -104,6 +108,19 @@ def run(args: argparse.Namespace) -> int:
         for one in found:
             _table(one)
     return concluded(unclear, args)
+
+
+def _of_model(trace: Trace) -> tuple[str, ...]:
+    """Return what a program beside a trace means for attacks; other models are not built."""
+    if not trace.task.is_program:
+        return ()
+    from leakaudit.tasks import remarks
+    from leakaudit.tasks.task import Task
+
+    try:
+        return remarks.of(Task.build(trace.task))
+    except LeakauditError as error:
+        return (str(error),)
 
 
 def _table(one: Explanation) -> None:

@@ -22,7 +22,11 @@ CHOICES = {
     "data": (str, "data set, see 'leakaudit list data' (default faces)"),
     "samples": (int, "number of records per node (default 1)"),
     "split": (str, "distribution of the records: iid, classes:C or dirichlet:A (default iid)"),
-    "model": (str, "model, see 'leakaudit list models', or package.module:factory (default mlp)"),
+    "model": (
+        str,
+        "model, see 'leakaudit list models', package.module:factory, or a torch.export program "
+        "file.pt2 (default mlp)",
+    ),
     "dtype": (str, "number format: float32 or float64 (default float32)"),
     "wires": (str, "channels to record: all, none, node:3 or 0-1,1-2 (default all)"),
     "layers": (str, "parameters to record: all, first (first layer), or names (default all)"),

@@ -13,6 +13,7 @@ from leakaudit.errors import LeakauditError, NotUnderstood
 
 if TYPE_CHECKING:
     from leakaudit.capture.tap.messages.description import Description
+    from leakaudit.capture.tap.saved import SavedModel
 
 ACTIONS = ("describe", "merge")
 UNDESCRIBED = 3  # exit code if the messages were logged, but could not be interpreted
@@ -62,6 +63,12 @@ def add(verbs: Any) -> None:
         help="record only these parameters, separated by commas: first, last, or names of modules "
         "or parameters, with * for any characters; sketch adds a sketch of the others, and all "
         "records everything (default: all; first,last,sketch above 1,000,000 parameters)",
+    )
+    sub.add_argument(
+        "--model-from",
+        choices=("program",),
+        help="save the model that the program trains beside the trace, as a torch.export program "
+        "that runs without the program's code, and use it in the description",
     )
     sub.add_argument(
         "--receive",
@@ -129,6 +136,7 @@ def run(args: argparse.Namespace) -> int:
         "layers": layers,
         "seed": chosen.seed,
         "quiet": args.quiet,
+        "model": args.model_from is not None,
     }
     if described is not None:
         listening |= {
@@ -173,7 +181,8 @@ def _finish(
         )
         raise LeakauditError(f"no messages of the program were recorded: {why}")
     try:
-        described = described or _guessed(args, folder)
+        model = _model(args, folder)
+        described = described or _guessed(args, folder, model)
         if described is None:
             return code or UNDESCRIBED
         tapped.write(args, chosen, folder, described, code)
@@ -189,13 +198,37 @@ def _finish(
     return code
 
 
-def _guessed(args: argparse.Namespace, folder: Path) -> Description | None:
+def _model(args: argparse.Namespace, folder: Path) -> SavedModel | None:
+    """Save the model of the program beside the trace, if the user asks for it."""
+    if args.model_from is None:
+        return None
+    from leakaudit.capture.tap import saved
+
+    model = saved.take(folder, args.output)
+    for line in model.said:
+        say(f"leakaudit tap: {line}", args)
+    return model
+
+
+def _guessed(
+    args: argparse.Namespace, folder: Path, model: SavedModel | None
+) -> Description | None:
     """Infer the description and write it beside the trace; None if it is incomplete."""
     from leakaudit._util.files import replacing
     from leakaudit.capture.tap.guessing.guess import guess
     from leakaudit.capture.tap.log.reading import read_logs
+    from leakaudit.capture.tap.messages import trained
 
-    found = guess(read_logs(folder))
+    logs = read_logs(folder)
+    task = None if model is None else model.task
+    known = logs if task is None else trained.only(logs, task.layout.names)
+    try:
+        found = guess(known, task, assumed=model.assumed if model is not None else "")
+    except LeakauditError as error:
+        if task is None:
+            raise
+        say(f"leakaudit tap: the program's model does not fit the messages: {error}", args)
+        found = guess(logs)
     if found.description is None:
         say(f"{folder}: {found.said}; next: leakaudit tap describe {folder} -o tap.toml", args)
         return None

@@ -55,7 +55,8 @@ def describing() -> Parser:
     sub.add_argument(
         "--model",
         metavar="NAME",
-        help="trained model, see 'leakaudit list models', or package.module:factory",
+        help="trained model, see 'leakaudit list models', package.module:factory, or a "
+        "torch.export program file.pt2",
     )
     sub.add_argument(
         "--set",
@@ -115,11 +116,15 @@ def describe(argv: list[str]) -> int:
     from leakaudit._util.files import replacing
     from leakaudit.capture.tap.guessing.guess import guess, named
     from leakaudit.capture.tap.log.reading import read_logs
+    from leakaudit.capture.tap.messages import trained
 
     task = named(
         args.model, pairs(args.set), numbers(args.shape, "--shape"), args.classes, args.loss
     )
-    found = guess(read_logs(_folder(args.log)), task)
+    logs = read_logs(_folder(args.log))
+    if task is not None:
+        logs = trained.only(logs, task.layout.names)
+    found = guess(logs, task)
     if args.output is None:
         sys.stdout.write(found.toml)
     else:
@@ -170,11 +175,12 @@ def write(
     from leakaudit.capture.tap import merge
     from leakaudit.capture.tap.guessing import confirm
     from leakaudit.capture.tap.log.reading import read_logs
-    from leakaudit.capture.tap.messages import wires
+    from leakaudit.capture.tap.messages import trained, wires
     from leakaudit.rendering import console
     from leakaudit.results import provenance
+    from leakaudit.tasks import remarks
 
-    everything = read_logs(folder)
+    everything = trained.only(read_logs(folder), described.task.layout.names)
     plan = wires.plan(described, everything)
     logs = wires.latest(everything)
     wrong = confirm.contradictions(described, logs) if args.describe else []
@@ -196,7 +202,7 @@ def write(
         f"{args.output}: {trace.protocol}, {size}; the tap took {share:.1%} of the processes' time",
         args,
     )
-    for line in merge.warnings(trace):
+    for line in (*merge.warnings(trace), *remarks.of(described.task)):
         say(f"leakaudit tap: {line}", args)
     for reason in unclear(trace, args):
         sys.stderr.write(f"leakaudit tap: not as described: {reason}\n")

@@ -21,6 +21,7 @@ from torch import Generator
 from leakaudit import registry
 from leakaudit._util import declarations
 from leakaudit.errors import AttackError, LeakauditError
+from leakaudit.inversion import masks
 from leakaudit.inversion.search import objectives
 from leakaudit.leak import GradientLeak, Leaks
 from leakaudit.progress import expired, sharing
@@ -93,14 +94,22 @@ def attack_one(
         chosen = name
         name = type(chosen).__name__
     _check(chosen, name, leak, task)
-    return replace(chosen(leak, task, generator), seconds=time.perf_counter() - start)
+    found = masks.judged(chosen(leak, task, generator), task)
+    return replace(found, seconds=time.perf_counter() - start)
 
 
 def _check(chosen: Attack, name: str, leak: GradientLeak, task: Task) -> None:
     """Raise an AttackError if an attack cannot use a leak."""
-    why = chosen.refuses(leak, task)
+    why = _refusal(chosen, leak, task)
     if why:
         raise AttackError(f"node {leak.node}: attack {name} cannot use this leak: {why}")
+
+
+def _refusal(chosen: Attack, leak: GradientLeak, task: Task) -> str | None:
+    """Return why an attack cannot use a leak; None if it can."""
+    if task.tokens and not chosen.tokens:
+        return "it recovers numbers, but the inputs of the model are tokens; use tokens"
+    return chosen.refuses(leak, task)
 
 
 @dataclass(frozen=True)
@@ -179,7 +188,7 @@ def attack_together(
 
 def _why_not(candidate: Attack, leak: GradientLeak, task: Task) -> str | None:
     """Explain why `auto` skips an attack; None if it does not."""
-    why = candidate.refuses(leak, task)
+    why = _refusal(candidate, leak, task)
     if not why and isinstance(candidate, Selective):
         return candidate.idle(leak, task)
     return why
@@ -295,7 +304,7 @@ def _run(
         for at, found in chosen.many(some, task, [generators[k] for k in places]):
             # The leaks share their evaluations, so each is assigned a part of the time so far.
             seconds = (time.perf_counter() - start) / len(places)
-            timed = replace(found, seconds=seconds)
+            timed = replace(masks.judged(found, task), seconds=seconds)
             yield Settled(places[at], timed, together=True, late=expired())
         return
     for n, k in enumerate(places):

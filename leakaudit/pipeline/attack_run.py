@@ -24,6 +24,7 @@ from leakaudit.results import findings, provenance
 from leakaudit.results import record_file as results
 from leakaudit.scoring import lpips_weights, scoring
 from leakaudit.scoring.scoring import Score
+from leakaudit.tasks import remarks
 from leakaudit.tasks.task import Task
 from leakaudit.trace import Json, Trace, Truth
 from leakaudit.traces import trace_file
@@ -180,6 +181,7 @@ def attack_file(path: Path, folder: Path, options: AttackOptions) -> Finished:
             not_tried,
             unverified,
             unclear,
+            remarks.of(task),
         )
         if record["complete"]:
             kept.clear()
@@ -224,6 +226,7 @@ def _write(
     not_tried: list[str],
     unverified: list[str],
     unclear: list[str],
+    of_model: tuple[str, ...],
 ) -> dict[str, Json]:
     """Write all files of a run.
 
@@ -257,6 +260,8 @@ def _write(
         originals=kept,
         complete=complete,
     )
+    about_model = "".join(f"MODEL: {remark}. " for remark in of_model)
+    record["summary"] = f"{about_model}{record['summary']}"
     record = results.inconclusive(record, *unclear)
     record = results.remarked(results.sealed(record, folder), *unverified)
     with replacing(folder / "report.md") as file:

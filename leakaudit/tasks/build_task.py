@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
-import inspect
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Generator, Tensor, nn
 
 from leakaudit.errors import LeakauditError, suggest
 from leakaudit.registry import configure
+from leakaudit.tasks import _torchvision, adapters
+from leakaudit.tasks.exported import archive
+from leakaudit.tasks.exported.program import Program
 from leakaudit.tasks.losses import LOSSES
 from leakaudit.tasks.models import MODELS
 from leakaudit.trace import Json, TaskSpec
 
 SETTINGS = ("l2", "bn")  # keys of spec.args that belong to the task, not to the model
+OF_USERS = ("dropout", "tokens", "sha256")  # the same, for models that are not registered
 # A trace may come from a stranger and request more memory than available. Both limits are choices:
 # a GiB of float32 parameters, and inputs of 64 MiB.
 LARGEST_MODEL = 2**28
@@ -120,10 +125,13 @@ def module(spec: TaskSpec, generator: Generator, trusted: bool) -> nn.Module:
         LeakauditError: A name or argument is unknown, a factory is not trusted, or a size exceeds
             the limits.
     """
-    args = {k: v for k, v in spec.args.items() if k not in SETTINGS}
+    settings = SETTINGS if spec.model in MODELS else (*SETTINGS, *OF_USERS)
+    args = {k: v for k, v in spec.args.items() if k not in settings}
     with _global_state_of(generator):
-        if ":" in spec.model:
-            net = _own(spec, args, trusted)
+        if spec.is_program:
+            net: nn.Module = _program(spec, args)
+        elif ":" in spec.model:
+            net = adapters.with_logits(_own(spec, args, trusted))
         else:
             net = _registered(spec, args)
     net = net.eval()
@@ -148,7 +156,13 @@ def _global_state_of(generator: Generator) -> Iterator[None]:
 
 
 def _set_batch_norm(spec: TaskSpec, net: nn.Module) -> None:
-    """Make batch normalisation use the batch's statistics unless the spec specifies otherwise."""
+    """Make batch normalisation use the batch's statistics unless the spec specifies otherwise.
+
+    A program normalises as it did when it was exported, unless the spec specifies otherwise.
+    """
+    if isinstance(net, Program):
+        _set_exported_norm(spec, net)
+        return
     norms = [m for m in net.modules() if isinstance(m, BatchNorm)]
     bn = spec.args.get("bn", "train")
     if bn not in ("train", "eval"):
@@ -164,6 +178,20 @@ def _set_batch_norm(spec: TaskSpec, net: nn.Module) -> None:
             norm.running_var = None
             norm.num_batches_tracked = None
         norm.register_forward_pre_hook(_refuse_one_value)
+
+
+def _set_exported_norm(spec: TaskSpec, net: Program) -> None:
+    graph = net.exported_graph
+    usual = "train" if graph.normalises else "eval"
+    bn = spec.args.get("bn", usual)
+    if bn not in ("train", "eval"):
+        raise LeakauditError(f"task: expected bn=train or bn=eval, got {bn!r}")
+    if bn == "train" and not graph.normalises:
+        raise LeakauditError(
+            f"task: model {spec.model!r} was exported without statistics of the batch; "
+            "export it in train mode, or remove the argument bn"
+        )
+    graph.normalises = bn == "train"
 
 
 def _refuse_one_value(norm: nn.Module, inputs: tuple[Tensor, ...]) -> None:
@@ -213,8 +241,7 @@ def linear_ends(net: nn.Module, spec: TaskSpec) -> tuple[LinearNames | None, Lin
     Raises:
         LeakauditError: The model does not accept the inputs, or its outputs have another shape.
     """
-    like = next(iter(net.parameters()), torch.empty(0))
-    x = torch.rand(2, *spec.shape, generator=Generator().manual_seed(0)).to(like)
+    x = example(net, spec)
     linear = [(n, m) for n, m in net.named_modules() if type(m) is nn.Linear]
     calls: list[_Call] = []
 
@@ -242,6 +269,99 @@ def linear_ends(net: nn.Module, spec: TaskSpec) -> tuple[LinearNames | None, Lin
     return first, last
 
 
+def embeddings(net: nn.Module, spec: TaskSpec) -> tuple[str | None, str | None]:
+    """Find the embedding that receives the tokens, and one that receives their positions.
+
+    Args:
+        net: The model.
+        spec: Description of the task.
+
+    Returns:
+        Names of their weights; None if there is no such layer, or if it is used more than once.
+    """
+    x = example(net, spec)
+    places = torch.arange(x.shape[-1])
+    tables = [(n, m) for n, m in net.named_modules() if type(m) is nn.Embedding]
+    uses = Counter(id(p) for _, p in net.named_parameters(remove_duplicate=False))
+    given: dict[str, list[Tensor]] = {name: [] for name, _ in tables}
+    names = {id(m): name for name, m in tables}
+
+    def look(layer: nn.Module, inputs: tuple[Tensor, ...], _: Tensor) -> None:
+        given[names[id(layer)]].append(inputs[0])
+
+    _watched(net, x, spec, [m for _, m in tables], look)
+    found: list[str | None] = [None, None]
+    for name, m in tables:
+        if len(given[name]) != 1 or uses[id(m.weight)] != 1 or not m.weight.requires_grad:
+            continue
+        (indices,) = given[name]
+        if torch.equal(indices, x):
+            found[0] = f"{name}.weight"
+        elif bool((indices == places).all()) and indices.shape[-1] == len(places):
+            found[1] = f"{name}.weight"
+    return found[0], found[1]
+
+
+def example(net: nn.Module, spec: TaskSpec) -> Tensor:
+    """Return inputs to try a model with: two, or as many as a program was exported for.
+
+    Args:
+        net: The model.
+        spec: Description of the task.
+    """
+    source = Generator().manual_seed(0)
+    count = 0
+    if spec.model not in MODELS:
+        count = tokens(net, spec)
+    batch = 2
+    if isinstance(net, Program):
+        batch = net.exported_graph.batch or batch
+    if count:
+        return torch.randint(count, (batch, *spec.shape), generator=source)
+    like = next(iter(net.parameters()), torch.empty(0))
+    return torch.rand(batch, *spec.shape, generator=source).to(like)
+
+
+def tokens(net: nn.Module, spec: TaskSpec) -> int:
+    """Return the number of different tokens if the inputs are tokens, 0 if they are numbers.
+
+    Args:
+        net: The model.
+        spec: Description of the task, whose argument ``tokens`` states the number.
+
+    Raises:
+        LeakauditError: The argument is not a positive whole number.
+    """
+    given = spec.args.get("tokens")
+    if given is None:
+        return adapters.tokens(net)
+    try:
+        count = int(str(given))
+    except ValueError:
+        count = 0
+    if count < 1:
+        raise LeakauditError(f"task: expected tokens to be the number of tokens, got {given!r:.40}")
+    return count
+
+
+def masked(net: nn.Module, spec: TaskSpec) -> bool:
+    """Return whether a model draws random numbers in training, unless the spec denies it.
+
+    Args:
+        net: The model in evaluation mode.
+        spec: Description of the task, whose argument ``dropout`` may be ``eval``.
+
+    Raises:
+        LeakauditError: The argument is neither ``train`` nor ``eval``.
+    """
+    dropout = spec.args.get("dropout", "train")
+    if dropout not in ("train", "eval"):
+        raise LeakauditError(f"task: expected dropout=train or dropout=eval, got {dropout!r:.40}")
+    if spec.model in MODELS or dropout == "eval":
+        return False
+    return adapters.is_random(net, example(net, spec))
+
+
 def _watched(
     net: nn.Module,
     x: Tensor,
@@ -249,7 +369,7 @@ def _watched(
     layers: list[nn.Module],
     look: Callable[[nn.Module, tuple[Tensor, ...], Tensor], None],
 ) -> Tensor:
-    """Run a model on two inputs, calling `look` for every call of some layers; check the output."""
+    """Run a model on inputs, calling `look` for every call of some layers; check the output."""
     hooks = [layer.register_forward_hook(look) for layer in layers]
     try:
         with torch.no_grad():
@@ -262,10 +382,11 @@ def _watched(
     finally:
         for hook in hooks:
             hook.remove()
-    if not isinstance(out, Tensor) or out.shape != (2, outputs(spec)):
+    wanted = (len(x), outputs(spec))
+    if not isinstance(out, Tensor) or out.shape != wanted:
         got = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
         raise LeakauditError(
-            f"model {spec.model!r}: expected outputs (2, {outputs(spec)}) for two inputs "
+            f"model {spec.model!r}: expected outputs {wanted} for {len(x)} inputs "
             f"and loss {spec.loss}, got {got}"
         )
     return out
@@ -276,7 +397,7 @@ def _registered(spec: TaskSpec, args: Mapping[str, Json]) -> nn.Module:
     if spec.model not in MODELS:
         raise LeakauditError(
             f"unknown model {spec.model!r}{suggest(spec.model, MODELS)}; "
-            "name your own model as package.module:factory"
+            "name your own model as package.module:factory, or as a torch.export program file.pt2"
         )
     model = configure(MODELS[spec.model], dict(args))
     with torch.device("meta"):
@@ -289,6 +410,70 @@ def _registered(spec: TaskSpec, args: Mapping[str, Json]) -> nn.Module:
     return model(spec.shape, outputs(spec))
 
 
+def _program(spec: TaskSpec, args: Mapping[str, Json]) -> Program:
+    """Read a torch.export program, which executes no code of the file."""
+    if args:
+        raise LeakauditError(
+            f"model {spec.model!r} is a program, which has no arguments, got {', '.join(args)}"
+        )
+    path = program_file(spec)
+    wanted = spec.args.get("sha256")
+    if wanted is not None and digest(path) != wanted:
+        raise LeakauditError(
+            f"model {spec.model!r}: the file {path} is not the one that was recorded "
+            "(its sha256 differs); copy the recorded one beside the trace"
+        )
+    net = Program(archive.read(path), path.name)
+    size = sum(p.numel() for p in net.parameters())
+    if size > LARGEST_MODEL:
+        raise LeakauditError(f"model {spec.model!r} has {size} parameters, at most {LARGEST_MODEL}")
+    _check_shape(spec, net)
+    return net
+
+
+def program_file(spec: TaskSpec) -> Path:
+    """Return the file of a torch.export program: beside the file that names it, or in this folder.
+
+    Args:
+        spec: Description of the task.
+
+    Raises:
+        LeakauditError: There is no such file.
+    """
+    places = [Path(spec.beside) / spec.model, Path(spec.model)]
+    for place in places:
+        if place.is_file():
+            return place
+    raise LeakauditError(
+        f"model {spec.model!r}: there is no such file in {spec.beside or 'this folder'}; "
+        "copy the program there"
+    )
+
+
+def digest(path: Path) -> str:
+    """Return the sha256 of a file.
+
+    Args:
+        path: The file.
+    """
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _check_shape(spec: TaskSpec, net: Program) -> None:
+    """Check that a program accepts inputs of the shape of the spec."""
+    wanted = net.exported_graph.shape
+    fits = len(wanted) == len(spec.shape)
+    for side, given in zip(wanted, spec.shape, strict=False):
+        fits = fits and side in (None, given)
+    if not fits:
+        sides = ", ".join("any" if side is None else str(side) for side in wanted)
+        raise LeakauditError(
+            f"model {spec.model!r} was exported for inputs of shape ({sides}), "
+            f"got the shape {tuple(spec.shape)}"
+        )
+
+
 def _own(spec: TaskSpec, args: Mapping[str, Json], trusted: bool) -> nn.Module:
     """Import and call a user's factory."""
     if not trusted:
@@ -297,11 +482,10 @@ def _own(spec: TaskSpec, args: Mapping[str, Json], trusted: bool) -> nn.Module:
             "pass --trust-model (in Python trusted=True)"
         )
     factory = _imported(spec)
-    offered = {"shape": spec.shape, "classes": spec.classes, "outputs": outputs(spec)}
-    wanted = inspect.signature(factory).parameters
-    given = {k: v for k, v in offered.items() if k in wanted}
     try:
-        net = factory(**given, **args)
+        net = adapters.built(factory, args, spec.shape, spec.classes, outputs(spec))
+    except LeakauditError as error:
+        raise LeakauditError(f"model {spec.model!r}: {error}") from None
     except Exception as error:  # a user's code may raise anything
         raise LeakauditError(
             f"model {spec.model!r} with {dict(args)} raised {type(error).__name__}: {error}"
@@ -316,6 +500,13 @@ def _own(spec: TaskSpec, args: Mapping[str, Json], trusted: bool) -> nn.Module:
 def _imported(spec: TaskSpec) -> Callable[..., object]:
     """Import the function that a spec names as ``package.module:factory``."""
     where, _, name = spec.model.partition(":")
+    package = where.partition(".")[0]
+    if package == "torchvision":
+        _torchvision.torchvision()
+    elif package == "transformers":
+        # It imports torchvision if that is installed, and cannot do without if it is broken.
+        with suppress(LeakauditError):
+            _torchvision.torchvision()
     try:
         factory: object = getattr(importlib.import_module(where), name)
     except (ImportError, AttributeError, ValueError) as error:

@@ -15,12 +15,14 @@ from typing import Any, overload
 import torch
 from torch import Generator, Tensor, nn
 from torch.func import functional_call, grad, jacrev, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from leakaudit.errors import LeakauditError
 from leakaudit.tasks import build_task, losses
 from leakaudit.tasks.build_task import LinearNames
 from leakaudit.tasks.chain_gradients import Chain
 from leakaudit.tasks.dense_gradients import Stack
+from leakaudit.tasks.models import MODELS
 from leakaudit.tasks.smoothed_relu import Rounding, rounded
 from leakaudit.trace import Layout, TaskSpec
 
@@ -52,6 +54,11 @@ class Task:
         chain: Closed formulas of gradients that can be differentiated again, for chains of layers;
             None for other models. The formulas of a stack take half the time of a chain's.
         trusted: Whether the model may be code outside leakaudit.
+        tokens: Number of different tokens if the inputs are tokens; 0 if they are numbers.
+        masked: Whether the model drew random numbers in training, such as the masks of dropout,
+            which are not known: gradients are computed without them.
+        embeddings: Names of the weights of the embedding that receives the tokens, and of one that
+            receives their positions; None if there is none.
     """
 
     spec: TaskSpec
@@ -67,6 +74,9 @@ class Task:
     stack: Stack | None = field(repr=False)
     chain: Chain | None = field(repr=False)
     trusted: bool = False
+    tokens: int = 0
+    masked: bool = False
+    embeddings: tuple[str | None, str | None] = (None, None)
 
     @classmethod
     def build(
@@ -81,13 +91,15 @@ class Task:
 
         Args:
             spec: The description. Its `args` are the model's, except ``l2`` (adds l2/2 |theta|^2 to
-                the loss) and ``bn`` (``train``: statistics of the batch, the default; ``eval``:
-                running statistics as constants).
+                the loss), ``bn`` (``train``: statistics of the batch, the default; ``eval``:
+                running statistics as constants), ``dropout`` (``train``: it was active in training,
+                the default; ``eval``: it was not), ``tokens`` (number of different tokens, if the
+                inputs are tokens) and ``sha256`` (of a program's file).
             generator: Draws the buffers and frozen parameters; None uses a fixed one.
             dtype: Dtype of the models drawn by `init`.
             device: Device of the model.
             trusted: Whether `spec.model` may name a ``package.module:factory``, which is then
-                executed.
+                executed. A torch.export program is run without executing code of its file.
 
         Raises:
             LeakauditError: The spec does not describe a model that fits its inputs and loss.
@@ -104,6 +116,9 @@ class Task:
                 constants[name] = parameter.detach()
         constants.update(module.named_buffers())
         first, last = build_task.linear_ends(module, spec)
+        tokens = 0
+        if spec.model not in MODELS:
+            tokens = build_task.tokens(module, spec)
         layout = Layout(tuple(trained), tuple(tuple(p.shape) for p in trained.values()))
         return cls(
             spec=spec,
@@ -119,6 +134,9 @@ class Task:
             stack=Stack.of(module, math.prod(spec.shape)),
             chain=Chain.of(module, layout, tuple(spec.shape)),
             trusted=trusted,
+            tokens=tokens,
+            masked=build_task.masked(module, spec),
+            embeddings=build_task.embeddings(module, spec) if tokens else (None, None),
         )
 
     def to(
@@ -459,8 +477,14 @@ class Task:
     def _outputs(self, params: Params, x: Tensor) -> Tensor:
         like = next(iter(params.values()))
         constants = {n: b.to(like) if b.is_floating_point() else b for n, b in self.buffers.items()}
-        inputs = self.normalise(x.to(like))
-        out: Tensor = functional_call(self.module, {**params, **constants}, (inputs,))
+        inputs = x.long() if self.tokens else self.normalise(x.to(like))
+        values = {**params, **constants}
+        if self.spec.model in MODELS:
+            found: Tensor = functional_call(self.module, values, (inputs,))
+            return found
+        # Other kernels of attention have no second derivative.
+        with sdpa_kernel(SDPBackend.MATH):
+            out: Tensor = functional_call(self.module, values, (inputs,))
         return out
 
     def _loss(self, params: Params, x: Tensor, y: Tensor) -> Tensor:

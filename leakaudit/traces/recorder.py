@@ -6,6 +6,7 @@ import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -17,8 +18,10 @@ from torch import Tensor
 
 import leakaudit
 from leakaudit import registry
+from leakaudit._util.files import replacing
 from leakaudit._util.vocabulary import Vocabulary, finite
 from leakaudit.errors import LeakauditError
+from leakaudit.tasks import build_task
 from leakaudit.tasks.task import Task
 from leakaudit.trace import RECORDING, Graph, Json, Layout, TaskSpec, Trace, Truth
 from leakaudit.traces import trace_file
@@ -120,6 +123,8 @@ class Recorder:
         self.id = id or secrets.token_hex(16)
         self.rounds = rounds
         self.task, self.layout = _described(task, layout)
+        if self.task.is_program:
+            self.task = _with_sha256(self.task)
         self.columns = columns or (0, self.layout.size)
         self.keep_curves = keep_curves
         self._keep_states = keep_states
@@ -162,6 +167,9 @@ class Recorder:
         own = dict(private or {})
         if check or truth is not False:
             own[RECORDING] = said.setdefault(RECORDING, secrets.token_hex(16))
+
+        if self.task.is_program and self.path is not None:
+            _copy_program(self.task, self.path)
 
         # From here on, the writer owns all files.
         described = Trace(
@@ -460,6 +468,27 @@ def _described(task: TaskSpec | Task, layout: Layout | None) -> tuple[TaskSpec, 
     if layout is None:
         layout = Task.build(task).layout
     return task, layout
+
+
+def _with_sha256(task: TaskSpec) -> TaskSpec:
+    """Return a task that names its program by the name and the sha256 of its file."""
+    source = build_task.program_file(task)
+    args = {**task.args, "sha256": build_task.digest(source)}
+    return replace(task, model=source.name, beside=str(source.absolute().parent), args=args)
+
+
+def _copy_program(task: TaskSpec, path: Path) -> None:
+    """Copy the program of a task beside the trace, unless it is there."""
+    source = build_task.program_file(task)
+    copy = path.absolute().parent / source.name
+    if not copy.exists():
+        with replacing(copy) as file:
+            file.write(source.read_bytes())
+    elif build_task.digest(copy) != task.args["sha256"]:
+        raise LeakauditError(
+            f"{copy} is another program than {source}; rename one of them, "
+            "or record into another folder"
+        )
 
 
 def _followed(path: Path) -> Path:

@@ -46,9 +46,15 @@ def load(path: str | os.PathLike[str], verify: bool | None = None) -> Trace:
     """
     path = Path(path)
     if path.is_dir():
-        return _load_folder(path, verify)
-    sidecar.check(path, verify)
-    return tree.decode(tree.read(path, TRACE), str(path))
+        found = _load_folder(path, verify)
+    else:
+        sidecar.check(path, verify)
+        found = tree.decode(tree.read(path, TRACE), str(path))
+    if not found.task.is_program:
+        return found
+    # The trace names its program by the name of a file beside it.
+    beside = str(path.absolute().parent)
+    return replace(found, task=replace(found.task, beside=beside))
 
 
 def load_truth(

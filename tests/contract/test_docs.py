@@ -77,6 +77,7 @@ NOT_RUN: dict[tuple[str, str], str] = {  # (page, how the line begins): why
 SLOW = (
     "engines.md",
     "gate.md",
+    "models.md",
     "sweep.md",
     "tap.md",
     "tutorial-gate.md",

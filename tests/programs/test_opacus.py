@@ -15,6 +15,7 @@ import torch
 from launched import Tapped, leakaudit, tap, torchrun
 
 import leakaudit as la
+from leakaudit.accounting.view_bound import ViewBound
 
 pytest.importorskip("opacus", reason="is in the environment of `make programs`")
 pytestmark = pytest.mark.slow
@@ -106,14 +107,16 @@ def test_epsilon_beside_that_of_opacus(run: Callable[..., Tapped]) -> None:
         stated[name] = accountant.get_epsilon(delta=DELTA)
 
     trace = run().trace
-    added = _epsilons(trace, sensitivity=NORM)
-    replaced = _epsilons(trace)
-    assert added[0] <= stated["rdp"]
-    assert added[0] == pytest.approx(stated["prv"], abs=0.02)  # its error is .01 at least
-    assert replaced[0] > added[0]
+    added = _bounds(trace, sensitivity=NORM)
+    replaced = _bounds(trace)
+    assert added[0].epsilon is not None
+    assert replaced[0].epsilon is not None
+    assert added[0].epsilon <= stated["rdp"]
+    assert added[0].epsilon == pytest.approx(stated["prv"], abs=0.02)  # its error is about .01
+    assert replaced[0].epsilon > added[0].epsilon
     # Nothing hides what the other rank sends: Opacus' epsilon is that of the sum of all ranks.
-    assert math.isinf(added[1])
-    assert math.isinf(replaced[1])
+    assert added[1].mu == math.inf
+    assert replaced[1].mu == math.inf
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -130,13 +133,10 @@ def test_secret_sampling_is_credited_by_opacus_only() -> None:
     assert accountant.get_epsilon(delta=DELTA) < exact
 
 
-def _epsilons(trace: la.Trace, sensitivity: float | None = None) -> dict[int, float]:
-    """Return node -> epsilon of its record in the view of an eavesdropper on all channels."""
-    found: dict[int, float] = {}
-    everything = [la.Adversary()]
-    for one in la.bound(trace, everything, sensitivity=sensitivity, delta=DELTA):
-        found[one.threat.node] = math.inf if one.exact is None else one.exact
-    return found
+def _bounds(trace: la.Trace, sensitivity: float | None = None) -> dict[int, ViewBound]:
+    """Return node -> the bound of its record in the view of an eavesdropper on all channels."""
+    views = la.bound(trace, [la.Adversary()], sensitivity=sensitivity, delta=DELTA)
+    return {one.threat.node: one.bound for one in views}
 
 
 def test_several_records_are_summed_and_the_constants_are_those_of_the_sum(

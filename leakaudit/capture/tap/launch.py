@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Any
 
 from leakaudit.capture.tap.hooks.install import LAUNCHER, VARIABLE
+from leakaudit.capture.tap.log import finder
 from leakaudit.capture.tap.log.event import parse
 from leakaudit.capture.tap.log.reading import NAME
 from leakaudit.errors import LeakauditError
@@ -65,7 +66,9 @@ def clear(folder: Path) -> None:
 
 
 def _is_log(path: Path) -> bool:
-    """Return whether a file has the name of one of the two files of a log."""
+    """Return whether a file has the name of one of the files of a log."""
+    if path.name in finder.FILES:
+        return True
     return NAME.fullmatch(path.with_suffix(".jsonl").name) is not None
 
 

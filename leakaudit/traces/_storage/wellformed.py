@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeAlias, TypeVar
 
 import torch
@@ -162,6 +163,8 @@ def spec(value: _TaskEntry) -> TaskSpec:
         Bad: Its numbers are out of range.
     """
     task = TaskSpec(**present(value))
+    if task.is_program and Path(task.model).name != task.model:
+        bad("its model is a program in another folder; expected the name of a file")
     numbers = 0 <= task.levels < INT32 and 1 <= task.classes < INT32
     axes = len(task.shape) <= MAX_AXES and all(n >= 1 for n in task.shape)
     if not numbers or not axes or math.prod(task.shape) > MAX_SIZE:

@@ -21,6 +21,7 @@ from leakaudit.capture.tap.messages.streams import LoggedMessage, Wire
 from leakaudit.capture.tap.messages.wires import latest
 from leakaudit.errors import LeakauditError
 from leakaudit.protocols.optimiser import Optimiser
+from leakaudit.tasks import remarks
 from leakaudit.tasks.models import ACTIVATIONS
 from leakaudit.tasks.task import Task
 from leakaudit.trace import TaskSpec
@@ -78,7 +79,7 @@ def named(
     """Return the task that a user specifies for a guess.
 
     Args:
-        model: name of a model, or ``package.module:factory``.
+        model: name of a model, ``package.module:factory``, or ``file.pt2``.
         args: arguments of the model.
         shape: shape of one input.
         classes: number of classes.
@@ -100,7 +101,9 @@ def named(
     return Task.build(spec, trusted=True)
 
 
-def guess(logs: Sequence[RankLog], task: Task | None = None, named: bool = False) -> Guess:
+def guess(
+    logs: Sequence[RankLog], task: Task | None = None, named: bool = False, assumed: str = ""
+) -> Guess:
     """Guess a description from the messages of a log.
 
     Args:
@@ -108,6 +111,7 @@ def guess(logs: Sequence[RankLog], task: Task | None = None, named: bool = False
         task: the task of the model that is sent, if known.
         named: whether the tensors have names of their own, so that the description has to state
             which parameters they are.
+        assumed: why the loss of `task` is not known; empty if it is.
 
     Raises:
         LeakauditError: the log contains no vectors, or none of the size of the model.
@@ -132,6 +136,7 @@ def guess(logs: Sequence[RankLog], task: Task | None = None, named: bool = False
         *_partial(seen),
         *seen.notes,
         *answers.remarks(logs),
+        *(remarks.of(task) if task is not None else ()),
     )
     if stated is not None:
         evidence = (*evidence, *stated.remarks)
@@ -149,6 +154,8 @@ def guess(logs: Sequence[RankLog], task: Task | None = None, named: bool = False
         why = "the server sends different models to its clients in a round"
         draft.comments["protocol"] = Comment(why, known=False)
     _add_model(draft, model)
+    if assumed and model.found is None:
+        draft.comments["model.loss"] = Comment(assumed, known=False)
     if arrangement is not None and (named or len(best) > 1 or not arrangement.usual):
         _add_order(draft, model, arrangement, len(best))
 
@@ -162,8 +169,13 @@ def guess(logs: Sequence[RankLog], task: Task | None = None, named: bool = False
         said=f"{_headline(draft, sent, stated)}; {known}",
         evidence=evidence,
         toml=starter.toml(values, draft.comments, evidence),
-        description=None if gaps else description.of(values),
+        description=None if gaps else description.of(values, beside=_folder(task)),
     )
+
+
+def _folder(task: Task | None) -> str:
+    """Return the folder of the program that the user names; empty if there is none."""
+    return "" if task is None else task.spec.beside
 
 
 def unknown(why: str) -> Guess:
@@ -323,7 +335,8 @@ def _model_behind(
     if sent.payload == "weights" and samples[0].base is not None:
         return _of_steps(found, samples)
     if not _is_proved(found, solved):
-        return _Model(found.task, contradicted=True)
+        # With random masks, recomputed gradients cannot equal those that travel.
+        return _Model(found.task, contradicted=not found.task.masked)
     task, levels = fit.normalised(found.task, samples)
     return _Model(task, levels, replace(found, task=task), solved)
 
@@ -688,7 +701,8 @@ def _add_model(draft: _Draft, model: _Model) -> None:
             "loss": "cross_entropy",
         }
         asked = {
-            "name": "the model that was trained: 'leakaudit list models' or package.module:factory",
+            "name": "the model that was trained: 'leakaudit list models', package.module:factory, "
+            "or file.pt2",
             "shape": "shape of one input, e.g. [1, 28, 28]",
             "classes": "number of classes",
         }

@@ -56,6 +56,8 @@ def listen(module: ModuleType, capture: Capture) -> None:
 
     @wraps(forward)
     def forwarding(self: Any, *args: Any, **named: Any) -> Any:
+        if capture.model is not None:
+            capture.safely(capture.model.save_called, self.module, args, named)
         if not self.__dict__.get(HOOKED):
             self.__dict__[HOOKED] = True
             from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook

@@ -104,6 +104,9 @@ def groups(root: Any) -> list[Any]:
 def _own(root: Any, number: int, capture: Capture) -> None:
     """Mark the groups of a model as parts of it."""
     model = _Model(root, number, capture)
+    if capture.model is not None:
+        why = "its parameters are sharded, each process holds a part of them"
+        capture.model.save(root._modules[0], None, why)
     for group in groups(root):
         setattr(group, OWNER, model)
 

@@ -82,6 +82,14 @@ def install() -> None:
 
         fsdp.listen(module, capture)
 
+    def watch_modules(module: ModuleType) -> None:
+        if capture.model is not None:
+            capture.model.watch(module)
+
+    def watch_losses(module: ModuleType) -> None:
+        if capture.model is not None:
+            capture.model.watch_losses(module)
+
     def tap_flower(module: ModuleType) -> None:
         from leakaudit.capture.tap.flower import hooks as flower_hooks
 
@@ -108,6 +116,9 @@ def install() -> None:
         "torch.distributed._functional_collectives": tap_functional,
         "torch.distributed.fsdp._fully_shard._fsdp_state": tap_fsdp,
     }
+    if capture.model is not None:
+        waiting["torch.nn.modules.module"] = watch_modules
+        waiting["torch.nn.functional"] = watch_losses
     waiting |= dict.fromkeys(FLOWER, tap_flower)
     waiting |= dict.fromkeys(OPACUS, tap_opacus)
     waiting |= dict.fromkeys(NVFLARE, tap_nvflare)

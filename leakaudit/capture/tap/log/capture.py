@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from leakaudit.capture.tap.log.finder import Finder
 from leakaudit.capture.tap.log.layers import (
     LARGE,
     NOTE,
@@ -57,6 +58,7 @@ class Capture:
         names: names of the described model's parameters, in the order of `sizes`.
         rank: rank of this process; None for that of torch.distributed or of its launcher.
         run: the run to which the process belongs, if several processes share a rank.
+        model: whether the model of the program is saved beside the log.
         seed: seed of the sketches.
         quiet: whether nothing is said on stderr about what is recorded.
     """
@@ -74,6 +76,7 @@ class Capture:
         names: list[str] | None = None,
         rank: int | None = None,
         run: str = "",
+        model: bool = False,
         seed: int = 0,
         quiet: bool = False,
     ) -> None:
@@ -93,6 +96,9 @@ class Capture:
         # With a selection: the sketch of the message that is being sent, by channel.
         self._running: dict[tuple[Any, ...], RunningSketch] = {}
         self.run = run
+        self.model: Finder | None = None
+        if model:
+            self.model = Finder(folder)
         self._rank = rank
         # With `sizes`: numbers sent so far, by (op, lane, peer); else messages, by tag, too.
         self._seen: dict[tuple[Any, ...], int] = defaultdict(int)
@@ -123,9 +129,11 @@ class Capture:
             sender: rank that sent it; None for this process.
             notes: plain values to log with the event.
         """
-        begun = time.perf_counter()
         if self._broken or getattr(self._here, "unlogged", False):
             return
+        if self.model is not None:
+            self.safely(self.model.travels, value)
+        begun = time.perf_counter()
         try:
             log = self._log or self._open()
             op, notes = self._translated(op, value, notes)

@@ -160,7 +160,7 @@ def read(path: Path, trusted: bool = True) -> Description:
     if trusted and beside not in sys.path:
         sys.path.append(beside)
     try:
-        return of(_beside(path, file.values), trusted, file.text)
+        return of(_beside(path, file.values), trusted, file.text, beside)
     except LeakauditError as error:
         raise LeakauditError(f"description {path}: {error}") from None
 
@@ -173,13 +173,16 @@ def _beside(path: Path, values: Mapping[str, Any]) -> Mapping[str, Any]:
     return values
 
 
-def of(values: Mapping[str, Any], trusted: bool = True, text: str = "") -> Description:
+def of(
+    values: Mapping[str, Any], trusted: bool = True, text: str = "", beside: str = ""
+) -> Description:
     """Return the description given by the values of a TOML file.
 
     Args:
         values: the values, structured as in the TOML file.
         trusted: whether a model ``package.module:factory`` may be imported and run.
         text: text of the file, in which the line of an invalid value is searched.
+        beside: folder of the file, in which a model ``file.pt2`` is searched for.
 
     Raises:
         LeakauditError: a key is missing, unknown or invalid; the message names it.
@@ -197,7 +200,7 @@ def of(values: Mapping[str, Any], trusted: bool = True, text: str = "") -> Descr
     # The same applies to the model: the required keys are named.
     needed = replace(file, values={**values, "model": values.get("model", {})})
     body = needed.only("model", "messages").decode(_Body, _Body)
-    task = Task.build(_spec(body.model), trusted=trusted)
+    task = Task.build(replace(_spec(body.model), beside=beside), trusted=trusted)
     messages = body.messages
     layouts.places(messages.order, task.layout)  # rejects unknown names
     tags, kinds = _tags_and_kinds(messages)

@@ -10,7 +10,7 @@ from leakaudit._util import config
 
 ASK = "NOT KNOWN"  # in place of a value that the user must fill in; no description is read with it
 MODEL = {  # default comment for a key of [model]
-    "name": "see 'leakaudit list models'; or package.module:factory",
+    "name": "see 'leakaudit list models'; or package.module:factory, or file.pt2",
     "args": "arguments of the model",
     "shape": "shape of one input: channels, height, width; or its length",
     "classes": "",

@@ -1,0 +1,131 @@
+"""Tokens from the gradient of an embedding.
+
+A token that does not occur in a batch leaves its row of the embedding's gradient at zero, so the
+other rows are the tokens of the batch (Melis et al. 2019).
+
+If the model adds an embedding of the positions, the order follows as well for a single record: both
+tables receive the gradient of their sum. With T the rows of the tokens (v, h) and P those of the
+positions (n, h), T = A P, and A is 1 where a token stands at a position, and 0 elsewhere. The rows
+of P are independent as long as n is below h, so A is the only solution.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Generator, Tensor
+
+from leakaudit.errors import AttackError
+from leakaudit.inversion.labels import consistency, label_signs
+from leakaudit.leak import GradientLeak
+from leakaudit.progress import step
+from leakaudit.reconstruction import Attack, Certificate, Reconstruction
+from leakaudit.registry import attack, param
+
+if TYPE_CHECKING:
+    from leakaudit.tasks.task import Task
+
+# Size of a row, relative to the largest, below which it may be rounding of the messages. A row of a
+# token that does not occur is zero bit for bit in a gradient; in a difference of models it is not.
+EMPTY = 1e-6
+# Largest distance of an entry of A from 0 or 1. Rounding in float32 gives about 1e-4; a choice.
+WHOLE = 0.05
+LISTED = 30  # tokens that a note lists
+
+
+@attack("tokens")
+@dataclass(frozen=True)
+class Tokens(Attack):
+    """Tokens of a batch from the rows of an embedding, and their order for a single record."""
+
+    exact: ClassVar[bool] = False  # it proves nothing about tokens that leave no gradient
+    rank: ClassVar[int] = 0
+    reads: ClassVar[str] = "plain gradients that contain the embedding of the tokens"
+    paper: ClassVar[str] = "Melis et al. 2019; order by positions: developed for leakaudit"
+    cost: ClassVar[str] = "one pass over the embedding's rows; under a second"
+    tokens: ClassVar[bool] = True
+
+    empty: float = param(EMPTY, "relative size of a row below which it counts as zero")
+
+    def refuses(self, leak: GradientLeak, task: Task) -> str | None:
+        """Require a plain gradient that contains the embedding of the tokens."""
+        if not task.tokens:
+            return "it recovers tokens, but the inputs of the model are numbers"
+        name = task.embeddings[0]
+        if name is None:
+            return "no embedding of its own receives the tokens, or its weights are used twice"
+        if not label_signs.plain_rows(leak):
+            return "it reads a single gradient that is not zero"
+        if _block(leak, task, name) is None:
+            return f"the leak does not contain the rows of {name}"
+        return None
+
+    def __call__(self, leak: GradientLeak, task: Task, generator: Generator) -> Reconstruction:
+        """Read the tokens; the certificate is APPROXIMATE, because no condition proves them."""
+        why = self.refuses(leak, task)
+        if why:
+            raise AttackError(f"tokens cannot use this leak: {why}")
+        step("tokens", 0, 1)
+        table = _block(leak, task, task.embeddings[0])
+        assert table is not None
+        sizes = table.norm(dim=1)
+        found = (sizes > self.empty * sizes.max()).nonzero().flatten()
+        order = None
+        length = task.spec.shape[-1]
+        places = _block(leak, task, task.embeddings[1])
+        if leak.batch == 1 and len(task.spec.shape) == 1 and places is not None:
+            order = _order(table[found], places, length)
+        step("tokens", 1, 1)
+        listed = ", ".join(map(str, found[:LISTED].tolist()))
+        more = ", ..." if len(found) > LISTED else ""
+        note = f"{len(found)} different tokens: {listed}{more}"
+        if order is None:
+            none = torch.empty(0, *task.spec.shape, dtype=task.dtype)
+            note += "; their order does not follow from this gradient"
+            return Reconstruction(
+                leak.node, "tokens", none, None, Certificate.APPROXIMATE, 0.0, note=note
+            )
+        x = found[order[0]][None].to(task.dtype)
+        note += "; in the order of their positions"
+        y = consistency.label(leak, task, x)
+        return Reconstruction(
+            leak.node, "tokens", x, y, Certificate.APPROXIMATE, order[1], note=note
+        )
+
+
+def _block(leak: GradientLeak, task: Task, name: str | None) -> Tensor | None:
+    """Return the gradient of a parameter (rows, h), None if the leak does not contain it."""
+    if name is None:
+        return None
+    columns = task.layout.slices[name]
+    start, stop = leak.columns
+    if not start <= columns.start < columns.stop <= stop:
+        return None
+    row = leak.value[label_signs.plain_rows(leak)[0]].double()
+    part = row[columns.start - start : columns.stop - start]
+    return part.reshape(task.layout.shapes[task.layout.names.index(name)])
+
+
+def _order(tokens: Tensor, places: Tensor, length: int) -> tuple[Tensor, float] | None:
+    """Return the index of the token at each position, and the relative misfit.
+
+    Args:
+        tokens: (v, h) rows of the tokens.
+        places: (n, h) rows of the positions.
+        length: Number of positions of one record.
+
+    Returns:
+        None if the positions do not determine the tokens.
+    """
+    used = places[places.norm(dim=1) > 0]
+    if len(used) != length or int(torch.linalg.matrix_rank(used)) < length:
+        return None
+    shares = torch.linalg.lstsq(used.T, tokens.T).solution
+    whole = shares.round()
+    binary = bool(((whole == 0) | (whole == 1)).all()) and bool((whole.sum(1) == 1).all())
+    if not binary or float((shares - whole).abs().max()) > WHOLE:
+        return None
+    misfit = float((whole.T @ used - tokens).norm() / tokens.norm())
+    return whole.argmax(1), misfit

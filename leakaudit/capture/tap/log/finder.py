@@ -1,0 +1,429 @@
+"""Save the model of a tapped program: its name, its state, and a torch.export program.
+
+Calls of modules are watched until the model is found: the one that `DistributedDataParallel` wraps,
+or the outermost module whose parameters are as many as the numbers of a message. It is exported
+from a copy, at inputs of zeros with the shape and the number format of those that the program used,
+so that neither the program's results nor its data are touched.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import json
+import math
+import os
+import random
+import sys
+import threading
+import types
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import wraps
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from weakref import WeakKeyDictionary
+
+FACTS = "model.json"
+PROGRAM = "model.pt2"
+STATE = "model.pt"
+FILES = (FACTS, PROGRAM, STATE)
+LABELS = "labels"  # with this argument, models of transformers return a loss as well
+LOGITS = "logits"
+MOST = 8  # inputs of the copy, at least 2, because 1 would be taken for a fixed number: a choice
+# Function of torch.nn.functional -> the loss of ours that it is with these arguments.
+LOSSES = {
+    "cross_entropy": "cross_entropy",
+    "binary_cross_entropy_with_logits": "binary",
+    "mse_loss": "",
+    "nll_loss": "",
+    "l1_loss": "",
+    "smooth_l1_loss": "",
+    "kl_div": "",
+}
+USUAL = {"reduction": "mean", "weight": None, "pos_weight": None, "label_smoothing": 0.0}
+UNUSUAL = "with other arguments than the usual ones"
+
+
+class NotExported(Exception):
+    """Says why a model cannot be exported."""
+
+
+class Call:
+    """How a module was called: shapes and formats, but no values of tensors.
+
+    Args:
+        module: The module.
+        args: Its arguments.
+        named: Its arguments by name.
+    """
+
+    def __init__(self, module: Any, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        bound = inspect.signature(module.forward).bind(*args, **named)
+        self.kinds = {name: p.kind for name, p in bound.signature.parameters.items()}
+        self.required = [
+            name for name, p in bound.signature.parameters.items() if p.default is p.empty
+        ]
+        self.tensors: dict[str, tuple[tuple[int, ...], Any, bool]] = {}
+        self.plain: dict[str, Any] = {}
+        self.other: list[str] = []
+        for name, value in _flat(bound.arguments, self.kinds):
+            if hasattr(value, "requires_grad"):
+                uniform = name != LABELS and bool((value == 1).all())
+                self.tensors[name] = (tuple(value.shape), value.dtype, uniform)
+            elif value is None or isinstance(value, bool | int | float | str):
+                self.plain[name] = value
+            else:
+                self.other.append(name)
+
+
+class Finder:
+    """Watches the modules of this process until the model is found.
+
+    Args:
+        folder: Folder of the log, in which the files are written.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self.folder = Path(folder)
+        self.done = False
+        self.calls: WeakKeyDictionary[Any, Call] = WeakKeyDictionary()
+        self.losses: set[str] = set()
+        self._facts: dict[str, Any] | None = None  # what this process has written
+        self._restore: Callable[[], None] = lambda: None
+        self._here = threading.local()
+        self._sizes: set[int] = set()  # of messages that fit no module
+
+    def watch(self, module: ModuleType) -> None:
+        """Watch the outermost calls of modules.
+
+        Args:
+            module: torch.nn.modules.module.
+        """
+        import torch
+
+        kind = module.Module
+        real = kind.__call__
+
+        @wraps(real)
+        def calling(own: Any, *args: Any, **named: Any) -> Any:
+            outermost = not getattr(self._here, "inside", False)
+            if self.done or not outermost:
+                return real(own, *args, **named)
+            if own not in self.calls and torch.is_grad_enabled():
+                self._note(own, args, named)
+            self._here.inside = True
+            try:
+                return real(own, *args, **named)
+            finally:
+                self._here.inside = False
+
+        kind.__call__ = calling
+        self._restore = lambda: setattr(kind, "__call__", real)
+
+    def watch_losses(self, module: ModuleType) -> None:
+        """Record which losses the program computes.
+
+        Args:
+            module: torch.nn.functional.
+        """
+        for name, meaning in LOSSES.items():
+            setattr(module, name, self._watched_loss(getattr(module, name), name, meaning))
+
+    def _watched_loss(self, real: Callable[..., Any], name: str, meaning: str) -> Any:
+        form = inspect.signature(real)
+
+        @wraps(real)
+        def loss(*args: Any, **named: Any) -> Any:
+            out = real(*args, **named)
+            self._note_loss(form.bind(*args, **named).arguments, name, meaning)
+            return out
+
+        return loss
+
+    def _note_loss(self, given: Mapping[str, Any], name: str, meaning: str) -> None:
+        usual = all(_is_usual(given.get(key), value) for key, value in USUAL.items())
+        known = meaning or name
+        if not usual:
+            known = f"{name} {UNUSUAL}"
+        if known in self.losses:
+            return
+        self.losses.add(known)
+        if self._facts is not None:
+            self._write()
+
+    def _write(self) -> None:
+        facts = {**(self._facts or {}), "losses": sorted(self.losses)}
+        with suppress(OSError):  # a full disk; the recording itself reports it
+            (self.folder / FACTS).write_text(json.dumps(facts))
+
+    def _note(self, module: Any, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """Remember how a module with parameters was called."""
+        try:
+            inner = unwrapped(module)
+            if any(p.requires_grad for p in inner.parameters()):
+                self.calls[module] = Call(inner, args, named)
+        except Exception:  # a module of any kind; it is then not found
+            return
+
+    def travels(self, value: Any) -> None:
+        """Look for the model to which a message belongs, and save it.
+
+        Args:
+            value: The payload of the message.
+        """
+        if self.done or value is None:
+            return
+        count = int(value.numel() if hasattr(value, "numel") else value.size)
+        if count in self._sizes:
+            return
+        self._sizes.add(count)
+        for module, call in list(self.calls.items()):
+            if count in sizes(unwrapped(module)):
+                self.save(unwrapped(module), call)
+                return
+
+    def save_called(self, module: Any, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """Save a model that is about to be called, and of which is known that it travels.
+
+        Args:
+            module: The model.
+            args: Its arguments.
+            named: Its arguments by name.
+        """
+        import torch
+
+        if self.done or not torch.is_grad_enabled():
+            return
+        inner = unwrapped(module)
+        try:
+            call = Call(inner, args, named)
+        except Exception as error:  # a forward of any kind
+            self.save(inner, None, f"its arguments are not understood: {error}")
+            return
+        self.save(inner, call)
+
+    def save(self, module: Any, call: Call | None, why: str = "") -> None:
+        """Save a model, unless another process has done so.
+
+        Args:
+            module: The model.
+            call: How it was called; None if it is not known.
+            why: Why it cannot be exported; empty if it can.
+        """
+        self.done = True
+        self.calls.clear()
+        self._restore()
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            os.close(os.open(self.folder / FACTS, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        except OSError:  # another process has saved it
+            return
+        facts: dict[str, Any] = {}
+        try:
+            facts = about(module)
+            if why:
+                raise NotExported(why)
+            import torch
+
+            state = {name: t.detach().cpu() for name, t in module.state_dict().items()}
+            torch.save(state, self.folder / STATE)
+            if call is not None:
+                facts |= exported(module, call, self.folder / PROGRAM)
+        except NotExported as reason:
+            why = str(reason)
+        except Exception as error:
+            why = f"{type(error).__name__}: {str(error).strip() or 'no message'}"
+        if why:
+            facts["why"] = why.splitlines()[0][:300]
+        self._facts = facts
+        self._write()
+
+
+def _is_usual(given: Any, value: Any) -> bool:
+    """Return whether an argument of a loss has its default value."""
+    return given is None or (not hasattr(given, "shape") and given == value)
+
+
+def unwrapped(module: Any) -> Any:
+    """Return the module behind the wrappers of DistributedDataParallel and torch.compile.
+
+    Args:
+        module: Any module.
+    """
+    inner = module._modules.get("_orig_mod", module)
+    if type(inner).__name__ == "DistributedDataParallel":
+        return unwrapped(inner.module)
+    return inner
+
+
+def sizes(module: Any) -> set[int]:
+    """Return the lengths of the vectors in which a model may travel.
+
+    Args:
+        module: The model.
+
+    Returns:
+        Those of all parameters, of the trained ones, and with floating-point buffers; and that of
+        the first parameter, if each travels by itself.
+    """
+    parameters = list(module.parameters())
+    whole = sum(p.numel() for p in parameters)
+    trained = sum(p.numel() for p in parameters if p.requires_grad)
+    buffers = sum(b.numel() for b in module.buffers() if b.is_floating_point())
+    return {whole, trained, whole + buffers, parameters[0].numel()}
+
+
+def about(module: Any) -> dict[str, Any]:
+    """Return the name of a model's class, and the arguments of its constructor that are known.
+
+    Args:
+        module: The model.
+    """
+    kind = type(module)
+    where = kind.__module__
+    file = getattr(sys.modules.get("__main__"), "__file__", None)
+    if where == "__main__" and file:
+        where = Path(str(file)).stem
+    args: dict[str, Any] = {}
+    unknown: list[str] = []
+    for name, parameter in _constructor(kind).items():
+        if name == "self" or parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
+            continue
+        value = getattr(module, name, ...)
+        if isinstance(value, bool | int | float | str) or value is None:
+            args[name] = value
+        else:
+            unknown.append(name)
+    return {
+        "name": f"{where}:{kind.__qualname__}",
+        "args": args,
+        "unknown": unknown,
+        "training": bool(module.training),
+        "parameters": sum(p.numel() for p in module.parameters()),
+        "frozen": [name for name, p in module.named_parameters() if not p.requires_grad],
+    }
+
+
+def _constructor(kind: Any) -> Mapping[str, inspect.Parameter]:
+    """Return the parameters of a constructor; nothing if it is not a Python function."""
+    try:
+        return inspect.signature(kind.__init__).parameters
+    except (TypeError, ValueError):
+        return {}
+
+
+def exported(module: Any, call: Call, path: Path) -> dict[str, Any]:
+    """Export a copy of a model and write the program.
+
+    Args:
+        module: The model.
+        call: How it was called.
+        path: File of the program.
+
+    Returns:
+        Shape and number format of one input, number of outputs, and names of omitted arguments.
+
+    Raises:
+        NotExported: The model takes several inputs that cannot be omitted, or has hooks.
+    """
+    import torch
+
+    name, left_out = _input(call)
+    shape, dtype, _ = call.tensors[name]
+    if any(m._forward_hooks or m._forward_pre_hooks for m in module.modules()):
+        raise NotExported("its modules have forward hooks, which an export would run")
+    if "forward" in module.__dict__:
+        raise NotExported("its forward was replaced on the object")
+    x = torch.zeros((min(max(shape[0], 2), MOST), *shape[1:]), dtype=dtype)
+    with _undisturbed():
+        twin = copy.deepcopy(module).cpu()
+        twin.__class__ = _with_one_input(type(module), name, call.plain)
+        program, dynamic = _traced(torch.export.export, twin, x)
+        for node in program.graph.nodes:
+            node.meta.pop("stack_trace", None)  # it has paths and lines of the program
+        torch.export.save(program, path)
+        out = program.graph_signature.user_outputs
+        value = next(n for n in program.graph.nodes if n.name == out[0]).meta["val"]
+    return {
+        "shape": list(shape[1:]),
+        "outputs": int(value.shape[-1]) if value.dim() == 2 else 0,
+        "tokens": not dtype.is_floating_point,
+        "batch": None if dynamic else len(x),
+        "left_out": left_out,
+    }
+
+
+def _traced(export: Callable[..., Any], twin: Any, x: Any) -> tuple[Any, bool]:
+    """Export a module for any number of inputs; if that fails, for the number of these."""
+    import torch
+
+    try:
+        return export(twin, (x,), dynamic_shapes=({0: torch.export.Dim.AUTO},), strict=False), True
+    except Exception:  # the reason is that of the second attempt
+        return export(twin, (x,), strict=False), False
+
+
+def _input(call: Call) -> tuple[str, list[str]]:
+    """Return the name of the input, and those of the tensors that are omitted."""
+    names = [name for name in call.tensors if name != LABELS]
+    if not names or call.other:
+        raise NotExported(f"its forward takes other inputs than tensors: {', '.join(call.other)}")
+    rest = [name for name in names[1:] if name in call.required or not call.tensors[name][2]]
+    if rest:
+        raise NotExported(f"its forward takes several inputs: {', '.join(names)}")
+    if not math.prod(call.tensors[names[0]][0]):
+        raise NotExported("its input is empty")
+    return names[0], names[1:]
+
+
+def _with_one_input(kind: Any, name: str, plain: Mapping[str, Any]) -> Any:
+    """Return a subclass whose forward takes the input only and returns the logits."""
+
+    def forward(self: Any, x: Any) -> Any:
+        out = kind.forward(self, **{name: x}, **plain)
+        if isinstance(out, Mapping) and LOGITS in out:
+            return out[LOGITS]
+        return getattr(out, LOGITS, out)
+
+    return types.new_class(kind.__name__, (kind,), {}, lambda body: body.update(forward=forward))
+
+
+def _flat(arguments: Mapping[str, Any], kinds: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the arguments of a call, also those that were passed as ``**named``."""
+    for name, value in arguments.items():
+        if kinds[name] is inspect.Parameter.VAR_KEYWORD:
+            yield from value.items()
+        elif kinds[name] is inspect.Parameter.VAR_POSITIONAL:
+            yield from ((f"{name}[{k}]", held) for k, held in enumerate(value))
+        else:
+            yield name, value
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Restore random states afterwards, and keep warnings and automatic casts out."""
+    import torch
+
+    states: list[Callable[[], None]] = []
+    state = torch.get_rng_state()
+    states.append(lambda: torch.set_rng_state(state))
+    if torch.cuda.is_initialized():
+        devices = torch.cuda.get_rng_state_all()
+        states.append(lambda: torch.cuda.set_rng_state_all(devices))
+    own = random.getstate()
+    states.append(lambda: random.setstate(own))
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        source = numpy.random
+        drawn = source.get_state()
+        states.append(lambda: source.set_state(drawn))
+    try:
+        with warnings.catch_warnings(), torch.autocast("cpu", enabled=False), torch.enable_grad():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for restore in states:
+            restore()

@@ -1,0 +1,138 @@
+"""The model that a tapped program used, as the tap saved it (`log.finder`)."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from leakaudit.capture.tap.log import finder
+from leakaudit.errors import LeakauditError
+from leakaudit.tasks.task import Task
+from leakaudit.trace import TaskSpec
+
+NOT_FOUND = (
+    "the program's model was not found: no module that was called in training has as many "
+    "parameters as a message has numbers; name it with --describe"
+)
+LARGEST = 1 << 20  # bytes of the facts, far above what the tap writes: a choice
+
+
+class Facts(Struct, frozen=True):
+    """What the tap wrote about a model.
+
+    Attributes:
+        name: module:class of the model.
+        args: arguments of its constructor, as far as they are attributes of the model.
+        unknown: arguments of its constructor that are not known.
+        training: whether the model was in train mode.
+        parameters: number of its parameters.
+        frozen: names of the parameters that are not trained.
+        losses: losses that the program computed.
+        why: why the model was not exported; empty if it was.
+        shape: shape of one input.
+        outputs: number of outputs; 0 if the output is not one vector per input.
+        tokens: whether the inputs are whole numbers.
+        batch: number of inputs for which the program was exported; None for any number.
+        left_out: inputs without which the program was exported: they contained only ones.
+    """
+
+    name: str = ""
+    args: dict[str, bool | int | float | str | None] = {}
+    unknown: list[str] = []
+    training: bool = False
+    parameters: int = 0
+    frozen: list[str] = []
+    losses: list[str] = []
+    why: str = ""
+    shape: list[int] = []
+    outputs: int = 0
+    tokens: bool = False
+    batch: int | None = None
+    left_out: list[str] = []
+
+
+@dataclass(frozen=True)
+class SavedModel:
+    """The model beside the trace.
+
+    Attributes:
+        task: the task of the program, if it can be run.
+        assumed: why the loss is not known; empty if the program computed this loss.
+        said: lines for the user.
+    """
+
+    task: Task | None
+    assumed: str
+    said: tuple[str, ...]
+
+
+def take(folder: Path, trace: Path) -> SavedModel:
+    """Copy the model from the log beside the trace, and check the program.
+
+    Args:
+        folder: folder of the log.
+        trace: the trace that will be written.
+
+    Returns:
+        The model; without a task if it was not found, not exported, or cannot be run.
+    """
+    path = folder / finder.FACTS
+    if not path.is_file() or not 0 < path.stat().st_size < LARGEST:
+        return SavedModel(None, "", (NOT_FOUND,))
+    try:
+        facts = msgspec.json.decode(path.read_bytes(), type=Facts)
+    except (msgspec.ValidationError, msgspec.DecodeError) as error:
+        raise LeakauditError(
+            f"{path}: expected what the tap wrote about a model: {error}"
+        ) from None
+    stem = trace.name.removesuffix(".pt")
+    for name in finder.FILES:
+        if (folder / name).is_file():
+            shutil.copyfile(folder / name, trace.with_name(f"{stem}.{name}"))
+    said = [_about(facts)]
+    if facts.why:
+        said.append(f"the model was not exported as a program: {facts.why}")
+        return SavedModel(None, "", tuple(said))
+    if facts.left_out:
+        said.append(
+            f"the program was exported without {', '.join(facts.left_out)}, which contained "
+            "only ones in the first call"
+        )
+    loss, assumed = _loss(facts)
+    spec = TaskSpec(
+        f"{stem}.{finder.PROGRAM}",
+        loss=loss,
+        shape=tuple(facts.shape),
+        classes=2 if loss == "binary" else facts.outputs,
+        beside=str(trace.absolute().parent),
+    )
+    try:
+        task = Task.build(spec)
+    except LeakauditError as error:
+        said.append(f"the exported program cannot be used: {error}")
+        return SavedModel(None, "", tuple(said))
+    return SavedModel(task, assumed, tuple(said))
+
+
+def _about(facts: Facts) -> str:
+    """Describe the model in one line."""
+    args = ", ".join(f"{name}={value!r}" for name, value in facts.args.items())
+    unknown = ""
+    if facts.unknown:
+        unknown = f"; not known: {', '.join(facts.unknown)}"
+    mode = "train" if facts.training else "evaluation"
+    return f"model {facts.name}({args}) in {mode} mode, {facts.parameters} parameters{unknown}"
+
+
+def _loss(facts: Facts) -> tuple[str, str]:
+    """Return the loss, and why it is not known."""
+    likely = "binary" if facts.outputs == 1 else "cross_entropy"
+    if facts.losses == [likely]:
+        return likely, ""
+    if not facts.losses:
+        return likely, "no loss of torch.nn.functional was observed; cross_entropy or binary"
+    return likely, f"the program computed {', '.join(facts.losses)}"

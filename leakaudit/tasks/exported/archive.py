@@ -1,0 +1,341 @@
+"""Reading of a torch.export program (.pt2): its graph as data, and its tensors.
+
+`torch.export.load` must not read a file from a stranger. In torch 2.13 it unpickles tensors that
+the file declares as pickled, custom objects, and sample inputs that a restricted unpickler rejects;
+it evaluates symbolic shapes and guards as Python expressions; and it loads compiled libraries
+(docs/models.md). Nothing of this happens here: the archive contains JSON, which is decoded, and raw
+numbers, which become tensors. Everything else in it is ignored, and a program that needs it is
+rejected.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from zipfile import ZIP_STORED, BadZipFile, ZipFile
+
+import msgspec
+import torch
+from msgspec import Struct
+from torch import Tensor
+
+from leakaudit.errors import LeakauditError
+
+GRAPH = "models/model.json"
+TENSORS = {  # configuration of the tensors -> folder of their numbers
+    "data/weights/model_weights_config.json": "data/weights/",
+    "data/constants/model_constants_config.json": "data/constants/",
+}
+MAJOR = 8  # version of the format that torch 2.6 to 2.13 write
+# A file may come from a stranger and request more memory than available. Choices: far above a graph
+# (that of ResNet-18 has 150 kB), and four bytes for each parameter of the largest model.
+LARGEST_GRAPH = 64 << 20  # bytes
+LARGEST_FILE = 1 << 31  # bytes
+DTYPES = {  # torch.export's number of a number format
+    1: torch.uint8,
+    2: torch.int8,
+    3: torch.int16,
+    4: torch.int32,
+    5: torch.int64,
+    6: torch.float16,
+    7: torch.float32,
+    8: torch.float64,
+    12: torch.bool,
+    13: torch.bfloat16,
+}
+
+
+class _Size(Struct):
+    """A length, stride or offset; symbolic ones are not evaluated."""
+
+    as_int: int | None = None
+
+
+class _TensorMeta(Struct):
+    dtype: int
+    sizes: list[_Size]
+    strides: list[_Size]
+    storage_offset: _Size
+    requires_grad: bool
+
+
+class _Payload(Struct):
+    path_name: str
+    is_param: bool
+    use_pickle: bool
+    tensor_meta: _TensorMeta | None
+
+
+class _Payloads(Struct):
+    config: dict[str, _Payload]
+
+
+class Input(Struct):
+    """An argument of a node.
+
+    Attributes:
+        name: Name of the operator's parameter.
+        arg: The value, by its kind, for example ``{"as_int": 1}``.
+        kind: 1 if it is passed by position, else by name.
+    """
+
+    name: str
+    arg: dict[str, Any]
+    kind: int | None = None
+
+
+class Node(Struct):
+    """One operation of the graph.
+
+    Attributes:
+        target: Name of the operator, such as ``torch.ops.aten.linear.default``.
+        inputs: Its arguments.
+        outputs: Names of its results, by their kinds.
+    """
+
+    target: str
+    inputs: list[Input]
+    outputs: list[dict[str, Any]]
+
+
+class _Form(Struct):
+    dtype: int
+    sizes: list[_Size]
+
+
+class _Graph(Struct):
+    nodes: list[Node]
+    tensor_values: dict[str, _Form]
+
+
+class _Signature(Struct):
+    input_specs: list[dict[str, dict[str, Any]]]
+    output_specs: list[dict[str, dict[str, Any]]]
+
+
+class _GraphModule(Struct):
+    graph: _Graph
+    signature: _Signature
+
+
+class _Version(Struct):
+    major: int
+
+
+class _Program(Struct):
+    graph_module: _GraphModule
+    schema_version: _Version
+
+
+@dataclass(frozen=True, eq=False)
+class Stored:
+    """The content of a file.
+
+    Attributes:
+        nodes: The operations in order.
+        parameters: Name in the graph -> name of the parameter, in the model's order.
+        buffers: Name in the graph -> name of the buffer or of another constant tensor.
+        constants: Name in the graph -> a plain value that was an argument of the model.
+        input: Name of the input in the graph.
+        output: Name of the output in the graph.
+        shape: Shape of the input, with the batch; None for a length that may vary.
+        dtype: Number format of the input.
+        tensors: Values of parameters and buffers by name.
+        trained: Names of the parameters that were trained.
+    """
+
+    nodes: list[Node]
+    parameters: dict[str, str]
+    buffers: dict[str, str]
+    constants: dict[str, bool | int | float | str | None]
+    input: str
+    output: str
+    shape: tuple[int | None, ...]
+    dtype: torch.dtype
+    tensors: dict[str, Tensor]
+    trained: frozenset[str]
+
+
+def read(path: Path) -> Stored:
+    """Read a program.
+
+    Args:
+        path: The file.
+
+    Raises:
+        LeakauditError: It is not a program that `torch.export.save` wrote, contains pickled or
+            compiled parts, or does not have one tensor as input and one as output.
+    """
+    try:
+        status = os.stat(path)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > LARGEST_FILE:
+            raise LeakauditError(f"{path}: expected a file of at most {LARGEST_FILE} bytes")
+        with ZipFile(path) as file:
+            return _stored(_records(file))
+    except OSError as error:
+        raise LeakauditError(f"cannot read model {path}: {error.strerror}") from None
+    except BadZipFile as error:
+        raise LeakauditError(
+            f"model {path}: expected a program that torch.export.save wrote ({error})"
+        ) from None
+    except msgspec.ValidationError as error:
+        raise LeakauditError(
+            f"model {path}: not in the format of torch.export 2.13 ({error}); "
+            "export the model again with that version"
+        ) from None
+    except (_Rejected, msgspec.DecodeError, RuntimeError) as error:
+        reason = str(error).splitlines()[0]
+        raise LeakauditError(f"model {path} is rejected: {reason}") from None
+
+
+class _Rejected(Exception):
+    """Describes why a program is not read."""
+
+
+def _records(file: ZipFile) -> Mapping[str, bytes]:
+    """Return the records that are used, by name without the archive's own prefix."""
+    found: dict[str, bytes] = {}
+    for info in file.infolist():
+        name = info.filename.partition("/")[2]
+        if name.startswith("data/aotinductor/"):
+            raise _Rejected("it contains a compiled library, which is not loaded")
+        used = name == GRAPH or name.startswith(tuple(TENSORS.values()))
+        if not used:
+            continue
+        if info.compress_type != ZIP_STORED or name in found:
+            raise _Rejected(f"record {name!r:.60} is compressed or repeated")
+        if name.endswith(".json") and info.file_size > LARGEST_GRAPH:
+            raise _Rejected(f"record {name!r:.60} has {info.file_size} bytes")
+        found[name] = file.read(info)
+    missing = [name for name in (GRAPH, *TENSORS) if name not in found]
+    if missing:
+        raise _Rejected(f"it has no record {missing[0]}; save it with torch.export.save")
+    return found
+
+
+def _stored(records: Mapping[str, bytes]) -> Stored:
+    program = msgspec.json.decode(records[GRAPH], type=_Program)
+    if program.schema_version.major != MAJOR:
+        raise _Rejected(
+            f"its format has version {program.schema_version.major}, expected {MAJOR}; "
+            "export it with torch 2.13"
+        )
+    tensors: dict[str, Tensor] = {}
+    trained: set[str] = set()
+    for config, folder in TENSORS.items():
+        for name, payload in msgspec.json.decode(records[config], type=_Payloads).config.items():
+            tensors[name] = _tensor(name, payload, records, folder)
+            if payload.is_param and payload.tensor_meta and payload.tensor_meta.requires_grad:
+                trained.add(name)
+    graph = program.graph_module
+    bound = _Bound({}, {}, {}, [])
+    for spec in graph.signature.input_specs:
+        bound.add(spec)
+    results = []
+    for spec in graph.signature.output_specs:
+        if "user_output" in spec:
+            results.append(_name(spec["user_output"]["arg"].get("as_tensor")))
+    if len(bound.given) != 1 or len(results) != 1:
+        raise _Rejected(
+            f"expected one input and one output, got {len(bound.given)} and {len(results)}; "
+            "export a module whose forward takes the inputs and returns the logits"
+        )
+    missing = {*bound.parameters.values(), *bound.buffers.values()} - tensors.keys()
+    if missing:
+        raise _Rejected(f"the tensor {min(missing)!r:.60} is missing")
+    form = graph.graph.tensor_values.get(bound.given[0])
+    if form is None or form.dtype not in DTYPES:
+        raise _Rejected("it does not state the shape and the number format of its input")
+    return Stored(
+        nodes=graph.graph.nodes,
+        parameters=bound.parameters,
+        buffers=bound.buffers,
+        constants=bound.constants,
+        input=bound.given[0],
+        output=results[0],
+        shape=tuple(size.as_int for size in form.sizes),
+        dtype=DTYPES[form.dtype],
+        tensors=tensors,
+        trained=frozenset(trained),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Bound:
+    """What the inputs of a graph stand for; the attributes are those of `Stored`.
+
+    Attributes:
+        parameters: Parameters.
+        buffers: Buffers and constant tensors.
+        constants: Plain values.
+        given: The tensors that a caller passes.
+    """
+
+    parameters: dict[str, str]
+    buffers: dict[str, str]
+    constants: dict[str, bool | int | float | str | None]
+    given: list[str]
+
+    def add(self, spec: dict[str, dict[str, Any]]) -> None:
+        """Record what one input stands for."""
+        ((kind, held),) = spec.items()
+        argument = held.get("arg", {})
+        if kind == "parameter":
+            self.parameters[_name(argument)] = str(held["parameter_name"])
+        elif kind == "buffer":
+            self.buffers[_name(argument)] = str(held["buffer_name"])
+        elif kind == "tensor_constant":
+            self.buffers[_name(argument)] = str(held["tensor_constant_name"])
+        elif kind == "constant_input":
+            self.constants[str(held["name"])] = next(iter(held["value"].values()))
+        elif kind == "user_input" and "as_tensor" in argument:
+            self.given.append(_name(argument["as_tensor"]))
+        elif kind != "user_input" or "as_none" not in argument:
+            raise _Rejected(f"it has an input of kind {kind!r:.40}, which is not loaded")
+
+
+def _name(argument: Any) -> str:
+    """Return the name of a tensor in the graph."""
+    if not isinstance(argument, dict) or not isinstance(argument.get("name"), str):
+        raise _Rejected("an input or output of its graph is not a tensor")
+    name: str = argument["name"]
+    return name
+
+
+def _tensor(name: str, payload: _Payload, records: Mapping[str, bytes], folder: str) -> Tensor:
+    """Return a tensor of raw numbers."""
+    meta = payload.tensor_meta
+    if payload.use_pickle or meta is None:
+        raise _Rejected(
+            f"{name!r:.60} is pickled, which could execute code; export plain tensors only"
+        )
+    if meta.dtype not in DTYPES:
+        raise _Rejected(f"{name!r:.60} has an unsupported number format")
+    dtype = DTYPES[meta.dtype]
+    shape = _whole(meta.sizes)
+    strides = _whole(meta.strides)
+    if not math.prod(shape):
+        return torch.empty(shape, dtype=dtype)
+    numbers = records.get(folder + payload.path_name)
+    if numbers is None or len(numbers) % dtype.itemsize:
+        raise _Rejected(f"the numbers of {name!r:.60} are missing or incomplete")
+    # A stride of 0 would let a few bytes pass for a tensor of any size.
+    if math.prod(shape) > len(numbers) // dtype.itemsize or len(strides) != len(shape):
+        raise _Rejected(f"{name!r:.60} has {shape} entries, more than are stored")
+    flat = torch.frombuffer(bytearray(numbers), dtype=dtype)
+    offset = _whole([meta.storage_offset])[0]
+    return flat.as_strided(shape, strides, offset).clone()
+
+
+def _whole(sizes: list[_Size]) -> list[int]:
+    found = []
+    for size in sizes:
+        if size.as_int is None or size.as_int < 0:
+            raise _Rejected("a stored tensor has no fixed shape")
+        found.append(size.as_int)
+    return found

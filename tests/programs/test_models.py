@@ -1,0 +1,104 @@
+"""Models of transformers as tasks, and exported from a program."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Generator, nn
+
+import leakaudit as la
+from leakaudit.capture.tap.log.finder import Finder
+from leakaudit.errors import LeakauditError
+from leakaudit.tasks import _torchvision, remarks
+from leakaudit.tasks.task import Task
+from leakaudit.trace import TaskSpec
+
+with suppress(LeakauditError):
+    _torchvision.torchvision()  # transformers imports it, if it is installed
+transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.filterwarnings("default")  # of transformers itself
+
+BERT = {
+    "vocab_size": 40,
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "max_position_embeddings": 8,
+}
+
+
+def spec(model: str, **args: Any) -> TaskSpec:
+    return TaskSpec(model, args, shape=(6,), classes=3)
+
+
+@pytest.mark.parametrize(
+    ("model", "args"),
+    [
+        ("transformers:BertForSequenceClassification", BERT),
+        ("transformers:AutoModelForSequenceClassification", {**BERT, "model_type": "bert"}),
+    ],
+)
+def test_a_model_from_its_configuration(model: str, args: dict[str, Any]) -> None:
+    """Its gradients are those of transformers, and the tokens follow from them."""
+    task = Task.build(spec(model, **args), trusted=True)
+    assert task.tokens == 40
+    assert task.masked
+    assert remarks.TOKENS in remarks.of(task)
+    assert remarks.ATTENTION in remarks.of(task)
+    theta = task.init(Generator().manual_seed(0))
+    x = torch.tensor([[5, 9, 5, 30, 1, 2]])
+    y = torch.tensor([1])
+    gradient = task.gradient(theta, x, y)
+    config = transformers.BertConfig(num_labels=3, **BERT)
+    net = transformers.BertForSequenceClassification(config).eval()
+    nn.utils.vector_to_parameters(theta, net.parameters())
+    found = torch.autograd.grad(net(input_ids=x, labels=y).loss, list(net.parameters()))
+    own = torch.cat([g.flatten() for g in found])
+    torch.testing.assert_close(gradient, own, rtol=1e-4, atol=1e-6)
+
+    leak = la.GradientLeak(
+        node=0,
+        rounds=torch.tensor([1]),
+        combination=torch.ones(1, 1),
+        value=gradient[None],
+        std=torch.zeros(1),
+        columns=(0, task.layout.size),
+        theta=theta[None],
+        batch=1,
+    )
+    (attacked,) = la.attack(
+        la.Leaks(task.spec, (leak,)), generator=Generator().manual_seed(0), task=task
+    )
+    assert attacked.attack == "tokens"
+    assert attacked.certificate.name == "APPROXIMATE"
+    torch.testing.assert_close(attacked.x.long(), x)
+
+
+def test_an_untrusted_model_is_not_built() -> None:
+    with pytest.raises(LeakauditError, match="pass --trust-model"):
+        Task.build(spec("transformers:BertForSequenceClassification", **BERT))
+    with pytest.raises(LeakauditError, match="model_type"):
+        Task.build(spec("transformers:AutoModelForSequenceClassification", **BERT), trusted=True)
+
+
+def test_a_program_of_a_transformer(tmp_path: Path) -> None:
+    """Exported as a training loop calls it, with labels and a mask of ones."""
+    config = transformers.BertConfig(num_labels=3, **BERT)
+    net = transformers.BertForSequenceClassification(config).train()
+    x = torch.randint(1, 40, (2, 6), generator=Generator().manual_seed(0))
+    y = torch.tensor([0, 1])
+    given = {"input_ids": x, "attention_mask": torch.ones_like(x), "labels": y}
+    Finder(str(tmp_path)).save_called(net, (), given)
+    task = Task.build(TaskSpec("model.pt2", shape=(6,), classes=3, beside=str(tmp_path)))
+    assert task.tokens == 40
+    assert task.masked
+    assert list(task.layout.names) == [name for name, _ in net.named_parameters()]
+    theta = nn.utils.parameters_to_vector(net.parameters()).detach()
+    found = torch.autograd.grad(net.eval()(**given).loss, list(net.parameters()))
+    own = torch.cat([g.flatten() for g in found])
+    torch.testing.assert_close(task.gradient(theta, x, y), own, rtol=1e-4, atol=1e-6)

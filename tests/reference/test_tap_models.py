@@ -1,0 +1,244 @@
+"""The model of a tapped program: what is saved, that nothing of the program changes, and why an export fails."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Generator, Tensor, nn
+
+import leakaudit as la
+from leakaudit.capture.tap import saved
+from leakaudit.capture.tap.log.finder import Finder
+from leakaudit.errors import LeakauditError
+from leakaudit.tasks import remarks
+from leakaudit.tasks.task import Task
+from leakaudit.trace import TaskSpec
+
+PROGRAM = """
+import sys
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+class Net(nn.Module):
+    def __init__(self, hidden, chance):
+        super().__init__()
+        self.hidden = hidden
+        self.first = nn.Linear(12, hidden)
+        self.dropout = nn.Dropout(chance)
+        self.last = nn.Linear(hidden, 3)
+
+    def forward(self, x):
+        return self.last(self.dropout(torch.tanh(self.first(x.flatten(1)))))
+
+
+if __name__ == "__main__":
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    torch.manual_seed(0)
+    net = Net(8, 0.5 if sys.argv[1] == "dropout" else 0.0)
+    if sys.argv[1] == "frozen":
+        net.last.requires_grad_(False)
+    model = net if sys.argv[1] == "gossip" else DistributedDataParallel(net)
+    source = torch.Generator().manual_seed(rank)
+    x = torch.randint(256, (1, 1, 3, 4), generator=source) / 255
+    y = torch.tensor([rank])
+    optimiser = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    for _ in range(4):
+        optimiser.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimiser.step()
+        if sys.argv[1] == "gossip":
+            sent = nn.utils.parameters_to_vector(net.parameters()).detach()
+            came = torch.empty_like(sent)
+            work = dist.isend(sent.clone(), 1 - rank)
+            dist.recv(came, 1 - rank)
+            work.wait()
+            nn.utils.vector_to_parameters((sent + came) / 2, net.parameters())
+    flat = nn.utils.parameters_to_vector(net.parameters()).detach()
+    torch.save({"x": x, "w": flat, "drawn": torch.rand(3)}, f"kept{rank}.pt")
+    dist.destroy_process_group()
+"""
+
+
+def run(folder: Path, how: str, tap: bool) -> tuple[str, list[dict[str, Tensor]]]:
+    """Run the program; return what is said, and what its processes kept."""
+    folder.mkdir()
+    (folder / "train.py").write_text(PROGRAM)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", "2", "train.py", how]
+    if tap:
+        start = [sys.executable, "-m", "leakaudit", "tap", "--model-from", "program"]
+        command = [*start, "-o", "trace.pt", "--", *command]
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, timeout=600, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    kept = [torch.load(folder / f"kept{rank}.pt", weights_only=True) for rank in range(2)]
+    return done.stderr, kept
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["ddp", "gossip", "dropout", "frozen"])
+def test_the_model_of_a_program(how: str, tmp_path: Path) -> None:
+    """The results are those without the tap; the program's images are found without its code."""
+    _, alone = run(tmp_path / "alone", how, tap=False)
+    said, kept = run(tmp_path / "tapped", how, tap=True)
+    for one, other in zip(alone, kept, strict=True):
+        assert all(torch.equal(one[name], other[name]) for name in one)
+    assert "model train:Net(hidden=8) in train mode, 131 parameters" in said
+    trace = la.load(tmp_path / "tapped" / "trace.pt")
+    assert trace.task.model == "trace.model.pt2"
+    names = ("first.weight", "first.bias", "last.weight", "last.bias")
+    assert trace.layout.names == (names[:2] if how == "frozen" else names)
+    state = torch.load(tmp_path / "tapped" / "trace.model.pt", weights_only=True)
+    assert tuple(state) == names
+    found = la.attack(la.leaks(trace), generator=Generator().manual_seed(0))
+    assert len(found) == 2
+    for one in found:
+        x = kept[one.node]["x"]
+        if how == "dropout":
+            assert one.certificate.name != "EXACT"
+            assert one.certified == 0
+        else:
+            assert one.certificate.name == "EXACT"
+            torch.testing.assert_close(one.x, x)
+    assert ("random masks" in said) == (how == "dropout")
+    assert ("are frozen and do not travel" in said) == (how == "frozen")
+
+
+def small(chance: float = 0.0) -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Dropout(chance), nn.Linear(5, 3))
+
+
+def facts(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "model.json").read_text())
+    return found
+
+
+def test_saving_leaves_no_trace_in_the_program(tmp_path: Path) -> None:
+    """No random numbers, no change of mode or statistics, no data in the file."""
+    net = small(0.5)
+    before = copy.deepcopy(net.state_dict())
+    attributes = {name: sorted(module.__dict__) for name, module in net.named_modules()}
+    states = torch.get_rng_state(), random.getstate(), repr(np.random.get_state())  # noqa: NPY002
+    x = torch.randn(4, 6, generator=Generator().manual_seed(5))
+    Finder(str(tmp_path)).save_called(net, (x,), {})
+    assert torch.equal(states[0], torch.get_rng_state())
+    assert states[1:] == (random.getstate(), repr(np.random.get_state()))  # noqa: NPY002
+    for name, value in net.state_dict().items():
+        assert torch.equal(value, before[name])
+    assert attributes == {name: sorted(module.__dict__) for name, module in net.named_modules()}
+    assert net.training
+    content = (tmp_path / "model.pt2").read_bytes()
+    assert x[0].numpy().tobytes() not in content
+    assert str(Path(__file__).parent).encode() not in content
+    assert facts(tmp_path)["shape"] == [6]
+    assert facts(tmp_path)["outputs"] == 3
+
+
+def test_a_program_is_taken_beside_the_trace(tmp_path: Path) -> None:
+    (tmp_path / "t.tap").mkdir()
+    finder = Finder(str(tmp_path / "t.tap"))
+    net = small(0.5)
+    finder.save_called(net, (torch.zeros(4, 6),), {})
+    model = saved.take(tmp_path / "t.tap", tmp_path / "t.pt")
+    assert model.task is not None
+    assert model.task.spec.model == "t.model.pt2"
+    assert "no loss" in model.assumed
+    assert model.task.masked
+    assert remarks.MASKED in remarks.of(model.task)
+    assert remarks.COUPLED in remarks.of(model.task)
+    assert saved.take(tmp_path, tmp_path / "t.pt").said == (saved.NOT_FOUND,)
+
+
+class Several(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor, weights: Tensor) -> Tensor:
+        out: Tensor = self.fc(x * weights)
+        return out
+
+
+class Branches(nn.Module):
+    """Depends on values, which torch.export does not support."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.fc(x if x.sum().item() > 3 else -x)
+        return out
+
+
+def hooked() -> nn.Module:
+    net = small()
+    net.register_forward_hook(lambda *_: None)
+    return net
+
+
+@pytest.mark.parametrize(
+    ("make", "inputs", "why"),
+    [
+        (Several, 2, "takes several inputs: x, weights"),
+        (Branches, 1, ""),
+        (hooked, 1, "has forward hooks"),
+    ],
+)
+def test_an_export_that_fails_says_why(make: Any, inputs: int, why: str, tmp_path: Path) -> None:
+    finder = Finder(str(tmp_path))
+    finder.save_called(make(), tuple(torch.rand(4, 6) for _ in range(inputs)), {})
+    said = facts(tmp_path)["why"]
+    assert said
+    assert "\n" not in said
+    assert why.removeprefix("has ") in said
+    assert not (tmp_path / "model.pt2").exists()
+    (tmp_path / "out").mkdir()
+    model = saved.take(tmp_path, tmp_path / "out" / "t.pt")
+    assert model.task is None
+    assert model.said[-1].startswith("the model was not exported as a program: ")
+
+
+def test_the_arguments_of_transformers(tmp_path: Path) -> None:
+    """Labels and masks of ones are omitted; a mask with zeros is not."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(6, 3)
+
+        def forward(
+            self, x: Tensor, mask: Tensor | None = None, labels: Tensor | None = None
+        ) -> dict[str, Tensor]:
+            h = x if mask is None else x * mask
+            return {"logits": self.fc(h)}
+
+    x = torch.rand(2, 6)
+    named = {"mask": torch.ones(2, 6), "labels": torch.tensor([0, 1])}
+    Finder(str(tmp_path / "a")).save_called(Model(), (x,), named)
+    assert facts(tmp_path / "a")["left_out"] == ["mask"]
+    spec = TaskSpec("model.pt2", shape=(6,), classes=3, beside=str(tmp_path / "a"))
+    assert Task.build(spec).layout.names == ("fc.weight", "fc.bias")
+    named["mask"] = torch.tensor([[1.0, 1, 1, 1, 0, 0]] * 2)
+    Finder(str(tmp_path / "b")).save_called(Model(), (x,), named)
+    assert "several inputs" in facts(tmp_path / "b")["why"]
+
+
+def test_facts_of_another_form_are_rejected(tmp_path: Path) -> None:
+    (tmp_path / "model.json").write_text('{"name": 3}')
+    with pytest.raises(LeakauditError, match="not the facts"):
+        saved.take(tmp_path, tmp_path / "t.pt")

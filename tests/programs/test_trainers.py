@@ -16,10 +16,9 @@ from launched import Tapped, tap, torchrun
 pytestmark = pytest.mark.slow
 
 HERE = Path(__file__).resolve().parent
-ACCELERATE = (sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_machines", "1")
 PROGRAMS = {  # framework -> the command that starts its program
     "torch": torchrun(HERE / "averaged.py"),
-    "accelerate": (*ACCELERATE, "--num_processes", "2", str(HERE / "accelerated.py")),
+    "accelerate": torchrun(HERE / "accelerated.py"),
     "lightning": (sys.executable, str(HERE / "lightened.py")),
 }
 OPTIMISERS = {  # option of the programs -> constants in the trace

@@ -507,7 +507,7 @@ def test_no_verb_passes_it(name: str, tmp_path: Path, call: Call) -> None:
 def the_reports_say_it(folder: Path, case: Case, call: Call) -> None:
     """Every report of a result says why it is inconclusive."""
     record = record_file.read(folder / "results.json")
-    assert any(re.search(case.says, reason) for reason in record["unclear"])
+    assert any(re.search(case.says, str(reason)) for reason in record["unclear"])
     for format in ("text", "markdown", "html"):
         page = call("report", folder, "-f", format, "-q").out.replace("\\", "")
         assert "INCONCLUSIVE" in page, format

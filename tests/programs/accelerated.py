@@ -1,6 +1,6 @@
 """A training loop of Hugging Face accelerate: two processes average gradients.
 
-    accelerate launch --cpu --num_processes 2 accelerated.py
+    torchrun --nproc-per-node 2 accelerated.py
 
 Each process keeps what it knows in kept<rank>.pt: its records, and the models and gradients of
 every step, by autograd on a copy.

@@ -9,6 +9,7 @@ step, clipped record by record, computed by autograd.
 
 import argparse
 import copy
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -47,7 +48,7 @@ if args.wrap == "dpddp":
 elif args.wrap == "ddp":
     model = DistributedDataParallel(net)
 data = TensorDataset(x, y)
-sampler = DistributedSampler(data, ranks, rank, shuffle=False)
+sampler: DistributedSampler[Any] = DistributedSampler(data, ranks, rank, shuffle=False)
 loader = DataLoader(data, batch_size=args.records, sampler=sampler)
 sgd = torch.optim.SGD(model.parameters(), lr=0.1)
 norm = args.norm
@@ -106,7 +107,7 @@ for xs, ys in batches[: args.steps]:
         with torch.no_grad():
             for p in net.parameters():
                 dist.all_reduce(p)
-                p /= ranks
+                p.div_(ranks)
 mine = list(sampler)
 state = {name: torch.stack(values) for name, values in kept.items()}
 torch.save({"x": x[mine], "y": y[mine], **state}, f"kept{rank}.pt")

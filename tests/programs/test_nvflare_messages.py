@@ -219,7 +219,10 @@ def test_a_server_with_a_model_for_each_client_is_no_fedavg(tmp_path: Path) -> N
 def test_encrypted_answers_are_not_understood(tmp_path: Path) -> None:
     tap = ServerTap(Capture(str(tmp_path)))
     tap.instruct("site-1", "train", "a", message({"w": np.ones(3, np.float32)}, at=0))
-    meta = {"processed_algorithm": "_ALGO_HE_CKKS", "filter_history": ["HEModelEncryptor"]}
+    meta: dict[str, Any] = {
+        "processed_algorithm": "_ALGO_HE_CKKS",
+        "filter_history": ["HEModelEncryptor"],
+    }
     tap.receive("site-1", "train", "a", message({"w": b"secret"}, at=0, **meta))
     tap.capture.end()
     with pytest.raises(NotUnderstood, match="WEIGHTS, _ALGO_HE_CKKS: homomorphic encryption"):

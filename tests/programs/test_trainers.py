@@ -16,10 +16,9 @@ from launched import Tapped, tap, torchrun
 pytestmark = pytest.mark.slow
 
 HERE = Path(__file__).resolve().parent
-ACCELERATE = (sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_machines", "1")
 PROGRAMS = {  # framework -> the command that starts its program
     "torch": torchrun(HERE / "averaged.py"),
-    "accelerate": (*ACCELERATE, "--num_processes", "2", str(HERE / "accelerated.py")),
+    "accelerate": torchrun(HERE / "accelerated.py"),
     "lightning": (sys.executable, str(HERE / "lightened.py")),
 }
 OPTIMISERS = {  # option of the programs -> constants in the trace
@@ -51,7 +50,8 @@ def check_gradients(seen: Tapped) -> None:
         assert float(misses.max()) < 1e-4
         certificate, picture = shown[rank]
         assert certificate == "EXACT"
-        assert torch.equal(picture.float(), kept["x"][0])
+        # Lightning gives the records to other processes in every epoch.
+        assert any(torch.equal(picture.float(), own) for own in kept["x"])
     assert torch.equal(torch.stack(seen.sent(0, "model")), seen.kept(0)["models"])
 
 

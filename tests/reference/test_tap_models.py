@@ -106,14 +106,13 @@ def test_the_model_of_a_program(how: str, tmp_path: Path) -> None:
     assert tuple(state) == names
     found = la.attack(la.leaks(trace), generator=Generator().manual_seed(0))
     assert len(found) == 2
-    for one in found:
-        x = kept[one.node]["x"]
+    for picture in found:
         if how == "dropout":
-            assert one.certificate.name != "EXACT"
-            assert one.certified == 0
+            assert picture.certificate.name != "EXACT"
+            assert picture.certified == 0
         else:
-            assert one.certificate.name == "EXACT"
-            torch.testing.assert_close(one.x, x)
+            assert picture.certificate.name == "EXACT"
+            torch.testing.assert_close(picture.x, kept[picture.node]["x"])
     assert ("random masks" in said) == (how == "dropout")
     assert ("are frozen and do not travel" in said) == (how == "frozen")
 

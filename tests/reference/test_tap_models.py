@@ -239,5 +239,5 @@ def test_the_arguments_of_transformers(tmp_path: Path) -> None:
 
 def test_facts_of_another_form_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "model.json").write_text('{"name": 3}')
-    with pytest.raises(LeakauditError, match="not the facts"):
+    with pytest.raises(LeakauditError, match="expected what the tap wrote about a model"):
         saved.take(tmp_path, tmp_path / "t.pt")

@@ -404,7 +404,8 @@ def test_messages_of_several_number_formats(
                 file.write(value.view(torch.uint8).numpy().tobytes())
     written(lines)
     trace = imported(
-        describe=DESCRIPTION.replace("[params]", 'first = "update"\n[params]', 1), partial=True
+        describe=DESCRIPTION.replace("[params]", 'first = "update"\n[params]', 1),
+        partial=dtype == "float64",  # models in float32 are rounded more than the trace's format
     )
     assert trace is not None
     widest = torch.float64 if dtype == "float64" else torch.float32

@@ -50,7 +50,7 @@ def build() -> FedAvgRecipe:
         params_transfer_type=kind,
     )
     if args.filter:
-        recipe.add_client_output_filter(FILTERS[args.filter]())
+        recipe.add_client_output_filter(FILTERS[args.filter](), tasks=["train"])
     return recipe
 
 

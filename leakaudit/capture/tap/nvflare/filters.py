@@ -18,7 +18,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from leakaudit.capture.tap.exchanges.arrays import SERVER
+from leakaudit.capture.tap.exchanges.arrays import SERVER, TRAIN
 from leakaudit.capture.tap.exchanges.wrapping import capture_of
 from leakaudit.capture.tap.nvflare.client import ClientTap
 from leakaudit.capture.tap.nvflare.hooks import note_filters
@@ -68,12 +68,12 @@ class RecordMessages(Filter):
         Args:
             job: the job.
             ctx: where in the job.
-            named: ``tasks``, the names of the tasks to record; by default all.
+            named: ``tasks``, the names of the tasks to record; by default the task train.
         """
         # Otherwise NVFlare would send parts of leakaudit to the clients, in place of their own.
         packages = job.job.app_packages
         job.set_app_packages([*packages, "leakaudit"])
-        tasks = named.get("tasks") or ["*"]
+        tasks = named.get("tasks") or [TRAIN]
         for kind in (FilterType.TASK_DATA, FilterType.TASK_RESULT):
             job.add_filter(obj=self, filter_type=kind, tasks=tasks, ctx=ctx)
 

@@ -27,9 +27,6 @@ from leakaudit.registry import attack, param
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task
 
-# Size of a row, relative to the largest, below which it may be rounding of the messages. A row of a
-# token that does not occur is zero bit for bit in a gradient; in a difference of models it is not.
-EMPTY = 1e-6
 # Largest distance of an entry of A from 0 or 1. Rounding in float32 gives about 1e-4; a choice.
 WHOLE = 0.05
 LISTED = 30  # tokens that a note lists
@@ -47,7 +44,9 @@ class Tokens(Attack):
     cost: ClassVar[str] = "one pass over the embedding's rows; under a second"
     tokens: ClassVar[bool] = True
 
-    empty: float = param(EMPTY, "relative size of a row below which it counts as zero")
+    # A smaller row may be rounding of the messages. The row of a token that does not occur is zero
+    # bit for bit in a gradient, but not in a difference of models.
+    empty: float = param(1e-6, "relative size of a row below which it counts as zero")
 
     def refuses(self, leak: GradientLeak, task: Task) -> str | None:
         """Require a plain gradient that contains the embedding of the tokens."""

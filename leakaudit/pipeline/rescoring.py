@@ -174,7 +174,7 @@ def rescore(
         ),
         unverified=UNSET,
     )
-    remarks = _remarks(old, truth)
+    remarks = _remarks(old, truth, scores)
     return record_file.remarked(model.plain(new), *remarks), found, scores
 
 
@@ -211,9 +211,16 @@ def _origin(
     return replace(source, truth=used, rescored=(*given(source.rescored, ()), entry))
 
 
-def _remarks(record: AttackRecord, truth: Truth) -> list[str]:
-    """Return what is not verified: as before, except whether only the id links truth and trace."""
-    kept = [one for one in given(record.unverified, ()) if one != record_file.ID_ONLY]
+def _remarks(record: AttackRecord, truth: Truth, scores: Sequence[Score]) -> list[str]:
+    """Return what is not verified: as before, except for what the truth shows.
+
+    It shows whether only the id links it to the trace. A record that is recovered bit for bit
+    shows that the messages contain what the protocol sends.
+    """
+    shown = {record_file.ID_ONLY}
+    if any(True in (score.exact or ()) for score in scores):
+        shown.add(record_file.NOT_COMPARED)
+    kept = [one for one in given(record.unverified, ()) if one not in shown]
     recording = drawn(given(record.provenance.trace.recording, None))
     if recording is None or truth.recording is None:
         kept.append(record_file.ID_ONLY)

@@ -139,6 +139,15 @@ class Task:
             embeddings=build_task.embeddings(module, spec) if tokens else (None, None),
         )
 
+    @property
+    def one_by_one(self) -> bool:
+        """Whether nodes are processed one after another.
+
+        This is faster for large models. Models that read tokens may branch on their values, which
+        vmap does not support.
+        """
+        return self.layout.size > LOOP_ABOVE or self.tokens > 0
+
     def to(
         self, dtype: torch.dtype | None = None, device: torch.device | str | None = None
     ) -> Task:
@@ -358,7 +367,7 @@ class Task:
             slope = partial(losses.output_slope, self.spec.loss)
             found = self.chain.gradients(thetas, self.normalise(x.to(thetas)), y, slope)
             return found + self.l2 * thetas if self.l2 else found
-        if len(thetas) == 1 or self.layout.size > LOOP_ABOVE:
+        if len(thetas) == 1 or self.one_by_one:
             each = [
                 self.gradient(*one, create_graph=True) for one in zip(thetas, x, y, strict=True)
             ]
@@ -408,7 +417,7 @@ class Task:
             rows = torch.empty_like(thetas, memory_format=torch.contiguous_format)
             new = self.gradients(thetas, x, y, chunk, rows)
             return new if out is None else out.copy_(new)
-        if chunk is None and self.layout.size > LOOP_ABOVE:
+        if chunk is None and self.one_by_one:
             chunk = 1
         if self.stack is not None:
             self._stacked(self.stack, thetas.detach(), x, y, out)
@@ -434,7 +443,7 @@ class Task:
         Yields:
             The parameter's columns of the flat vector, and their values (N, width).
         """
-        if self.stack is None and self.layout.size <= LOOP_ABOVE:
+        if self.stack is None and not self.one_by_one:
             yield from self._vmapped(thetas, x, y, chunk)
             return
         whole = self.gradients(thetas, x, y, chunk)

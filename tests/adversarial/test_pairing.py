@@ -38,7 +38,7 @@ def record(path: Path, seed: int, **settings: object) -> tuple[la.Trace, la.Trut
         **settings,
     }
     with la.Recorder(path, rounds=1, id="nightly", **about) as recorder:
-        recorder.send(0, 2, [0, 1], "w", w)
+        recorder.send(1, 2, [0, 1], "w", w)
         for node in (0, 1):
             x = (torch.rand(1, *SPEC.shape, generator=random) * 255).round() / 255
             y = torch.tensor([node])

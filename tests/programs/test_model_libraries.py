@@ -102,3 +102,22 @@ def test_a_program_of_a_transformer(tmp_path: Path) -> None:
     found = torch.autograd.grad(net.eval()(**given).loss, list(net.parameters()))
     own = torch.cat([g.flatten() for g in found])
     torch.testing.assert_close(task.gradient(theta, x, y), own, rtol=1e-4, atol=1e-6)
+
+
+def test_a_program_of_gpt2(tmp_path: Path) -> None:
+    """Its forward branches on its tokens, so several nodes are processed one by one."""
+    args = {"vocab_size": 40, "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 8}
+    args |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    task = Task.build(spec("transformers:GPT2ForSequenceClassification", **args), trusted=True)
+    theta = task.init(Generator().manual_seed(0)).double()
+    x = torch.randint(1, 40, (2, 6), generator=Generator().manual_seed(0))
+    y = torch.tensor([0, 1])
+    gradient = task.gradient(theta, x, y)
+    several = task.gradients(torch.stack([theta] * 2), torch.stack([x] * 2), torch.stack([y] * 2))
+    torch.testing.assert_close(several[1], gradient)
+    net = transformers.GPT2ForSequenceClassification(
+        transformers.GPT2Config(num_labels=3, **args)
+    ).train()
+    Finder(str(tmp_path)).save_called(net, (), {"input_ids": x})
+    program = Task.build(TaskSpec("model.pt2", shape=(6,), classes=3, beside=str(tmp_path)))
+    torch.testing.assert_close(program.gradient(theta, x, y), gradient)

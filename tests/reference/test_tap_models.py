@@ -111,8 +111,11 @@ def test_the_model_of_a_program(how: str, tmp_path: Path) -> None:
             assert picture.certificate.name != "EXACT"
             assert picture.certified == 0
         else:
-            assert picture.certificate.name == "EXACT"
-            torch.testing.assert_close(picture.x, kept[picture.node]["x"])
+            # Without the last layer no label is read, so pixels of k/255 are not proved.
+            proved = how != "frozen"
+            assert (picture.certificate.name == "EXACT") == proved
+            near = 0.0 if proved else 1e-4
+            torch.testing.assert_close(picture.x, kept[picture.node]["x"], rtol=0, atol=near)
     assert ("random masks" in said) == (how == "dropout")
     assert ("are frozen and do not travel" in said) == (how == "frozen")
 
@@ -239,5 +242,5 @@ def test_the_arguments_of_transformers(tmp_path: Path) -> None:
 
 def test_facts_of_another_form_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "model.json").write_text('{"name": 3}')
-    with pytest.raises(LeakauditError, match="not the facts"):
+    with pytest.raises(LeakauditError, match="expected what the tap wrote about a model"):
         saved.take(tmp_path, tmp_path / "t.pt")

@@ -99,11 +99,15 @@ def sent(
             send(t, i, others(i), form(w[i]), **more)
 
 
-def imported(*options: str, describe: str = "", code: int = 0) -> Trace | None:
+def imported(
+    *options: str, describe: str = "", code: int = 0, partial: bool = False
+) -> Trace | None:
+    """Import the messages; partial: some that the protocol sends are missing, which is code 3."""
     if describe:
         Path("own.toml").write_text(describe)
         options = (*options, "--describe", "own.toml")
-    assert main(["trace", "import", "messages", "-o", "trace.pt", *options]) == code
+    expected = 3 if partial else code
+    assert main(["trace", "import", "messages", "-o", "trace.pt", *options]) == expected
     if code:
         assert not Path("trace.pt").exists()
         assert not list(Path().glob(".import-*"))
@@ -232,7 +236,7 @@ def test_the_first_layer_shows_the_axes_of_a_square_kernel_without_any_model(sen
     for t in range(3):
         for i in range(2):
             send(t, i, 2, {name: part.T for name, part in as_torch(task, g[i]).items()})
-    trace = imported()
+    trace = imported(partial=True)
     assert 'order = ["linear.weight.T", "linear.bias"]' in Path("trace.toml").read_text()
     assert trace is not None
     assert trace.params["server"] == "unknown"
@@ -251,7 +255,7 @@ def test_gradients_that_a_program_scales_are_found_or_contradicted(
         for i in range(2):
             send(t, i, 2, as_torch(task, -0.5 * g[i]))
         w = w - 0.1 * g.mean(0)
-    trace = imported()
+    trace = imported(partial=True)
     assert "scale = -2.0" in Path("trace.toml").read_text()
     assert trace is not None
     assert trace.params["lr"] == 0.1
@@ -279,7 +283,7 @@ def averaged(send: Send, steps: int, updates: bool, records: int = 1) -> None:
 
 def test_updates_of_one_step_are_gradients(send: Send) -> None:
     averaged(send, 1, updates=True)
-    trace = imported()
+    trace = imported(partial=True)
     assert trace is not None
     assert trace.params["lr"] == ALPHA
     assert f"scale = {-1 / ALPHA}" in Path("trace.toml").read_text()
@@ -399,7 +403,10 @@ def test_messages_of_several_number_formats(
                 lines.append(line)
                 file.write(value.view(torch.uint8).numpy().tobytes())
     written(lines)
-    trace = imported(describe=DESCRIPTION.replace("[params]", 'first = "update"\n[params]', 1))
+    trace = imported(
+        describe=DESCRIPTION.replace("[params]", 'first = "update"\n[params]', 1),
+        partial=dtype == "float64",  # models in float32 are rounded more than the trace's format
+    )
     assert trace is not None
     widest = torch.float64 if dtype == "float64" else torch.float32
     assert trace.dtype == widest
@@ -428,7 +435,7 @@ def test_a_round_that_is_missing_is_named_and_does_not_move_the_others(
         for i in range(3):
             if (t, i) != (2, 1):
                 send(t, i, others(i), as_torch(TASK, w[i]))
-    trace = imported(describe=DESCRIPTION)
+    trace = imported(describe=DESCRIPTION, partial=True)
     assert trace is not None
     assert not trace.complete
     assert "messages 'w' 1 -> 0 of round 2: missing" in capsys.readouterr().err
@@ -452,7 +459,7 @@ def test_a_program_that_was_killed_leaves_an_incomplete_trace(
         last = json.loads(text[1])
         last = {key: last[key] for key in ("round", "src", "dst")} | {"file": "none.npy"}
         lines.write_text(f"{text[0]}\n{json.dumps(last)}\n")
-    trace = imported(describe=DESCRIPTION)
+    trace = imported(describe=DESCRIPTION, partial=True)
     assert trace is not None
     assert not trace.complete
     assert len(held(trace)) == 4 * 6 - 2
@@ -671,7 +678,7 @@ def test_the_valid_line_of_these_cases_is_accepted(folder: Path) -> None:
     """Otherwise they would prove nothing."""
     (folder / "messages.jsonl").write_text(json.dumps(RAW) + "\n")
     command = ["trace", "import", "messages", "--describe", "own.toml", "-o", "yes.pt"]
-    assert main(command) == 0
+    assert main(command) == 3  # one of two messages, which is said
     assert held(trace_file.load(Path("yes.pt")))[1, 0, 1].tolist() == [0, 1, 2, 3, 4, 5]
 
 

@@ -116,7 +116,8 @@ def function(target: str) -> Callable[..., Any]:
     if target.startswith(PREFIX) and base(target) in NAMES:
         packet = getattr(torch.ops.aten, name, None)
     # Overloads that write into a given tensor, or read packed sequences, are not needed.
-    wanted = not overload.endswith("out") and overload != "data"
+    writes = overload == "out" or overload.endswith("_out")
+    wanted = not writes and overload != "data"
     if packet is None or not wanted or overload not in packet.overloads():
         raise LeakauditError(
             f"operator {target!r:.80} is not one of those that leakaudit runs; "

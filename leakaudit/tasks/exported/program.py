@@ -91,9 +91,12 @@ class Graph:
         """Return the number of different tokens, 0 if the inputs are numbers."""
         if self.stored.dtype.is_floating_point:
             return 0
+        same = {self.stored.input}  # the input in any shape
         for step in self.steps:
             read = _reads(step.node)
-            if step.node.target == EMBEDDING and self.stored.input in read:
+            if operators.base(step.node.target) in VIEWS and read and read[0] in same:
+                same.update(step.outputs)
+            if step.node.target == EMBEDDING and same & set(read[1:]):
                 return len(self.stored.tensors[self.stored.parameters[read[0]]])
         raise LeakauditError(
             f"model {self.name}: its inputs are whole numbers, but go to no embedding; "

@@ -85,6 +85,7 @@ def main() -> None:
     set_standalone_settings()
     Settings.ssl.USE_SSL = False
     Settings.general.DISABLE_RAY = True
+    Settings.heartbeat.TIMEOUT = 60  # on a busy machine, a node may be slow to answer
     nodes = [build(k) for k in range(args.nodes)]
     for node in nodes:
         node.start()
@@ -93,7 +94,7 @@ def main() -> None:
         TopologyFactory.connect_nodes(edges, nodes)
         wait_convergence(nodes, len(nodes) - 1, wait=60)
         nodes[0].set_start_learning(rounds=args.rounds, epochs=args.epochs)
-        wait_to_finish(nodes, timeout=300)
+        wait_to_finish(nodes, timeout=120)
     finally:
         for node in nodes:
             node.stop()

@@ -70,8 +70,15 @@ PARTS = 3
 # Maximum number of times that the zero set of a ray is determined again from the polished ray.
 POLISH = 4
 
-# Programs without a new ray after which the search ends.
-PATIENCE = 24
+# Programs without a new ray after which the search ends. A choice: of 64 samples, the last ones take
+# up to ten.
+PATIENCE = 40
+
+# Share of the rays found that a direction avoids after every second failure.
+AVOIDED = 0.8
+
+# Largest power of exponentially distributed weights.
+UNEVEN = 3
 
 
 @dataclass(frozen=True)
@@ -189,10 +196,12 @@ def _sample(
     rng: np.random.Generator,
 ) -> Array | None:
     """Solve programs from one random start until a ray is accepted; None if none is."""
-    # After a failure, the direction avoids only a part of the rays found, for more variety.
-    avoided = [u for u in found if not missed or rng.random() < 0.5]
+    # After every second failure, the direction avoids only some of the rays found, for more variety.
+    avoided = [u for u in found if missed % 2 == 0 or rng.random() < AVOIDED]
     direction = _direction(cone, avoided, rng)
-    weights = cone.columns @ rng.exponential(size=cone.columns.shape[1])
+    # The more failures, the more uneven the weights.
+    uneven = rng.exponential(size=cone.columns.shape[1]) ** min(missed, UNEVEN)
+    weights = cone.columns @ uneven
     u = _vertex(cone, weights, direction, rng)
     if u is None:
         u = _vertex(cone, weights, -direction, rng)

@@ -196,23 +196,26 @@ def _images(found: Found) -> _Images:
     grid = Grid.of(task)
     peeled: list[tuple[Peeled, list[Layer], Tensor, float]] = []
     reasons: list[str] = []
-    slopes = found.slopes
+    slopes: list[Tensor] = []
+    neurons = found.slopes
+    chains = found.chains
     for k, ray in enumerate(torch.from_numpy(found.rays).to(found.rows)):
         values = ray @ found.span.basis[:, :-1]
         error = found.cone.error(found.rays[k]) / float(values.max())
-        best: tuple[float, Peeled, list[Layer]] | None = None
-        for chain, weight in found.chains:
-            one = peel(chain, values, slopes[:, k] @ weight, error)
+        best: tuple[float, Peeled, list[Layer], Tensor] | None = None
+        for chain, weight in chains:
+            one = peel(chain, values, error)
             if isinstance(one, str):
                 reasons.append(one)
                 continue
             away = _away(one, grid)
             if best is None or away < best[0]:
-                best = away, one, chain
+                best = away, one, chain, weight
         if best is not None:
             peeled.append((best[1], best[2], values, error))
+            slopes.append(neurons[:, k] @ best[3])
     samples = [one for one, *_ in peeled]
-    inputs = _closed(found, samples) or [one.x for one in samples]
+    inputs = _closed(found, samples, slopes, grid) or [one.x for one in samples]
     exact: list[Tensor] = []
     close: list[Tensor] = []
     for x, (_, chain, values, error) in zip(inputs, peeled, strict=True):
@@ -236,7 +239,9 @@ def _away(peeled: Peeled, grid: Grid) -> float:
     return float((pixels - pixels.round()).square().mean().sqrt())
 
 
-def _closed(found: Found, samples: list[Peeled]) -> list[Tensor] | None:
+def _closed(
+    found: Found, samples: list[Peeled], slopes: list[Tensor], grid: Grid
+) -> list[Tensor] | None:
     """Close open directions if all samples are there and the first convolution has leaked."""
     if not samples or len(samples) != found.span.batch:
         return None
@@ -244,7 +249,7 @@ def _closed(found: Found, samples: list[Peeled]) -> list[Tensor] | None:
     gradient = found.gradient(f"{layer.name}.weight")
     if gradient is None:
         return None
-    return closed(samples, gradient.reshape(layer.parameters["weight"].shape))
+    return closed(samples, torch.stack(slopes, dim=1), gradient, grid)
 
 
 def _exact(

@@ -16,11 +16,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.func import vjp
 
+from leakaudit.inversion.exact.pixel_grid import Grid
 from leakaudit.tasks import layer_chain, sequential
 from leakaudit.tasks.layer_chain import Layer, Output
 from leakaudit.tasks.sequential import Role
@@ -38,8 +41,19 @@ STILL = 1e-6
 # Smallest singular value, relative to the largest one, at which the gradient closes all directions.
 WEAK = 1e-6
 
-# Number of directions that are computed to find the open ones, of which some must not be open.
-DIRECTIONS = 24
+# Maximum number of times that the open directions are closed again with better inputs.
+CLOSED = 6
+
+# Distance from a whole level, in levels, at which a pixel is taken to be right.
+NEAR = 0.1
+
+# Change of the pixels, in levels, at which they have settled.
+SETTLED = 1e-3
+
+# Number of directions that are computed to find the open ones, of which some must not be open: for
+# most images, and for those with large plain areas.
+FEW = 12
+MANY = 300
 
 # Steps of inverse iteration. Each divides what is not open by the ratio of eigenvalues.
 STEPS = 3
@@ -57,29 +71,72 @@ class Peeled:
         x: (n,) input of the chain, as the network receives it, flattened.
         open: (n, d) orthonormal directions in which it is not known.
         layer: The first convolution.
-        slope: (o, h, w) the loss's slope in its output.
-        error: Relative error of x.
+        after: The layers that follow it.
+        output: (1, o, h, w) its output as the features show it, with -1 for what is not positive.
     """
 
     x: Tensor
     open: Tensor
     layer: Layer
-    slope: Tensor
-    error: float
+    after: list[Layer]
+    output: Tensor
 
     @property
     def determined(self) -> Tensor:
         """Which entries of x are known, (n,) bool."""
         return self.open.abs().sum(1) < STILL
 
+    def certain(self, x: Tensor, trusted: Tensor) -> Tensor:
+        """Return the first convolution's output (1, o, h, w), with -1 where it is not certain.
 
-def peel(chain: list[Layer], features: Tensor, slope: Tensor, error: float) -> Peeled | str:
+        Outputs near zero cannot be told from zero in the features, but follow from the pixels.
+
+        Args:
+            x: (n,) an input.
+            trusted: (n,) bool, which of its entries are right.
+        """
+        m = self.layer.module
+        assert isinstance(m, nn.Conv2d)
+        doubt = (~trusted).to(x).reshape(1, *self.layer.shape)
+        ones = torch.ones_like(self.layer.parameters["weight"])
+        clear = self.layer.convolved(doubt, ones) == 0
+        computed = self.layer(x.reshape(1, *self.layer.shape))
+        return torch.where((self.output < 0) & clear, computed, self.output)
+
+    def slope(self, output: Tensor, slope: Tensor) -> Tensor:
+        """Return the loss's slope (1, o, h, w) in the first convolution's output.
+
+        Args:
+            output: (1, o, h, w) this output, which determines what ReLUs let through.
+            slope: (m,) the loss's slope in the features.
+        """
+        out, back = vjp(partial(layer_chain.run, self.after), output)
+        found: Tensor = back(slope.reshape(out.shape))[0]
+        return found
+
+    def gradient(self, x: Tensor, slope: Tensor) -> Tensor:
+        """Return the gradient of the first convolution's weights, flattened.
+
+        Args:
+            x: (n,) the input.
+            slope: (1, o, h, w) the loss's slope in the convolution's output.
+        """
+        m = self.layer.module
+        assert isinstance(m, nn.Conv2d)
+        shape = list(self.layer.parameters["weight"].shape)
+        image = x.reshape(1, *self.layer.shape)
+        found: Tensor = nn.grad.conv2d_weight(
+            image, shape, slope, m.stride, _pair(m.padding), m.dilation
+        )
+        return found.flatten()
+
+
+def peel(chain: list[Layer], features: Tensor, error: float) -> Peeled | str:
     """Solve for the input of a chain of convolutions and activations.
 
     Args:
         chain: Layers with the parameters of one model, those before the features.
         features: (n,) output of the chain, flattened.
-        slope: (n,) the loss's slope in the features.
         error: Relative error of the features.
 
     Returns:
@@ -88,7 +145,7 @@ def peel(chain: list[Layer], features: Tensor, slope: Tensor, error: float) -> P
     k = len(chain)
     h = features
     while True:
-        k, output, slope = layer_chain.before(chain, k, h, slope, error)
+        k, output, _ = layer_chain.before(chain, k, h, torch.zeros_like(h), error)
         layer = chain[k]
         solved = _solved(layer, output)
         if solved is None:
@@ -96,50 +153,63 @@ def peel(chain: list[Layer], features: Tensor, slope: Tensor, error: float) -> P
         x, directions, growth = solved
         error = error * growth
         if not any(sequential.ROLES[type(one.module)] is Role.LAYER for one in chain[:k]):
-            return Peeled(x, directions, layer, slope, error)
+            value = torch.where(output.known, output.value, -1.0)[None]
+            return Peeled(x, directions, layer, chain[k + 1 :], value)
         if directions.shape[1]:
             return f"the positive outputs of {layer.name} do not determine all inputs"
         h = x.reshape(layer.shape)
-        slope = layer.back(slope)
 
 
-def closed(samples: Sequence[Peeled], gradient: Tensor) -> list[Tensor] | None:
+def closed(
+    samples: Sequence[Peeled], slopes: Tensor, gradient: Tensor, grid: Grid
+) -> list[Tensor] | None:
     """Determine what is open in all samples by the gradient of the first convolution.
 
+    Outputs near zero may be active without showing it in the features. They follow from the pixels,
+    so the equations are solved again with more and more certain pixels.
+
     Args:
-        samples: All samples that contribute to the gradient.
-        gradient: (o, c, k, k) of the convolution's weights.
+        samples: All k samples that contribute to the gradient.
+        slopes: (m, k) the loss's slopes in their features.
+        gradient: (q,) of the convolution's weights, flattened.
+        grid: Grid of the inputs.
 
     Returns:
         The input (n,) of each sample; None if some direction stays open.
     """
-    left = gradient - sum(_gradient(one, one.x[None]) for one in samples)
-    columns = []
-    for one in samples:
-        columns.extend(_gradient(one, direction[None]).flatten() for direction in one.open.T)
-    if not columns:
-        return [one.x for one in samples]
-    matrix = torch.stack(columns, dim=1)
-    size = matrix.norm(dim=0)
-    strength = torch.linalg.svdvals(matrix / size.clamp_min(torch.finfo(size.dtype).tiny))
-    if len(matrix) < len(columns) or not float(strength[-1]) > WEAK * float(strength[0]):
-        return None
-    steps = torch.linalg.lstsq(matrix, left.flatten()[:, None]).solution[:, 0]
-    parts = steps.split([one.open.shape[1] for one in samples])
-    return [one.x + one.open @ part for one, part in zip(samples, parts, strict=True)]
-
-
-def _gradient(sample: Peeled, x: Tensor) -> Tensor:
-    """Return the gradient of the first convolution's weights for an input (1, n) of one sample."""
-    layer = sample.layer
-    m = layer.module
-    assert isinstance(m, nn.Conv2d)
-    weight = layer.parameters["weight"]
-    image = x.reshape(1, *layer.shape)
-    found: Tensor = nn.grad.conv2d_weight(
-        image, list(weight.shape), sample.slope[None], m.stride, _pair(m.padding), m.dilation
-    )
+    found = [one.x for one in samples]
+    trusted = [one.determined for one in samples]
+    counts = [one.open.shape[1] for one in samples]
+    if not any(counts):
+        return found
+    for _ in range(CLOSED):
+        left = gradient
+        columns: list[Tensor] = []
+        for one, x, sure, slope in zip(samples, found, trusted, slopes.T, strict=True):
+            here = one.slope(one.certain(_rounded(x, grid), sure), slope)
+            known = torch.where(one.determined, _rounded(one.x, grid), one.x)
+            left = left - one.gradient(known, here)
+            columns.extend(one.gradient(direction, here) for direction in one.open.T)
+        matrix = torch.stack(columns, dim=1)
+        size = matrix.norm(dim=0).clamp_min(torch.finfo(matrix.dtype).tiny)
+        strength = torch.linalg.svdvals(matrix / size)
+        if len(matrix) < len(columns) or not float(strength[-1]) > WEAK * float(strength[0]):
+            return None
+        steps = torch.linalg.lstsq(matrix, left[:, None], driver="gelsd").solution[:, 0]
+        parts = steps.split(counts)
+        again = [one.x + one.open @ part for one, part in zip(samples, parts, strict=True)]
+        moved = max(float((a - b).abs().max()) for a, b in zip(again, found, strict=True))
+        found = again
+        away = [(x - _rounded(x, grid)).abs() * grid.std * grid.levels for x in found]
+        trusted = [one.determined | (off < NEAR) for one, off in zip(samples, away, strict=True)]
+        if moved * grid.levels * float(grid.std.max()) < SETTLED:
+            break
     return found
+
+
+def _rounded(x: Tensor, grid: Grid) -> Tensor:
+    """Round an input (n,) to the grid, in the units of the network."""
+    return (grid.snapped(x * grid.std + grid.mean) - grid.mean) / grid.std
 
 
 def _solved(layer: Layer, output: Output) -> tuple[Tensor, Tensor, float] | None:
@@ -169,18 +239,18 @@ def _solved(layer: Layer, output: Output) -> tuple[Tensor, Tensor, float] | None
     x = factor.solve(matrix.T @ value)
     for _ in range(REFINED):
         x = x + factor.solve(matrix.T @ (value - matrix @ x))
-    rng = np.random.default_rng(0)
-    block = rng.standard_normal((len(x), min(DIRECTIONS, len(x))))
-    for _ in range(STEPS):
-        block = np.linalg.qr(factor.solve(block))[0]
-    values, turn = np.linalg.eigh(block.T @ (normal @ block))
-    is_open = values < OPEN * largest
-    if is_open.all():
-        return None
-    growth = math.sqrt(largest / float(values[~is_open].min()))
-    directions = block @ turn[:, is_open]
-    like = output.value
-    return torch.from_numpy(x).to(like), torch.from_numpy(directions).to(like), growth
+    for count in (FEW, MANY):
+        block = np.random.default_rng(0).standard_normal((len(x), min(count, len(x))))
+        for _ in range(STEPS):
+            block = np.linalg.qr(factor.solve(block))[0]
+        values, turn = np.linalg.eigh(block.T @ (normal @ block))
+        is_open = values < OPEN * largest
+        if not is_open.all():
+            growth = math.sqrt(largest / float(values[~is_open].min()))
+            directions = block @ turn[:, is_open]
+            like = output.value
+            return torch.from_numpy(x).to(like), torch.from_numpy(directions).to(like), growth
+    return None
 
 
 def _matrix(layer: Layer):  # type: ignore[no-untyped-def]

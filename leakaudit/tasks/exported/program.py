@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -58,10 +58,10 @@ class Graph:
         stored: The content of the file, without the values of its tensors.
         name: Name of the file.
         steps: The nodes that the output depends on, in order.
-        owned: Name of a parameter or buffer -> its name in the graph.
+        owned: Names of each parameter and buffer: in the model, and in the graph.
         dropout: Largest probability of a dropout that was active when the program was exported.
         normalises: Whether batch normalisation uses the statistics of the batch.
-        own: Number format of the exported parameters.
+        dtype: Number format of the exported parameters.
     """
 
     stored: Stored
@@ -70,7 +70,7 @@ class Graph:
     owned: list[tuple[str, str]] = field(default_factory=list)
     dropout: float = 0.0
     normalises: bool = False
-    own: torch.dtype = torch.float32
+    dtype: torch.dtype = torch.float32
 
     @property
     def batch(self) -> int | None:
@@ -151,9 +151,9 @@ class Program(nn.Module):
         graph = self.exported_graph
         names = [*stored.parameters.values(), *stored.buffers.values()]
         floats = [stored.tensors[name].dtype for name in stored.parameters.values()]
-        graph.own = next((dtype for dtype in floats if dtype.is_floating_point), torch.float32)
+        graph.dtype = next((dtype for dtype in floats if dtype.is_floating_point), torch.float32)
         graph.steps = list(_needed(stored))
-        _look(graph)
+        _note_training(graph)
         layers = _own_layers(graph)
         # Modules are made in the order of the parameters, which is that of the messages.
         for name in stored.parameters.values():
@@ -172,28 +172,30 @@ class Program(nn.Module):
             in_place = operators.in_place(step.node.target)
             if step.node.target in RELU and (step.also or not in_place):
                 self.add_module(f"exported_relu{k}", nn.ReLU())
-                graph.steps[k] = _Step(step.node, step.outputs, f"exported_relu{k}", step.also)
+                graph.steps[k] = replace(step, module=f"exported_relu{k}")
 
     def _run(self, x: Tensor) -> Tensor:
         """Run the graph on a batch of the accepted size."""
         graph = self.exported_graph
-        held: dict[str, Any] = dict(graph.stored.constants)
+        values: dict[str, Any] = dict(graph.stored.constants)
         for own, name in graph.owned:
             place, _, last = own.rpartition(".")
-            held[name] = getattr(self.get_submodule(place), last)
-        held[graph.stored.input] = x
+            values[name] = getattr(self.get_submodule(place), last)
+        values[graph.stored.input] = x
         like = x if x.is_floating_point() else next(self.parameters(), x)
         for step in graph.steps:
-            results = self._computed(step, held, like)
-            held.update(zip(step.outputs, results, strict=False))
+            results = self._computed(step, values, like)
+            values.update(zip(step.outputs, results, strict=False))
             if step.also:
-                held[step.also] = results[0]
-        out: Tensor = held[graph.stored.output]
+                values[step.also] = results[0]
+        out: Tensor = values[graph.stored.output]
         return out
 
-    def _computed(self, step: _Step, held: Mapping[str, Any], like: Tensor) -> tuple[Any, ...]:
+    def _computed(self, step: _Step, values: Mapping[str, Any], like: Tensor) -> tuple[Any, ...]:
         graph = self.exported_graph
-        given = [(one, operators.value(one.arg, held, like, graph.own)) for one in step.node.inputs]
+        given = [
+            (one, operators.value(one.arg, values, like, graph.dtype)) for one in step.node.inputs
+        ]
         named = {one.name: value for one, value in given}
         if step.module:
             place = 1 if step.node.target == EMBEDDING else 0
@@ -292,10 +294,10 @@ def _checked(steps: list[_Step], own: set[str]) -> Iterator[_Step]:
             seen |= {read[0], *step.outputs}
             if read[0] in views:
                 views.update(step.outputs)
-        yield _Step(step.node, step.outputs, also=also)
+        yield replace(step, also=also)
 
 
-def _look(graph: Graph) -> None:
+def _note_training(graph: Graph) -> None:
     """Find dropout and normalisation that were active when the program was exported."""
     for step in graph.steps:
         given = {one.name: next(iter(one.arg.values()), None) for one in step.node.inputs}
@@ -311,7 +313,7 @@ def _look(graph: Graph) -> None:
 
 
 @dataclass(frozen=True)
-class _Own:
+class _OwnLayer:
     """A layer whose parameters no other node uses.
 
     Attributes:
@@ -331,7 +333,7 @@ class _Own:
         return nn.Embedding(rows, width, device="meta")
 
 
-def _own_layers(graph: Graph) -> dict[str, _Own]:
+def _own_layers(graph: Graph) -> dict[str, _OwnLayer]:
     """Return linear layers and embeddings by name, and mark their steps.
 
     Args:
@@ -340,7 +342,7 @@ def _own_layers(graph: Graph) -> dict[str, _Own]:
     stored = graph.stored
     uses = Counter(name for step in graph.steps for name in _reads(step.node))
     tensors = Counter(name.rpartition(".")[0] for name in stored.tensors)
-    found: dict[str, _Own] = {}
+    found: dict[str, _OwnLayer] = {}
     for k, step in enumerate(graph.steps):
         read = _reads(step.node)
         kind = step.node.target
@@ -355,6 +357,6 @@ def _own_layers(graph: Graph) -> dict[str, _Own]:
         if not path or own != names or nested or not alone:
             continue
         if stored.tensors[own[0]].dim() == 2:
-            graph.steps[k] = _Step(step.node, step.outputs, path, step.also)
-            found[path] = _Own(own, kind)
+            graph.steps[k] = replace(step, module=path)
+            found[path] = _OwnLayer(own, kind)
     return found

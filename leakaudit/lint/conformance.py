@@ -113,7 +113,7 @@ def examine(
     obstacle = _obstacle(trace, truth, task)
     if expected.first_round(adversary):
         return Conformance(tuple(deviations), stated, compared, "the first rounds are not observed")
-    # Each comparison relies on what the ones before it have shown, so the first deviation ends them:
+    # Each comparison relies on what those before it have shown, so the first deviation ends them:
     # later ones would only report its consequences.
     if not deviations:
         deviations += _consistency(Case(trace, None))

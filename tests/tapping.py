@@ -105,6 +105,7 @@ def tapped(
     *command: str,
     options: tuple[str, ...] = (),
     truth: bool = False,
+    operators: bool = False,
     **more: str,
 ) -> Run:
     """Run a program under the tap, and keep its log.
@@ -114,21 +115,20 @@ def tapped(
         command: the program and its arguments.
         options: options of the tap.
         truth: whether the program leaves its records in data.npz.
+        operators: whether it may import a torchvision that was built for another torch.
         more: further environment variables.
     """
     if truth:
         options = ("--truth", "data.npz", *options)
     words = ("tap", "--keep", "-o", "trace.pt", *options, "--", *command)
+    if operators:
+        more = {**more, **_with_operators(folder)}
     done = leakaudit(folder, *words, check=False, **more)
     return Run(done.returncode, folder, done.stdout + done.stderr)
 
 
-def with_operators(folder: Path) -> dict[str, str]:
-    """Return the environment in which a program can import a torchvision for another torch.
-
-    Args:
-        folder: the folder of the program's run.
-    """
+def _with_operators(folder: Path) -> dict[str, str]:
+    """Return the environment in which a program can import a torchvision for another torch."""
     site = folder / "site"
     site.mkdir(exist_ok=True)
     shutil.copy(OPERATORS, site / "sitecustomize.py")  # Python runs it before the program

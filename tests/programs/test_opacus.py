@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tapping import Run, leakaudit, tapped, torchrun, with_operators
+from tapping import Run, leakaudit, tapped, torchrun
 
 import leakaudit as la
 from leakaudit.accounting.view_bound import ViewBound
@@ -33,7 +33,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
     def run_once(*options: str) -> Run:
         if options not in done:
             folder = tmp_path_factory.mktemp("opacus")
-            done[options] = tapped(folder, *torchrun(PROGRAM, *options), **with_operators(folder))
+            done[options] = tapped(folder, *torchrun(PROGRAM, *options), operators=True)
         return done[options]
 
     return run_once
@@ -207,7 +207,7 @@ def test_models_of_ranks_that_train_with_opacus_are_not_called_by_a_protocol_wit
 
 def test_opacus_alone_sends_nothing_and_the_tap_says_so(tmp_path: Path) -> None:
     command = (sys.executable, str(PROGRAM), "--wrap", "alone")
-    seen = tapped(tmp_path, *command, **with_operators(tmp_path))
+    seen = tapped(tmp_path, *command, operators=True)
     assert seen.code == 2
     (line,) = [line for line in seen.said.splitlines() if line.startswith("leakaudit")]
     assert "no messages of the program were recorded: it sent none" in line

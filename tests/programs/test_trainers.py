@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tapping import Run, tapped, torchrun, with_operators
+from tapping import Run, tapped, torchrun
 
 pytestmark = pytest.mark.slow
 
@@ -36,7 +36,7 @@ def train(folder: Path, framework: str, *options: str) -> Run:
     """Tap a program of a framework; skips if it is not installed."""
     if find_spec(framework) is None:
         pytest.skip(f"{framework} is in the environment of `make programs`")
-    return tapped(folder, *PROGRAMS[framework], *options, **with_operators(folder))
+    return tapped(folder, *PROGRAMS[framework], *options, operators=True)
 
 
 def check_gradients(seen: Run) -> None:

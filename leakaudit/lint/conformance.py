@@ -107,26 +107,24 @@ def examine(
     found = [*_constants(trace), *expected.observed(trace, declared, adversary)]
     if truth is not None:
         found += _records(trace, truth)
-    deviations = [one for one in found if one.about not in STATED]
+    hard = [one for one in found if one.about not in STATED]
     stated = tuple(one for one in found if one.about in STATED)
     compared = False
     obstacle = _obstacle(trace, truth, task)
     if expected.first_round(adversary):
-        return Conformance(tuple(deviations), stated, compared, "the first rounds are not observed")
-    # Each comparison relies on what those before it have shown, so the first deviation ends them:
-    # later ones would only report its consequences.
-    if not deviations:
-        deviations += _consistency(Case(trace, None))
-    if not deviations and not obstacle and truth is not None:
-        wrong = _values(_Recording(trace, truth, task or Task.build(trace.task)))
-        if wrong is None:
+        return Conformance(tuple(hard), stated, compared, "the first rounds are not observed")
+    if not hard:
+        case = Case(trace, None)
+        hard += _consistency(case)
+    if not hard and not obstacle and truth is not None:
+        values = list(_values(_Recording(trace, truth, task or Task.build(trace.task))))
+        compared = None not in values
+        hard += [one for one in values if one is not None]
+        if not compared:
             obstacle = "the truth and the messages do not determine the private states"
-        else:
-            compared = True
-            deviations += wrong
-    if not deviations and not compared:
-        deviations += _noise(trace)
-    return Conformance(tuple(deviations), stated, compared, obstacle)
+    if not hard and not compared:
+        hard += _noise(trace)
+    return Conformance(tuple(hard), stated, compared, obstacle)
 
 
 def check(case: Case) -> Iterator[Pitfall]:
@@ -232,19 +230,19 @@ def _noise(trace: Trace) -> Iterator[Deviation]:
             return
 
 
-def _values(recording: _Recording) -> list[Deviation] | None:
-    """Compare the values with gradients of the truth; None if there is nothing to compare."""
-    rounds = min(recording.trace.rounds, ROUNDS)
-    found = left(recording, protocol_of(recording.trace, rounds).whole)
+def _values(made: _Recording) -> Iterator[Deviation | None]:
+    """Compare the values with gradients of the truth; a None if there is nothing to compare."""
+    rounds = min(made.trace.rounds, ROUNDS)
+    found = left(made, protocol_of(made.trace, rounds).whole)
     if not found.noise and not found.size:
-        return None
+        yield None
+        return
     wrong = list(contradicted(found))
-    if wrong:
-        return wrong
-    values = Values()
-    values.add(found.noise)
-    wrong = [*values.signal(), *values.excess()][:1]
-    quiet = values.quiet()
-    if not wrong and quiet is not None:
-        return [Deviation("quiet", quiet)]
-    return wrong
+    if not wrong:
+        values = Values()
+        values.add(found.noise)
+        wrong = [*values.signal(), *values.excess()][:1]
+        quiet = values.quiet()
+        if not wrong and quiet is not None:
+            wrong = [Deviation("quiet", quiet)]
+    yield from wrong

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -58,10 +58,10 @@ class Graph:
         stored: The content of the file, without the values of its tensors.
         name: Name of the file.
         steps: The nodes that the output depends on, in order.
-        owned: Names of each parameter and buffer: in the model, and in the graph.
+        owned: Name of a parameter or buffer -> its name in the graph.
         dropout: Largest probability of a dropout that was active when the program was exported.
         normalises: Whether batch normalisation uses the statistics of the batch.
-        dtype: Number format of the exported parameters.
+        own: Number format of the exported parameters.
     """
 
     stored: Stored
@@ -70,7 +70,7 @@ class Graph:
     owned: list[tuple[str, str]] = field(default_factory=list)
     dropout: float = 0.0
     normalises: bool = False
-    dtype: torch.dtype = torch.float32
+    own: torch.dtype = torch.float32
 
     @property
     def batch(self) -> int | None:
@@ -151,9 +151,9 @@ class Program(nn.Module):
         graph = self.exported_graph
         names = [*stored.parameters.values(), *stored.buffers.values()]
         floats = [stored.tensors[name].dtype for name in stored.parameters.values()]
-        graph.dtype = next((dtype for dtype in floats if dtype.is_floating_point), torch.float32)
+        graph.own = next((dtype for dtype in floats if dtype.is_floating_point), torch.float32)
         graph.steps = list(_needed(stored))
-        _note_training(graph)
+        _look(graph)
         layers = _own_layers(graph)
         # Modules are made in the order of the parameters, which is that of the messages.
         for name in stored.parameters.values():
@@ -172,30 +172,28 @@ class Program(nn.Module):
             in_place = operators.in_place(step.node.target)
             if step.node.target in RELU and (step.also or not in_place):
                 self.add_module(f"exported_relu{k}", nn.ReLU())
-                graph.steps[k] = replace(step, module=f"exported_relu{k}")
+                graph.steps[k] = _Step(step.node, step.outputs, f"exported_relu{k}", step.also)
 
     def _run(self, x: Tensor) -> Tensor:
         """Run the graph on a batch of the accepted size."""
         graph = self.exported_graph
-        values: dict[str, Any] = dict(graph.stored.constants)
+        held: dict[str, Any] = dict(graph.stored.constants)
         for own, name in graph.owned:
             place, _, last = own.rpartition(".")
-            values[name] = getattr(self.get_submodule(place), last)
-        values[graph.stored.input] = x
+            held[name] = getattr(self.get_submodule(place), last)
+        held[graph.stored.input] = x
         like = x if x.is_floating_point() else next(self.parameters(), x)
         for step in graph.steps:
-            results = self._computed(step, values, like)
-            values.update(zip(step.outputs, results, strict=False))
+            results = self._computed(step, held, like)
+            held.update(zip(step.outputs, results, strict=False))
             if step.also:
-                values[step.also] = results[0]
-        out: Tensor = values[graph.stored.output]
+                held[step.also] = results[0]
+        out: Tensor = held[graph.stored.output]
         return out
 
-    def _computed(self, step: _Step, values: Mapping[str, Any], like: Tensor) -> tuple[Any, ...]:
+    def _computed(self, step: _Step, held: Mapping[str, Any], like: Tensor) -> tuple[Any, ...]:
         graph = self.exported_graph
-        given = [
-            (one, operators.value(one.arg, values, like, graph.dtype)) for one in step.node.inputs
-        ]
+        given = [(one, operators.value(one.arg, held, like, graph.own)) for one in step.node.inputs]
         named = {one.name: value for one, value in given}
         if step.module:
             place = 1 if step.node.target == EMBEDDING else 0
@@ -294,10 +292,10 @@ def _checked(steps: list[_Step], own: set[str]) -> Iterator[_Step]:
             seen |= {read[0], *step.outputs}
             if read[0] in views:
                 views.update(step.outputs)
-        yield replace(step, also=also)
+        yield _Step(step.node, step.outputs, also=also)
 
 
-def _note_training(graph: Graph) -> None:
+def _look(graph: Graph) -> None:
     """Find dropout and normalisation that were active when the program was exported."""
     for step in graph.steps:
         given = {one.name: next(iter(one.arg.values()), None) for one in step.node.inputs}
@@ -313,7 +311,7 @@ def _note_training(graph: Graph) -> None:
 
 
 @dataclass(frozen=True)
-class _OwnLayer:
+class _Own:
     """A layer whose parameters no other node uses.
 
     Attributes:
@@ -333,7 +331,7 @@ class _OwnLayer:
         return nn.Embedding(rows, width, device="meta")
 
 
-def _own_layers(graph: Graph) -> dict[str, _OwnLayer]:
+def _own_layers(graph: Graph) -> dict[str, _Own]:
     """Return linear layers and embeddings by name, and mark their steps.
 
     Args:
@@ -342,7 +340,7 @@ def _own_layers(graph: Graph) -> dict[str, _OwnLayer]:
     stored = graph.stored
     uses = Counter(name for step in graph.steps for name in _reads(step.node))
     tensors = Counter(name.rpartition(".")[0] for name in stored.tensors)
-    found: dict[str, _OwnLayer] = {}
+    found: dict[str, _Own] = {}
     for k, step in enumerate(graph.steps):
         read = _reads(step.node)
         kind = step.node.target
@@ -357,6 +355,6 @@ def _own_layers(graph: Graph) -> dict[str, _OwnLayer]:
         if not path or own != names or nested or not alone:
             continue
         if stored.tensors[own[0]].dim() == 2:
-            graph.steps[k] = replace(step, module=path)
-            found[path] = _OwnLayer(own, kind)
+            graph.steps[k] = _Step(step.node, step.outputs, path, step.also)
+            found[path] = _Own(own, kind)
     return found

@@ -332,6 +332,20 @@ class Truth:
         mine = self.node == node
         return self.x[mine], self.y[mine]
 
+    def blind_guess(self, node: int) -> Tensor:
+        """Return the best guess of a node's records without a leak.
+
+        Args:
+            node: The node whose records are guessed.
+
+        Returns:
+            (*shape): the mean of all other records, grey if there are none.
+        """
+        others = torch.cat([self.pool.to(self.x), self.x[self.node != node]])
+        if not len(others):
+            return torch.full_like(self.x[0], 0.5)
+        return others.mean(0)
+
 
 def drawn(value: Json) -> str | None:
     """Return the number of a recording.

@@ -60,7 +60,7 @@ class Score:
             images that they were paired with.
         surplus: Reconstructions (or labels, if there are none) beyond the b that can be matched.
         missed: For each metric, the scores of the missed records in their order: those of
-            `blind_guess`.
+            `Truth.blind_guess`.
         note: Why something is missing.
     """
 
@@ -94,8 +94,8 @@ class Score:
             metric: One of `METRICS`.
 
         Returns:
-            The measured values, then the scores of `blind_guess` on the missed records. Empty if
-            the metric was not measured.
+            The measured values, then the scores of `Truth.blind_guess` on the missed records. Empty
+            if the metric was not measured.
         """
         column = getattr(self, metric) or ()
         measured = [float(value) for value in column if value is not None]
@@ -180,7 +180,7 @@ def nothing(node: int, attack: str, truth: Truth) -> Score:
         truth: The truth.
 
     Returns:
-        A score in which every record is missed and counts as `blind_guess`.
+        A score in which every record is missed and counts as `Truth.blind_guess`.
     """
     no_rows = truth.x.new_empty(0, *truth.task.shape)
     empty = Reconstruction(node, attack, no_rows, None, Certificate.FAILED, 1.0)
@@ -230,22 +230,6 @@ def definitions(task: TaskSpec, lpips: str = NO_WEIGHTS) -> dict[str, str]:
         out["ssim"] = ssim
         out["lpips"] = lpips
     return out
-
-
-def blind_guess(truth: Truth, node: int) -> Tensor:
-    """Return the best guess of a node's records without a leak.
-
-    Args:
-        truth: The records of all nodes, and the pool.
-        node: The node whose records are guessed.
-
-    Returns:
-        (*shape): the mean of all other records, grey if there are none.
-    """
-    others = torch.cat([truth.pool.to(truth.x), truth.x[truth.node != node]])
-    if not len(others):
-        return torch.full_like(truth.x[0], 0.5)
-    return others.mean(0)
 
 
 def blind_chance(guesses: int, candidates: Tensor, total: int) -> float:
@@ -338,7 +322,7 @@ def _missed(
     lost = torch.ones(len(x), dtype=torch.bool)
     lost[pairs.true] = False
     true = x.cpu()[lost]
-    guess = blind_guess(truth, node).cpu().expand_as(true)
+    guess = truth.blind_guess(node).cpu().expand_as(true)
     columns = _measure(guess, true, truth.task, weights)
     _identify(columns, guess, true, records)
     numbers: dict[str, tuple[float, ...]] = {}

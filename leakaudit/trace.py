@@ -128,7 +128,7 @@ class TaskSpec:
         model: Registered name, ``package.module:factory``, or the name of a torch.export program
             (``file.pt2``).
         args: Its keyword arguments.
-        loss: "cross_entropy", "binary" or "squared".
+        loss: "cross_entropy", "binary", "squared", or "next_token" for sequences of tokens.
         shape: Shape of one input, such as (1, 25, 25).
         classes: Number of classes.
         mean: The model sees (x - mean) / std, with x in [0, 1] for images; one entry
@@ -162,6 +162,11 @@ class TaskSpec:
     def is_image(self) -> bool:
         """Whether inputs have channels and two spatial dimensions."""
         return len(self.shape) == 3
+
+    @property
+    def is_text(self) -> bool:
+        """Whether inputs are sequences of tokens, of which a model predicts the next one."""
+        return self.loss == "next_token"
 
     def to_json(self) -> dict[str, Json]:
         """Plain JSON values."""

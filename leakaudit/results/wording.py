@@ -61,13 +61,22 @@ HEADINGS = (
     "PSNR dB",
     "SSIM",
     "LPIPS",
+    "tokens",
     "rel. error",
     "identical",
     "label",
     "identified",
     "seconds",
 )
-NUMBERS = ("node", "PSNR dB", "SSIM", "LPIPS", "rel. error", "seconds")  # aligned on the right
+NUMBERS = (
+    "node",
+    "PSNR dB",
+    "SSIM",
+    "LPIPS",
+    "tokens",
+    "rel. error",
+    "seconds",
+)  # aligned on the right
 _ALWAYS = ("node", "attack", "leak (rounds)", "certificate", "label", "seconds")
 _RANK = {"EXACT": 3, "INTERVAL": 2, "APPROXIMATE": 1, "FAILED": 0}
 LABELS_SHOWN = 8  # a choice: as many as fit into a table cell
@@ -855,6 +864,7 @@ def _cells(finding: Finding) -> tuple[str, ...]:
         spread(scores.psnr, "{:.1f}"),
         spread(scores.ssim, "{:.3f}"),
         spread(scores.lpips, "{:.3f}"),
+        spread(scores.tokens_correct, "{:.0%}"),
         error,
         _share(scores.exact),
         _labels(finding, scores),

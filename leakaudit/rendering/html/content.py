@@ -94,6 +94,7 @@ def content(shown: Shown) -> dict[str, object]:
         "refusals": curves.refusals(record),
         "views": audited.views(record),
         "gallery": shown.gallery,
+        "passages": shown.passages,
         "methods": _methods(record),
         "by_round": heat.by_round(scene),
         "by_point": heat.by_point(scene),

@@ -217,7 +217,7 @@ def _misfit(leak: GradientLeak, task: Task, found: prefixes.Counts) -> tuple[flo
     total = float(value.norm())
     precision = max(leak.wire, torch.finfo(leak.value.dtype).eps)
     # A sum over the tokens of the batch of rows that are themselves sums over the width.
-    terms = found.x.numel() * task.module.head.weight.shape[1]
+    terms = found.x.numel() * task.layout.shapes[0][1]
     rounded = precision * terms**0.5 * size
     noise = float(leak.std[0]) * len(value) ** 0.5
     return float((again - value).norm()) / total, (rounded**2 + noise**2) ** 0.5 / total

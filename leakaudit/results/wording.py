@@ -466,7 +466,10 @@ def outcome(finding: Finding) -> str:
         return f"{reconstruction} (certificate {name}; no truth file: not scored)"
     psnr = best(scores.psnr, max)
     error = best(scores.relative_error, min)
-    if psnr is not None:
+    tokens = best(scores.tokens_correct, max)
+    if tokens is not None:
+        near = f"{tokens:.0%} of the tokens"
+    elif psnr is not None:
         near = f"{psnr:.1f} dB PSNR"
     elif error is not None:
         near = f"relative error {error:.1e}"
@@ -854,7 +857,8 @@ def _cells(finding: Finding) -> tuple[str, ...]:
     if rounds.first == rounds.last:
         span = str(rounds.first)
     error = "-"
-    if not isinstance(scores.psnr, NumberColumn):
+    measured = [isinstance(c, NumberColumn) for c in (scores.psnr, scores.tokens_correct)]
+    if not any(measured):
         error = spread(scores.relative_error, "{:.1e}")
     return (
         str(finding.node),

@@ -257,6 +257,7 @@ def _of_text() -> dict[str, str]:
         rouge = "ROUGE-{}: not measured (pip install 'leakaudit[text]')"
     return {
         "exact": "all tokens equal",
+        "relative_error": "share of the positions with another token",
         "label_correct": "the token after the sequence is equal, after matching",
         "identified": _IDENTIFIED.replace("Euclidean", "number of different tokens"),
         "matching": _MATCHING.replace(
@@ -419,6 +420,7 @@ def _measure(x: Tensor, y: Tensor, task: TaskSpec, weights: Weights | None) -> d
     if task.is_text:
         found = {
             "exact": x.eq(y).all(1),
+            "relative_error": 1 - metrics.tokens_correct(x, y),
             "tokens_correct": metrics.tokens_correct(x, y),
             "token_f1": metrics.token_f1(x, y),
         }

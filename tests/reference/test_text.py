@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -12,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
-from leakaudit.attacks import Sequences
+from leakaudit.attacks import Sequences, Tokens
 from leakaudit.errors import AttackError, LeakauditError
 from leakaudit.leak import GradientLeak
 from leakaudit.reconstruction import Certificate, Reconstruction
@@ -240,6 +241,40 @@ def test_what_it_cannot_use_is_refused_in_one_line() -> None:
     assert "all parameters" in str(Sequences().refuses(half, task()))
     with pytest.raises(AttackError, match="cannot use this leak"):
         recovered(half, task())
+
+
+def test_the_tokens_of_many_adamw_steps_follow_from_eight_bits() -> None:
+    """Of 100 local steps with other texts and weight decay, sent as int8 with one scale."""
+    made = task(width=32, length=8)
+    theta = made.init(Generator().manual_seed(0)).float()
+    x, y = texts(200, 8)
+    weights = theta.clone().requires_grad_()
+    optimiser = torch.optim.AdamW([weights], lr=1e-3, weight_decay=0.1)
+    for k in range(100):
+        weights.grad = made.gradient(weights, x[2 * k : 2 * k + 2], y[2 * k : 2 * k + 2])
+        optimiser.step()
+    update = theta - weights.detach()
+    step = float(update.abs().max()) / 127
+    sent = (update / step).round().clamp(-127, 127) * step
+    leak = GradientLeak(
+        0,
+        torch.arange(1),
+        torch.ones(1, 1),
+        sent[None],
+        torch.tensor([step / math.sqrt(12)]),
+        (0, made.layout.size),
+        theta=theta[None],
+        batch=2,
+        inner=100,
+    )
+    found = Tokens()(leak, made, Generator().manual_seed(0))
+    occurred = sorted(set(x.long().flatten().tolist()))
+    assert f"{len(occurred)} different tokens: " in found.note
+    listed = [
+        int(one) for one in re.findall(r"\d+", found.note.partition(": ")[2].partition(";")[0])
+    ]
+    assert listed == occurred[: len(listed)]
+    assert len(listed) == 30
 
 
 def test_texts_are_scored_by_tokens() -> None:

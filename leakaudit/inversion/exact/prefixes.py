@@ -102,7 +102,9 @@ class Space:
         inside, outside = (vectors @ self.axes).split([self.rank, len(self.axes) - self.rank], -1)
         turned = outside.shape[-1] * (inside / self.sizes).square().sum(-1)
         rounded = self.rounding**2 * vectors.square().sum(-1)
-        return outside.norm(dim=-1) / (turned + rounded).sqrt()
+        expected = (turned + rounded).sqrt()
+        distances: Tensor = outside.norm(dim=-1) / expected
+        return distances
 
 
 def space(leak: GradientLeak, rows: Tensor, most: int, generator: Generator) -> Space | None:
@@ -270,8 +272,8 @@ def grow(models: Sequence[Decoder], found: Space, possible: Sequence[Tensor], ba
         some = max(1, CHUNK // max(1, len(tokens)))
         parts = []
         for start in range(0, len(alive), some):
-            rows = slice(start, start + some)
-            distances = [found.distance(one.extended(rows, tokens)) for one in growing]
+            these = slice(start, start + some)
+            distances = [found.distance(one.extended(these, tokens)) for one in growing]
             parts.append(torch.stack(distances).amax(0))
         if expired():
             return Tree(alive[:0], stopped=f"the time limit expired at position {p + 1}")

@@ -68,7 +68,7 @@ class Sequences(Attack):
         "output layer and the certificate: developed for leakaudit"
     )
     cost: ClassVar[str] = (
-        "one row of attention per guess; a minute for 16 sequences of 32 tokens at width 768"
+        "one row of attention per guess; 10 s for 16 sequences of 32 tokens at width 768"
     )
     tokens: ClassVar[bool] = True
 

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
+from markupsafe import escape
 from torch import Generator, Tensor, nn
 
+import leakaudit as la
 from leakaudit.attacks import Sequences, Tokens
+from leakaudit.cli import main
 from leakaudit.errors import AttackError, LeakauditError
 from leakaudit.leak import GradientLeak
 from leakaudit.reconstruction import Certificate, Reconstruction
+from leakaudit.rendering import passages
 from leakaudit.scoring import metrics, scoring
 from leakaudit.tasks import data
 from leakaudit.tasks.task import Task
@@ -245,7 +251,7 @@ def test_what_it_cannot_use_is_refused_in_one_line() -> None:
 
 def test_the_tokens_of_many_adamw_steps_follow_from_eight_bits() -> None:
     """Of 100 local steps with other texts and weight decay, sent as int8 with one scale."""
-    made = task(width=32, length=8)
+    made = task(width=16, length=8)
     theta = made.init(Generator().manual_seed(0)).float()
     x, y = texts(200, 8)
     weights = theta.clone().requires_grad_()
@@ -275,6 +281,35 @@ def test_the_tokens_of_many_adamw_steps_follow_from_eight_bits() -> None:
     ]
     assert listed == occurred[: len(listed)]
     assert len(listed) == 30
+
+
+def test_a_report_shows_text_beside_text(tmp_path: Path) -> None:
+    """In the terminal and in HTML, escaped, and not at all if it is redacted."""
+    scenario = la.Scenario(
+        victim="fedsgd",
+        nodes=2,
+        rounds=1,
+        data="text:16",
+        samples=2,
+        model="gpt",
+        set={"width": 64},
+    )
+    trace, truth = la.record(scenario, tmp_path / "trace.pt")
+    assert main(["attack", str(tmp_path / "trace.pt"), "-o", str(tmp_path / "out"), "-q"]) == 0
+    record = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert {one["attack"] for one in record["findings"]} == {"sequences"}
+    assert {one["certificate"]["name"] for one in record["findings"]} == {"EXACT"}
+    assert "2 of 2 records recovered bit for bit (100% of the tokens)" in record["summary"]
+    originals = [passages.text_of(row.long().numpy()) for row in truth.x]
+    assert len(originals) == 4
+    text = la.report(tmp_path / "out", "text")
+    page = la.report(tmp_path / "out", "html")
+    hidden = la.report(tmp_path / "out", "html", redact=True)
+    for original in originals:
+        assert text.count(original) == 2
+        assert page.count(str(escape(original))) == 2
+        assert str(escape(original)) not in hidden
+    assert trace.task.is_text
 
 
 def test_texts_are_scored_by_tokens() -> None:

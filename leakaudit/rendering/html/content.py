@@ -276,7 +276,7 @@ def _missing(shown: Shown) -> Iterator[str]:
             "Controls: `leakaudit check` runs controls every time, "
             "`leakaudit selfcheck` tests the estimators."
         )
-    if record.findings and not shown.gallery:
+    if record.findings and not shown.gallery and not shown.passages:
         yield ("Images: `leakaudit report results.json -f html` without --redact adds them.")
     if record.findings and all(finding.scores is None for finding in record.findings):
         yield (

@@ -46,15 +46,17 @@ class Sequences(Attack):
     4. The recomputed gradient is the leaked one up to rounding.
 
     Let another batch have the same gradient. The space lies in the span of its at most K b L rows.
-    If all of these lie in the space, its prefixes are nodes of the tree, because the tree contains
-    all prefixes whose rows do. It has every node, because fewer rows could not span the space. The
-    output layer's gradient then determines its counts, and it is the same batch. If r = K b L, this
-    is the only case: that many rows span exactly the space. Otherwise, a row might lie outside, and
-    this is where the argument needs weights in general position: the rows of the tree and at most
-    K b L of any others are then independent, unless they are more than h - 1. So the batch has all
-    nodes of the tree, and the slopes of every row outside add up to zero. But the last row of a
-    sequence has the slopes of one loss only, a softmax minus a label, which is not zero. Weights
-    drawn at random, or trained from such, are in general position with probability 1.
+    If all of these lie in the space, and all of its tokens are candidates, its prefixes are nodes
+    of the tree. It has every node, because fewer rows could not span the space. The output layer's
+    gradient then determines its counts, and it is the same batch.
+
+    Otherwise, a row lies outside, or a token is no candidate, and this is where the argument needs
+    weights in general position. Rows of the tree and of the other batch are then independent as
+    long as there are less than h, so the batch has all nodes of the tree, and the slopes of every
+    row outside add up to zero. But the last row of a sequence has the slopes of one loss only, a
+    softmax minus a label, which is not zero. In the same way, the direction E[v] of a token that is
+    no candidate would have slopes that add up to zero. Weights drawn at random are in general
+    position with probability 1; trained weights are assumed to be.
     """
 
     exact: ClassVar[bool] = True

@@ -289,10 +289,10 @@ def test_a_report_shows_text_beside_text(tmp_path: Path) -> None:
         victim="fedsgd",
         nodes=2,
         rounds=1,
-        data="text:16",
+        data="text:8",
         samples=2,
         model="gpt",
-        set={"width": 64},
+        set={"width": 32},
     )
     trace, truth = la.record(scenario, tmp_path / "trace.pt")
     assert main(["attack", str(tmp_path / "trace.pt"), "-o", str(tmp_path / "out"), "-q"]) == 0

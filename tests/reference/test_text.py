@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from markupsafe import escape
+from one_gradient import leaked
 from torch import Generator, Tensor, nn
 
 import leakaudit as la
@@ -262,17 +263,8 @@ def test_the_tokens_of_many_adamw_steps_follow_from_eight_bits() -> None:
     update = theta - weights.detach()
     step = float(update.abs().max()) / 127
     sent = (update / step).round().clamp(-127, 127) * step
-    leak = GradientLeak(
-        0,
-        torch.arange(1),
-        torch.ones(1, 1),
-        sent[None],
-        torch.tensor([step / math.sqrt(12)]),
-        (0, made.layout.size),
-        theta=theta[None],
-        batch=2,
-        inner=100,
-    )
+    rounding = torch.tensor([step / math.sqrt(12)])
+    leak = replace(leaked(made, sent, theta, batch=2)[0], std=rounding, inner=100)
     found = Tokens()(leak, made, Generator().manual_seed(0))
     occurred = sorted(set(x.long().flatten().tolist()))
     assert f"{len(occurred)} different tokens: " in found.note

@@ -169,6 +169,7 @@ READS = {
     "leakaudit/tasks/data_files.py:_table": FOREIGN,
     "leakaudit/tasks/data_files.py:read_folder": NAMED,
     "leakaudit/tasks/data_sources.py:from_torchvision": ERROR,
+    "leakaudit/tasks/data_sources.py:text": "Python's own documentation, for its white space",
     "leakaudit/trace.py": STORED,
     "leakaudit/traces/_storage/archive.py": FORMAT,
     "leakaudit/traces/_storage/arrays.py:_array": ERROR,

@@ -24,7 +24,7 @@ from leakaudit.errors import AttackError
 from leakaudit.inversion.exact import extreme_rays, features, first_layer_rows, proof
 from leakaudit.inversion.exact.certify import Heard
 from leakaudit.inversion.exact.duals_to_inputs import KnownInputs
-from leakaudit.inversion.exact.extreme_rays import Array, Cone
+from leakaudit.inversion.exact.extreme_rays import Array
 from leakaudit.inversion.exact.pixel_grid import OFF_SEARCHED, Grid
 from leakaudit.leak import GradientLeak
 from leakaudit.reconstruction import Attack, Certificate, Reconstruction
@@ -41,7 +41,7 @@ INVISIBLE = (
 
 @attack("cone")
 @dataclass(frozen=True)
-class ConeAttack(Attack):
+class Cone(Attack):
     """Recovery of batches from non-negative inputs or features, by linear programs."""
 
     exact: ClassVar[bool] = True
@@ -117,7 +117,7 @@ def _pixels(leak: GradientLeak, task: Task, generator: Generator) -> Reconstruct
     pixels = span.basis[:, :-1] * grid.std + one[:, None] * grid.mean
     gain = float(torch.hypot(grid.std, grid.mean).max())
     box = torch.cat([pixels, one[:, None] - pixels, one[:, None]], dim=1)
-    cone = Cone.of(box, one, span.sizes[: span.batch], gain * span.noise)
+    cone = extreme_rays.Cone.of(box, one, span.sizes[: span.batch], gain * span.noise)
 
     def image(ray: Array) -> Tensor:
         return torch.from_numpy(ray).to(pixels) @ pixels

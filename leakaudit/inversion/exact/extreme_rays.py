@@ -13,10 +13,10 @@ outputs of a ReLU are zero, thousands of columns, where b - 1 determine a ray. P
 most 1, which adds the columns 1 - x.
 
 A linear program finds an extreme ray: minimise a positive combination of the columns, with a
-normalisation q u = 1. If q is orthogonal to all rays found so far, these are not among the possible
-solutions, so every program finds a new one (`rays`). What it finds need not be a sample: a cone has
-many rays with b - 1 zeros by chance. Those are recognised, because they have few zeros (`Cone.firm`)
-or do not lie on the grid of pixels, and another program is solved.
+normalisation q u = 1. If q is orthogonal to all rays found so far, these are not among the
+possible solutions, so every program finds a new one (`rays`). What it finds need not be a sample: a
+cone has many rays with b - 1 zeros by chance. Those are recognised, because they have few zeros
+(`Cone.firm`) or do not lie on the grid of pixels, and another program is solved.
 
 The method was developed for leakaudit. Dimitrov et al. 2024 (SPEAR) use zeros of D, not those of
 the inputs.
@@ -70,8 +70,8 @@ PARTS = 3
 # Maximum number of times that the zero set of a ray is determined again from the polished ray.
 POLISH = 4
 
-# Programs without a new ray after which the search ends. A choice: of 64 samples, the last ones take
-# up to ten.
+# Programs without a new ray after which the search ends. A choice: of 64 samples, the last ones
+# take up to ten.
 PATIENCE = 40
 
 # Share of the rays found that a direction avoids after every second failure.
@@ -196,7 +196,7 @@ def _sample(
     rng: np.random.Generator,
 ) -> Array | None:
     """Solve programs from one random start until a ray is accepted; None if none is."""
-    # After every second failure, the direction avoids only some of the rays found, for more variety.
+    # After every second failure, the direction avoids only some of the rays found, for variety.
     avoided = [u for u in found if missed % 2 == 0 or rng.random() < AVOIDED]
     direction = _direction(cone, avoided, rng)
     # The more failures, the more uneven the weights.
@@ -234,9 +234,7 @@ def _direction(cone: Cone, avoided: list[Array], rng: np.random.Generator) -> Ar
     return chosen
 
 
-def _vertex(
-    cone: Cone, weights: Array, direction: Array, rng: np.random.Generator
-) -> Array | None:
+def _vertex(cone: Cone, weights: Array, direction: Array, rng: np.random.Generator) -> Array | None:
     """Minimise weights @ u over the cone with direction @ u = 1; None if there is no solution.
 
     Most conditions hold by themselves, so the program starts with some, and violated ones follow.

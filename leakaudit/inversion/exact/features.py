@@ -7,16 +7,15 @@ The inputs of the first linear layer are features of the images, known up to a b
 are samples (times the models that take part in a difference).
 2. **Zeros.** The zeros of the features determine the ray even without any third of them. A mixture
 of samples vanishes where several samples happen to cancel, and such a coincidence is one column.
-3. **Pixels.** The image lies on the grid. Mixtures do not: convolution and ReLU of the rounded image
-must give the features again, zeros included, to a tolerance that a change of any tested pixel by one
-level exceeds ten times.
+3. **Pixels.** The image lies on the grid. Mixtures do not: convolution and ReLU of the rounded
+image must give the features again, zeros included, to a tolerance that a change of any tested pixel
+by one level exceeds ten times.
 4. **Gradient.** If all samples are found, the whole gradient is computed again with their labels,
 and must equal the leaked one up to rounding.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -38,7 +37,8 @@ from leakaudit.tasks.sequential import Role
 if TYPE_CHECKING:
     from leakaudit.inversion.exact.first_layer_rows import Span
     from leakaudit.leak import GradientLeak
-    from leakaudit.tasks.task import LinearNames, Task
+    from leakaudit.tasks.build_task import LinearNames
+    from leakaudit.tasks.task import Task
 
 # Difference between features computed again and those of the leak, relative to the largest one,
 # that the rounding of models in float32 explains.
@@ -71,9 +71,7 @@ def missing(leak: GradientLeak, task: Task) -> str | None:
     return None
 
 
-def recover(
-    leak: GradientLeak, task: Task, equation: int, generator: Generator
-) -> Reconstruction:
+def recover(leak: GradientLeak, task: Task, equation: int, generator: Generator) -> Reconstruction:
     """Recover the images behind one equation of a leak.
 
     Args:

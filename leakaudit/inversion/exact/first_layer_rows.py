@@ -32,7 +32,8 @@ from torch import Generator, Tensor
 
 if TYPE_CHECKING:
     from leakaudit.leak import GradientLeak
-    from leakaudit.tasks.task import LinearNames, Task
+    from leakaudit.tasks.build_task import LinearNames
+    from leakaudit.tasks.task import Task
 
 # Number of directions beyond the batch that are also computed, to observe the noise; half of them
 # estimate its size. A choice: with 8, noise costs up to 2 dB; 32 change nothing.

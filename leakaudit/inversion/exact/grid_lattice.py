@@ -8,8 +8,8 @@ integer matrix of the x_k, with a row of ones, has full rank modulo every prime 
 a_k are integers: a denominator would be a prime modulo which the rows depend on each other.
 * **Box.** All pixels of x lie in [0, 1]. Two linear programs per image bound its coefficient a_k.
 
-If every a_k lies strictly between -1 and 2, then a_k is 0 or 1, and since they add up to 1, x is one
-of the batch: no other image on the grid exists in the whole space. Similar images have wider
+If every a_k lies strictly between -1 and 2, then a_k is 0 or 1, and since they add up to 1, x is
+one of the batch: no other image on the grid exists in the whole space. Similar images have wider
 bounds, such as 2 x_1 - x_2. Then each other image is examined alone: with a_k = 1, are the
 coefficients of the similar ones zero?
 """
@@ -33,6 +33,11 @@ MARGIN = 1e-3
 # Number of determinants whose common divisor is computed. Each has a given prime factor q with a
 # probability of about 1 / q, so few primes are left, and these are examined one by one.
 DETERMINANTS = 4
+
+# Prime factors are found by division up to the first number, so every factor below its square, the
+# second number, is a prime. A larger factor in all determinants is improbable, and proves nothing.
+TRIED = 10_000
+LARGEST = TRIED**2
 
 # Maximum number of images of which not all bounds suffice, for examining the others.
 LOOSE = 8
@@ -118,8 +123,8 @@ def _primitive(rows: Integers) -> bool:
             return True
     if divisor == 0:
         return False
-    small = factorint(divisor, limit=10_000)
-    return all(q < 2**31 and _rank(rows, q) == b for q in small)
+    small = factorint(divisor, limit=TRIED)
+    return all(q < LARGEST and _rank(rows, q) == b for q in small)
 
 
 def _rank(rows: Integers, prime: int) -> int:

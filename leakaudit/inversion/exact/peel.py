@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import vjp
+from torch.nn.grad import conv2d_weight
 
 from leakaudit.inversion.exact.pixel_grid import Grid
 from leakaudit.tasks import layer_chain, sequential
@@ -110,7 +111,7 @@ class Peeled:
             output: (1, o, h, w) this output, which determines what ReLUs let through.
             slope: (m,) the loss's slope in the features.
         """
-        out, back = vjp(partial(layer_chain.run, self.after), output)
+        out, back, *_ = vjp(partial(layer_chain.run, self.after), output)
         found: Tensor = back(slope.reshape(out.shape))[0]
         return found
 
@@ -125,7 +126,7 @@ class Peeled:
         assert isinstance(m, nn.Conv2d)
         shape = list(self.layer.parameters["weight"].shape)
         image = x.reshape(1, *self.layer.shape)
-        found: Tensor = nn.grad.conv2d_weight(
+        found: Tensor = conv2d_weight(
             image, shape, slope, m.stride, _pair(m.padding), m.dilation
         )
         return found.flatten()
@@ -264,9 +265,9 @@ def _matrix(layer: Layer):  # type: ignore[no-untyped-def]
     # Which input each entry of each patch is: the patches of an image of indices. Padding is 0, so
     # that indices count from 1.
     places = torch.arange(1.0, size + 1, dtype=torch.float64).reshape(1, *layer.shape)
-    patches = nn.functional.unfold(
-        places, m.kernel_size, m.dilation, _pair(m.padding), m.stride
-    )[0].long()  # (c k k, positions)
+    patches = nn.functional.unfold(places, m.kernel_size, m.dilation, _pair(m.padding), m.stride)[
+        0
+    ].long()  # (c k k, positions)
     entries = patches.T - 1  # (positions, c k k)
     inside = entries >= 0
     filters = weight.flatten(1)  # (o, c k k)

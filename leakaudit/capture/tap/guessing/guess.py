@@ -156,6 +156,9 @@ def guess(
     _add_model(draft, model)
     if assumed and model.found is None:
         draft.comments["model.loss"] = Comment(assumed, known=False)
+    elif task is None and _fits_both(model):
+        both = Comment("binary or squared: one output fits both", known=False)
+        draft.comments["model.loss"] = both
     if arrangement is not None and (named or len(best) > 1 or not arrangement.usual):
         _add_order(draft, model, arrangement, len(best))
 
@@ -164,7 +167,9 @@ def guess(
     if gaps:
         known = f"to be filled in: {', '.join(gaps)}"
     else:
-        known = f"{_listed(values['params'])}; {_named(values['model'])}"
+        known = "; ".join(filter(None, (_listed(values["params"]), _named(values["model"]))))
+        if task is None and model.found is None:
+            known += " (of the right size, not proved)"
     return Guess(
         said=f"{_headline(draft, sent, stated)}; {known}",
         evidence=evidence,
@@ -491,10 +496,10 @@ def _evidence(model: _Model, given: bool, size: int, sketched: bool) -> str:
         )
     if given:
         return "the size of the model fits; nothing else could be proved from the messages"
-    if model.task is not None and model.task.spec.loss == "binary":
+    if _fits_both(model):
         return (
             "the widths are those of the tensors; one output fits loss binary as well as squared, "
-            "so loss and activation are guesses"
+            "and the activation is a guess"
         )
     if model.task is not None:
         return (
@@ -505,6 +510,13 @@ def _evidence(model: _Model, given: bool, size: int, sketched: bool) -> str:
         f"no layer reveals single records, and {size} numbers fit many models: "
         "specify yours with --model, --shape and --classes"
     )
+
+
+def _fits_both(model: _Model) -> bool:
+    """Return whether a model that was guessed has one output, which does not show its loss."""
+    if model.task is None or model.found is not None:
+        return False
+    return model.task.spec.loss == "binary"
 
 
 def _partial(seen: observed.Observed) -> list[str]:
@@ -762,4 +774,5 @@ def _listed(params: Mapping[str, Any]) -> str:
 
 def _named(model: Mapping[str, Any]) -> str:
     shape = "x".join(map(str, model["shape"]))
-    return f"{model['name']} {_listed(model['args'])} for inputs {shape}"
+    named = f"{model['name']} {_listed(model['args'])}".strip()
+    return f"{named} for inputs {shape}"

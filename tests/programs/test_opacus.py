@@ -208,6 +208,6 @@ def test_models_of_ranks_that_train_with_opacus_are_not_called_by_a_protocol_wit
 def test_opacus_alone_sends_nothing_and_the_tap_says_so(tmp_path: Path) -> None:
     seen = tap(tmp_path, sys.executable, str(PROGRAM), "--wrap", "alone")
     assert seen.code == 2
-    (line,) = [line for line in seen.said.splitlines() if line.startswith("leakaudit")]
+    *_, line = [line for line in seen.said.splitlines() if line.startswith("leakaudit")]
     assert "no messages of the program were recorded: it sent none" in line
     assert not (tmp_path / "trace.pt").exists()

@@ -701,6 +701,23 @@ def test_clients_that_send_the_way_to_their_optimum_are_never_sure_to_send_duals
     assert sent.sure != "sure"
 
 
+def test_answers_that_are_no_models_have_no_protocol(tmp_path: Path) -> None:
+    """Five epochs of Adam move a client's model so far that it looks like something else."""
+
+    def write(logs: Sequence[Log]) -> None:
+        random = Generator().manual_seed(0)
+        w = torch.randn(40, generator=random)
+        for t in range(1, 4):
+            answers = torch.randn(2, 40, generator=random)
+            for n in range(2):
+                logs[2].write("send", w, peer=n, round=t, server=2)
+                logs[n].write("send", answers[n], peer=2, round=t, server=2)
+            w = answers.mean(0)
+
+    found = guess(logged(tmp_path, 3, write))
+    assert found.said.startswith("payload NOT KNOWN, protocol NOT KNOWN; ")
+
+
 def hooked(gradient: Tensor, step: float) -> Write:
     """Two ranks whose hook of DistributedDataParallel averages a gradient of 20 + 1 numbers."""
 

@@ -605,6 +605,8 @@ def _add_server(
     proved = found is not None
     if sent.payload == "gradients":
         comments["payload"] = Comment("or differences of models, or something else", proved)
+        if not proved:
+            comments["protocol"] = Comment("see 'leakaudit list victims'", known=False)
         return
     # Recomputed gradients prove SGD on one record, and no other training.
     params["lr"] = 0.0

@@ -22,7 +22,7 @@ coverage: $(VENV)/.ready  ## make test, with the share of lines and branches tha
 programs:  ## the tests that run programs of Flower, NVFlare, Opacus and others, in .venv-programs
 	$(PYTHON) -m venv .venv-programs
 	grep -E '^(torch|torchvision|numpy)==' constraints.txt > .venv-programs/pinned.txt
-	.venv-programs/bin/pip install -q -c .venv-programs/pinned.txt -e ".[dev,flower,nvflare]" \
+	.venv-programs/bin/pip install -q -c .venv-programs/pinned.txt -e ".[dev,flower,nvflare,text]" \
 		"flwr[simulation]" "jax>=0.10" "opacus>=1.6" "accelerate>=1.15" "lightning>=2.6" transformers
 	.venv-programs/bin/pytest tests/programs
 

@@ -109,6 +109,8 @@ def _refusal(chosen: Attack, leak: GradientLeak, task: Task) -> str | None:
     """Return why an attack cannot use a leak; None if it can."""
     if task.tokens and not chosen.tokens:
         return "it recovers numbers, but the inputs of the model are tokens; use tokens"
+    if leak.gaps and not chosen.incomplete:
+        return leak.gaps
     return chosen.refuses(leak, task)
 
 

@@ -236,12 +236,11 @@ def _batch(heard: Entries, visits: int, generator: Generator) -> Reconstruction:
     wanted = len(space.basis)
     note = f"{int(known.sum())} of {len(known)} pixels determined"
     x = torch.cat([found.certified, found.open])[:wanted]
-    if not len(x):
-        return heard.nothing(f"no input was isolated out of a batch of {wanted}; {note}")
     proven = torch.zeros(len(x), dtype=torch.bool)
     why = "no observed entry connects the others to the bias"
     if bool(known.all()):
-        judged = certify.batch(_completed(heard, white, space, generator), found.certified, found.open)
+        complete = _completed(heard, white, space, generator)
+        judged = certify.batch(complete, found.certified, found.open)
         proven = torch.tensor(judged.exact, dtype=torch.bool)
         x = torch.cat([judged.x, found.open])[:wanted]
         proven = torch.cat([proven, proven.new_zeros(len(x))])[: len(x)]
@@ -249,6 +248,8 @@ def _batch(heard: Entries, visits: int, generator: Generator) -> Reconstruction:
     if leak.wire > HALF:
         proven[:] = False
         why = "messages have half precision, whose rounding errors are not independent"
+    if not len(x):
+        return heard.nothing(f"no input was isolated out of a batch of {wanted}; {note}")
     exact = int(proven.sum())
     whole = torch.full((len(x), len(known)), MIDDLE, dtype=x.dtype)
     whole[:, known] = torch.cat([x[proven], x[~proven]])

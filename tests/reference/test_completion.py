@@ -209,7 +209,8 @@ def test_in_noise_what_is_called_exact_is_exact(noise: float) -> None:
     found = complete(leak, task)
     if found.certified:
         assert torch.equal(found.x, x)
-    assert (found.certified == 1) == (noise < 1e-7) or noise in (1e-6, 1e-5)
+    if noise in (1e-8, 1e-3):
+        assert bool(found.certified) == (noise == 1e-8)
 
 
 def test_the_stated_error_of_a_pixel_is_its_error() -> None:
@@ -291,8 +292,7 @@ def test_too_few_neurons_give_no_space() -> None:
     assert gluing.glue(1e12 * stack, seen, 4) is None
 
 
-@pytest.mark.parametrize("dtype", ["float64"])
-def test_a_batch_comes_back_bit_for_bit_from_the_same_coordinates(dtype: str) -> None:
-    found, exact = attacked(run(4, 20, 256, dtype=dtype, set={"share": 1 / 8}))
+def test_a_batch_comes_back_bit_for_bit_from_the_same_coordinates() -> None:
+    found, exact = attacked(run(4, 20, 256, set={"share": 1 / 8}))
     assert found.certificate is Certificate.EXACT, found.note
     assert exact == found.certified == 4

@@ -61,7 +61,7 @@ READS = {
     "leakaudit/capture/tap/launch.py:_is_open": FORMAT,
     "leakaudit/capture/tap/log/layers.py:module": TORCH,
     "leakaudit/capture/tap/merge.py": TORCH,
-    "leakaudit/capture/tap/nvflare/filters.py:RecordMessages._rank": "the number at the end of a client's name",
+    "leakaudit/capture/tap/nvflare/filters.py:RecordMessages._rank": "a number in a client's name",
     "leakaudit/capture/tap/nvflare/hooks.py:listen": MODULE,
     "leakaudit/capture/tap/messages/layouts.py:split": TYPED,
     "leakaudit/capture/tap/log/writing.py:_form": TORCH,

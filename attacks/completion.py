@@ -17,7 +17,7 @@ An input is only called exact if every pixel is determined, and only observed en
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -84,7 +84,7 @@ class Completion(Attack):
             return why
         if certify.decays(leak, task):
             return "the gradients contain weight decay of models that are not known"
-        if _several(leak) and not bool((leak.seen == leak.seen[:1]).all()):
+        if _several(leak) and not _aligned(leak):
             return (
                 f"it recovers {leak.batch} samples only if all messages hold the same coordinates, "
                 "but these differ"
@@ -96,7 +96,9 @@ class Completion(Attack):
         why = self.refuses(leak, task)
         if why or leak.seen is None:
             raise AttackError(f"completion cannot use this leak: {why}")
-        seen = first_layer_rows.entries(leak.seen, leak, task)
+        if _several(leak):
+            leak = _aligned(leak) or leak
+        seen = first_layer_rows.entries(_mask(leak), leak, task)
         heard = Entries(leak, task, first_layer_rows.rows(leak, task), seen, Grid.of(task))
         step("completion", 0, 1)
         if _several(leak):
@@ -160,6 +162,42 @@ def _several(leak: GradientLeak) -> bool:
     return leak.batch is not None and leak.batch > 1
 
 
+def _mask(leak: GradientLeak) -> Tensor:
+    """Return which entries of the values are determined."""
+    if leak.seen is None:
+        return torch.ones_like(leak.value, dtype=torch.bool)
+    return leak.seen
+
+
+def _aligned(leak: GradientLeak) -> GradientLeak | None:
+    """Return the part of a leak that holds the same coordinates in every equation.
+
+    A coordinate that happens not to change in a round looks as if it had not been sent. Equations
+    with less than half as many coordinates as the fullest are omitted, and so are coordinates that
+    the others do not all hold.
+
+    Returns:
+        The part, or None if it lacks more than half of the coordinates.
+    """
+    seen = _mask(leak)
+    count = seen.sum(1)
+    kept = 2 * count > count.max()
+    common = seen[kept].all(0)
+    if not 2 * int(common.sum()) > int(count.max()):
+        return None
+    noise = leak.noise
+    if noise is not None:
+        noise = noise[kept]
+    return replace(
+        leak,
+        combination=leak.combination[kept],
+        value=leak.value[kept] * common,
+        std=leak.std[kept],
+        noise=noise,
+        seen=common.expand(int(kept.sum()), -1),
+    )
+
+
 def _single(heard: Entries) -> Reconstruction:
     """Recover one input by a rank-one completion."""
     grid = heard.grid
@@ -170,8 +208,8 @@ def _single(heard: Entries) -> Reconstruction:
     known = found.known[:-1]
     x = grid.pixels(found.row[None])
     why = _doubt(heard, found)
-    if not why:
-        x = grid.snapped(x)
+    shown = Grid(grid.levels, grid.mean[known], grid.std[known])
+    x[:, known] = shown.denoised(x[:, known])
     x[:, ~known] = MIDDLE
     certificate = Certificate.APPROXIMATE if why else Certificate.EXACT
     note = f"{int(known.sum())} of {len(known)} pixels determined"
@@ -195,9 +233,14 @@ def _doubt(heard: Entries, found: Completed) -> str:
     confirmed = int(found.checked[:-1].min()) >= completion.CONFIRM
     if found.freedom < completion.MANY or not confirmed:
         return "too few observed entries confirm some of the pixels"
-    spread = max(1.0, found.spread)
-    if spread > completion.NOISE or found.worst > completion.FAR * spread:
-        return "the observed entries do not belong to one input up to message rounding"
+    # Errors that are not Gaussian are assumed to be as large as their largest one suggests.
+    spread = max(1.0, found.spread, found.worst / completion.FAR)
+    if spread > completion.NOISE:
+        return (
+            "the observed entries do not belong to one input up to message rounding: "
+            f"they differ by {found.spread:.1f} stated errors on average, "
+            f"and by {found.worst:.0f} at most"
+        )
     if certify.signs(heard.stack[heard.seen][None, None]):
         return "all entries have the same magnitude: these are signs of gradients, not gradients"
     if not grid.levels:

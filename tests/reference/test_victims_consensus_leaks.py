@@ -108,9 +108,7 @@ def between(run: Recorder, node: int, column: int) -> list[tuple[Expression, flo
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=["float64", "float32"])
 @pytest.mark.parametrize("compress", ["top", "random", "fixed"])
-def test_a_leak_of_some_coordinates_says_which_they_are(
-    compress: str, dtype: torch.dtype
-) -> None:
+def test_a_leak_of_some_coordinates_says_which_they_are(compress: str, dtype: torch.dtype) -> None:
     """Every entry with a mark is the sum of gradients that its row states; the others are zero."""
     run = train("choco", 14, dtype=dtype, alpha=0.3 * STEP, compress=compress)
     for leak in la.leaks(run.trace, nodes=[0, 2]):

@@ -52,8 +52,8 @@ CONFIRM = 2
 # (`certify.ENDS`).
 NOISE = 10.0
 
-# Maximum difference of a single entry, in units of that. A Gaussian error exceeds 8 with
-# probability 1e-15.
+# Largest difference of a single entry in units of the standard deviation that it suggests: a
+# Gaussian error exceeds 8 with probability 1e-15. Rounding of large numbers does more often.
 FAR = 8.0
 
 # Entries of a pixel must show a change of one grey level by this many times their error to confirm
@@ -138,7 +138,7 @@ def single(stack: Tensor, seen: Tensor, std: Tensor, step: Tensor) -> Completed 
     unit = np.hypot(used.error, LEAST * np.abs(used.value))
     apart = np.abs(off) / unit
     unknowns = np.count_nonzero(slopes) + int(known.sum()) - 1
-    freedom = max(0, len(apart) - unknowns)
+    freedom = max(0, len(apart) - int(unknowns))
     steps = np.append(step.cpu().numpy(), 1.0)
     showing = np.abs(slopes[told.left]) * steps[told.right] > TOLD * told.error
     checked = np.bincount(told.right[showing], minlength=pixels)
@@ -157,7 +157,7 @@ def single(stack: Tensor, seen: Tensor, std: Tensor, step: Tensor) -> Completed 
 
 def _entries(stack: Tensor, seen: Tensor, std: Tensor) -> _Entries:
     """List the observed entries of neurons that have at least two; one alone tells nothing."""
-    m, neurons, pixels = stack.shape
+    neurons = stack.shape[1]
     useful = seen & (seen.sum(2, keepdim=True) > 1)
     equation, neuron, pixel = useful.nonzero(as_tuple=True)
     size = float(stack[useful].abs().max()) if len(pixel) else 0.0

@@ -207,7 +207,8 @@ def _slopes(neuron: _Neuron, space: Tensor, known: Tensor, batch: int) -> Tensor
     left, sizes, right = torch.linalg.svd(part, full_matrices=False)
     if not float(sizes[-1]) > REGULAR * float(sizes[0]):
         return None
-    return ((neuron.rows[:, inside] @ right.T) / sizes) @ left.T
+    slopes: Tensor = ((neuron.rows[:, inside] @ right.T) / sizes) @ left.T
+    return slopes
 
 
 def _extended(
@@ -234,7 +235,8 @@ def _refined(neurons: list[_Neuron], space: Tensor, known: Tensor, batch: int) -
     inverse = torch.linalg.pinv(grams[known], hermitian=True)
     new[:, known] = (inverse @ sides[known][:, :, None])[:, :, 0].T
     # Orthonormal rows keep the equations well conditioned.
-    return torch.linalg.qr(new.T).Q.T
+    turned: Tensor = torch.linalg.qr(new.T).Q.T
+    return turned
 
 
 def _equations(

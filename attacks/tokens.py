@@ -62,6 +62,8 @@ class Tokens(Attack):
         """Require a plain gradient that contains the embedding of the tokens."""
         if not task.tokens:
             return "it recovers tokens, but the inputs of the model are numbers"
+        if leak.gaps:
+            return leak.gaps
         name = task.embeddings[0]
         if name is None:
             return "no embedding of its own receives the tokens, or its weights are used twice"

@@ -45,6 +45,8 @@ class GradientLeak:
         scope: Limits of the derivation, for reports.
         theta_rounds: (T,) int64, the rounds of the models at which the gradients were taken, often
             one before `rounds`; empty if unknown.
+        seen: (m, c) bool, the entries of value that are determined, if messages hold only some
+            coordinates; the other entries are zero and mean nothing. None if all are determined.
 
     Raises:
         LeakauditError: The shapes do not agree.
@@ -69,6 +71,7 @@ class GradientLeak:
     formula: str = ""
     scope: str = ""
     theta_rounds: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+    seen: Tensor | None = None
 
     def __post_init__(self) -> None:
         """Check that the shapes agree."""
@@ -85,6 +88,29 @@ class GradientLeak:
             raise LeakauditError(
                 f"leak of node {self.node}: expected {t} models, got {self.theta.shape[0]}"
             )
+
+        if self.seen is not None:
+            if self.seen.shape != self.value.shape or self.seen.dtype != torch.bool:
+                raise LeakauditError(
+                    f"leak of node {self.node}: expected a mask seen of ({m}, {width}) truth "
+                    f"values, got {tuple(self.seen.shape)} of {self.seen.dtype}"
+                )
+            if bool((self.value[~self.seen] != 0).any()):
+                raise LeakauditError(
+                    f"leak of node {self.node}: expected zeros where seen is false, "
+                    "got other values; set them to zero"
+                )
+
+    @property
+    def gaps(self) -> str:
+        """Why an attack that reads every coordinate cannot use the leak; empty if it can."""
+        if self.seen is None:
+            return ""
+        share = float(self.seen.double().mean())
+        return (
+            f"it requires every coordinate, but the messages hold {share:.1%} of them; "
+            "use completion"
+        )
 
     @property
     def is_plain(self) -> bool:

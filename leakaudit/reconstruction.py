@@ -87,6 +87,7 @@ class Attack(ABC):
         paper: Its source.
         cost: Its cost, in words.
         tokens: Whether it accepts models whose inputs are tokens.
+        incomplete: Whether it accepts leaks in which coordinates are missing.
     """
 
     exact: ClassVar[bool] = False
@@ -95,6 +96,7 @@ class Attack(ABC):
     paper: ClassVar[str] = "unpublished"
     cost: ClassVar[str] = "not measured"
     tokens: ClassVar[bool] = False
+    incomplete: ClassVar[bool] = False
 
     def __new__(cls, *_: object, **__: object) -> Self:
         """Reject a class that does not define all abstract methods."""

@@ -7,7 +7,8 @@ Koloskova, Stich and Jaggi 2019, Algorithm 2, with Metropolis weights; xh = 0 at
     xh_i <- xh_i + q_i
     w_i  <- h_i + gamma sum_j W_ij (xh_j - xh_i)
 
-Q keeps the largest coordinates (top), the same number of random coordinates (random), rounds to
+Q keeps the largest coordinates (top), the same number of random coordinates (random), the same
+random coordinates at all nodes and in all rounds (fixed, partial sharing of a model), rounds to
 multiples of a cell (quantize), or leaves the vector unchanged (none). The part that Q omits,
 r = h - xh - q, is zero on every coordinate that was kept, and the positions of these coordinates
 are public. Between two rounds that keep a coordinate, the sum of its gradients is therefore
@@ -39,6 +40,11 @@ if TYPE_CHECKING:
     from leakaudit.tasks.task import Problem, Task
     from leakaudit.traces.recorder import Recorder
 
+HIDES = (
+    "every message holds only some coordinates; "
+    "on these, attacks read the sums of the gradients between two messages"
+)
+
 
 @victim("choco")
 @dataclass(frozen=True)
@@ -50,7 +56,8 @@ class Choco(Victim):
         "q": "compressed change of a node's model since its last message",
     }
     leaks_what: ClassVar[str] = (
-        "for every coordinate, the sum of the gradients between two rounds that send it; "
+        "for every coordinate, the sum of the gradients between two rounds that send it "
+        "(with fixed, every gradient on the same coordinates); "
         "with quantize, every gradient up to the cell width"
     )
     separable: ClassVar[bool] = True
@@ -59,9 +66,11 @@ class Choco(Victim):
     alpha: float = param(0.1, "step size", "eta")
     slow: float = param(0.0, "step size of round t is alpha / (1 + slow (t - 1))")
     gamma: float = param(0.2, "consensus step", "gamma")
-    compress: Literal["top", "random", "quantize", "none"] = param("top", "compression", "Q")
+    compress: Literal["top", "random", "fixed", "quantize", "none"] = param(
+        "top", "compression", "Q"
+    )
     share: float = param(
-        0.2, "fraction of the coordinates that top and random keep (at least one)", "k / d"
+        0.2, "fraction of the coordinates that top, random and fixed keep (at least one)", "k / d"
     )
     cell: float = param(0.001, "cell width of compress=quantize", "Delta")
 
@@ -83,18 +92,38 @@ class Choco(Victim):
         """Reject step sizes that diverge on the task's l2 term."""
         stable("choco", task, alpha=self.alpha)
 
-    def compressed(self, v: Tensor, generator: Generator) -> Tensor:
+    def chosen(self, size: int, generator: Generator) -> Tensor | None:
+        """Return which coordinates (size,) of compress=fixed are sent; None for the others.
+
+        Args:
+            size: Number of coordinates.
+            generator: Draws them.
+        """
+        if self.compress != "fixed":
+            return None
+        sent = torch.zeros(size, dtype=torch.bool)
+        sent[torch.randperm(size, generator=generator)[: self._kept(size)]] = True
+        return sent
+
+    def _kept(self, size: int) -> int:
+        """Return the number of coordinates that are sent."""
+        return max(1, round(self.share * size))
+
+    def compressed(self, v: Tensor, generator: Generator, fixed: Tensor | None = None) -> Tensor:
         """Return Q of every row.
 
         Args:
             v: Differences of models and copies, (N, d); may be overwritten.
             generator: Draws the coordinates of compress=random.
+            fixed: The coordinates (d,) of compress=fixed.
         """
         if self.compress == "none":
             return v
         if self.compress == "quantize":
             return v.div_(self.cell).round_().mul_(self.cell)
-        kept = max(1, round(self.share * v.shape[1]))
+        if fixed is not None:
+            return v.mul_(fixed.to(v.device))
+        kept = self._kept(v.shape[1])
         if self.compress == "top":
             rank = v.abs()
         else:
@@ -111,7 +140,7 @@ class Choco(Victim):
         generator: Generator,
         wires: Iterable[tuple[int, int]],
     ) -> None:
-        """Train; the generator draws the coordinates of compress=random."""
+        """Train; the generator draws the coordinates of compress=random and fixed."""
         mix = Mixing(graph)
         channel = Broadcast(recorder, wires)
         curves = Curves(recorder, problem)
@@ -119,11 +148,12 @@ class Choco(Victim):
         w = common(recorder, problem)
         copy = torch.zeros_like(w)
         change = torch.empty_like(w)
+        fixed = self.chosen(w.shape[1], generator)
         recorder.state("w", 0, w)
         for t in range(1, rounds + 1):
             half = local(t, w)
             torch.sub(half, copy, out=change)
-            copy.add_(channel.send(t, "q", self.compressed(change, generator)))
+            copy.add_(channel.send(t, "q", self.compressed(change, generator, fixed)))
             for part in blocks(w):
                 apart = mix(copy[:, part]).sub_(copy[:, part])
                 torch.add(half[:, part], apart, alpha=self.gamma, out=w[:, part])
@@ -157,8 +187,9 @@ class Choco(Victim):
                     q = p.send(i, near, change, "q", std=std)
                 else:
                     left = p.state("r", i)
-                    p.opaque(left, of=[change])
+                    p.opaque(left, of=[change], hides=HIDES)
                     q = p.send(i, near, change - left, "q")
+                    p.omit(left, q)
                 new[i] = q
                 if p.round > 1:
                     new[i] = p.state("xh", i, eq=q + copy[i])

@@ -15,6 +15,7 @@ from functools import cached_property
 from leakaudit import registry
 from leakaudit.adversary import Adversary
 from leakaudit.errors import NotDetermined
+from leakaudit.extraction.partial_messages import Part, parts
 from leakaudit.protocols import expected
 from leakaudit.protocols.declared import DECLARED, protocol_of
 from leakaudit.protocols.deviation import Deviation
@@ -156,6 +157,26 @@ class Deduction:
         raise self._nothing(
             f"the observed messages do not determine any combination of its gradients{why}"
         )
+
+    def partial(self, node: int, gradients: int) -> tuple[Determined, list[Part]]:
+        """Return what messages that omit coordinates determine on those that they hold.
+
+        Only relations of the node itself are used, so all its messages have to be observed.
+
+        Args:
+            node: The node.
+            gradients: Largest number of gradients, and of combinations.
+
+        Returns:
+            The relations in use, without rows, and the combinations; none if no coordinate is
+            determined or the protocol omits none.
+        """
+        own = self._open.near([node])
+        knowledge = self._heard(*self._continued(node, own, gradients, None))
+        found: list[Part] = []
+        if self.base.omits and not self._unheard(node, own):
+            found = parts(knowledge, node, self.fetch, gradients)
+        return Determined(node, knowledge, (), 0, None, self.assumed, self.limit), found
 
     def _nothing(self, reason: str) -> NotDetermined:
         """Return the error that nothing is determined, or that the messages are not understood."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from leakaudit.adversary import View
 from leakaudit.extraction.deduction import Deduction, Determined
 from leakaudit.leak import GradientLeak
-from leakaudit.relations import Expression, Knowledge, Vector, determined, estimate
+from leakaudit.relations import Expression, Knowledge, Vector, determined, estimate, explain
 from leakaudit.relations.estimate import Estimate
 
 SAMPLES = 6  # messages of a kind whose size is examined
@@ -55,16 +55,51 @@ def leak(deduction: Deduction, found: Determined) -> GradientLeak:
         deduction: The deduction for the trace and the adversary.
         found: What is determined about the node.
     """
+    rows = _single(found) or found.rows
+    text = formula(found, rows[len(rows) // 2])
+    return _leak(deduction, found, rows, rows, text)
+
+
+def partial_leak(deduction: Deduction, node: int, gradients: int) -> GradientLeak | None:
+    """Return the same where messages hold only some coordinates; None if none is determined.
+
+    Args:
+        deduction: The deduction for the trace and the adversary.
+        node: The node.
+        gradients: Largest number of gradients, and of combinations.
+    """
+    found, parts = deduction.partial(node, gradients)
+    if not parts:
+        return None
+    rows = [part.row for part in parts]
+    forms = [part.form for part in parts]
+    middle = len(parts) // 2
+    exact = explain(found.knowledge, forms[middle])
+    text = f"{rows[middle]} = {exact}, on the coordinates that these messages hold"
+    if exact is None or len(exact.terms) > SHORT:
+        text = f"{rows[middle]}, on the coordinates that the messages hold"
+    whole = _leak(deduction, found, rows, forms, text)
+    seen = torch.stack([part.seen for part in parts])
+    return replace(whole, value=whole.value * seen, theta=None, seen=seen)
+
+
+def _leak(
+    deduction: Deduction,
+    found: Determined,
+    rows: Sequence[Expression],
+    forms: Sequence[Expression],
+    text: str,
+) -> GradientLeak:
+    """Return the values of combinations of gradients (rows), computed as forms."""
     view = deduction.view
     declared = found.knowledge.declared
-    rows = _single(found) or found.rows
     columns = _gradients(rows)
     points = None
     if view.columns == (0, view.layout.size):
         points = _points(found.knowledge, columns.first)
     # One formula of least variance for each combination, then for each model that is not known.
     unknown = _unknown(found.knowledge, points or ())
-    estimated = minimum_variance(deduction, found.knowledge, [*rows, *unknown])
+    estimated = minimum_variance(deduction, found.knowledge, [*forms, *unknown])
     values = estimated.apply(deduction.fetch)
     m = len(rows)
     theta = None
@@ -90,7 +125,7 @@ def leak(deduction: Deduction, found: Determined) -> GradientLeak:
         inner_weight=_weight(rows, columns.places[0]),
         step=_step(found.knowledge, columns.places[0]),
         adversary=str(view.adversary),
-        formula=formula(found, rows[len(rows) // 2]),
+        formula=text,
         scope=found.scope,
         theta_rounds=torch.tensor(model_rounds),
     )
@@ -274,6 +309,10 @@ def _sizes(deduction: Deduction, knowledge: Knowledge) -> dict[str, float]:
         largest = 0.0
         for message in messages[:: max(1, len(messages) // SAMPLES)]:
             value = deduction.fetch(message).double()
+            if knowledge.declared.omits:
+                value = value[value != 0]  # omitted coordinates are not rounded
+            if not len(value):
+                continue
             largest = max(largest, float(value.square().mean().sqrt()))
         sizes[name] = largest
     return sizes

@@ -35,11 +35,16 @@ def leaks(
     Raises:
         LeakauditError: A node does not exist, or a message holds NaN.
     """
-    return deduce(Deduction(trace, adversary or Adversary()), nodes, rounds)
+    heard = Deduction(trace, adversary or Adversary())
+    return deduce(heard, nodes, rounds, incomplete=True)
 
 
 def deduce(
-    heard: Deduction, nodes: Iterable[int] | None = None, rounds: int | None = None
+    heard: Deduction,
+    nodes: Iterable[int] | None = None,
+    rounds: int | None = None,
+    *,
+    incomplete: bool = False,
 ) -> Leaks:
     """Do what `leaks` does, for a deduction that is reused in several calls.
 
@@ -47,6 +52,7 @@ def deduce(
         heard: The deduction for the trace and the adversary.
         nodes: As for `leaks`.
         rounds: As for `leaks`.
+        incomplete: Whether to include leaks in which coordinates are missing (`seen`).
     """
     trace = heard.trace
     if rounds is None:
@@ -64,6 +70,12 @@ def deduce(
         try:
             found.append(gradient_values.leak(heard, heard.of(node, rounds)))
         except NotDetermined as e:
+            some = None
+            if incomplete and e.understood:
+                some = gradient_values.partial_leak(heard, node, rounds)
+            if some is not None:
+                found.append(some)
+                continue
             reasons[node] = str(e)
             if not e.understood:
                 not_understood.add(node)

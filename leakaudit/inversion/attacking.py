@@ -111,6 +111,8 @@ def _refusal(chosen: Attack, leak: GradientLeak, task: Task) -> str | None:
         return (
             "it recovers numbers, but the inputs of the model are tokens; use sequences or tokens"
         )
+    if leak.gaps and not chosen.incomplete:
+        return leak.gaps
     return chosen.refuses(leak, task)
 
 

@@ -127,7 +127,7 @@ class _Run:
         """Attack the nodes of one group that are not finished."""
         leaks = []
         for node in group:
-            got = hearing.deduce(self.heard, [node], self.options.rounds)
+            got = hearing.deduce(self.heard, [node], self.options.rounds, incomplete=True)
             self.found.reasons |= got.undetermined
             self.found.not_understood |= got.not_understood
             leaks += list(got)

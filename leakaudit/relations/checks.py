@@ -144,7 +144,27 @@ def residuals(
             )
         worst = max(worst, error)
         checked += 1
-    return Residuals(worst, checked, skipped)
+    return Residuals(max(worst, _omitted(declared, values, tolerance)), checked, skipped)
+
+
+def _omitted(declared: Relations, values: Mapping[int, _Value], tolerance: float) -> float:
+    """Check that what messages omit is zero wherever they are not, and return the largest error."""
+    worst = 0.0
+    for left, message in declared.omits.items():
+        if left not in values or message not in values:
+            continue
+        sent = values[message].value != 0
+        size = max(values[left].size, values[message].size)
+        error = float(values[left].value[sent].norm()) / max(size, torch.finfo(torch.float64).tiny)
+        if not error <= tolerance:
+            vectors = declared.vectors
+            raise LeakauditError(
+                f"{vectors[left].label} should be zero wherever {vectors[message].label} is not, "
+                f"but has a relative size of {error:.1e} there (maximum {tolerance:.1e}); "
+                "the declaration does not describe this run"
+            )
+        worst = max(worst, error)
+    return worst
 
 
 def _take(

@@ -86,6 +86,7 @@ class Relations:
         self.points: dict[int, Point] = {}
         self.opaques: dict[int, tuple[Expression, ...]] = {}
         self.hides: dict[int, str] = {}  # opaque vector -> what it hides of its inputs
+        self.omits: dict[int, int] = {}  # omitted part -> message that holds the rest
         self.sent: dict[int, int] = {}  # message -> the relation that defines its content
         self._places: dict[tuple[object, ...], int] = {}
         self._ended = False
@@ -286,6 +287,26 @@ class Relations:
         self.opaques[out.vector] = tuple(of)
         if hides:
             self.hides[out.vector] = hides
+
+    def omit(self, left: Expression, message: Expression) -> None:
+        """Declare that a message holds some coordinates of a vector, and another vector the rest.
+
+        On every coordinate on which the message is not zero, the omitted part is zero. Whoever
+        observes the message therefore knows the omitted part there, and nothing about it elsewhere.
+
+        Args:
+            left: The omitted part, a state.
+            message: The message.
+        """
+        if self._outline:
+            return
+        kinds = (self.vectors[left.vector].kind, self.vectors[message.vector].kind)
+        if kinds != ("state", "message"):
+            raise LeakauditError(
+                f"omit({left}, {message}): expected a state and a message, "
+                f"got a {kinds[0]} and a {kinds[1]}"
+            )
+        self.omits[left.vector] = message.vector
 
     def find(
         self, name: str, owner: int | None = None, round: int = 0, index: int | None = None

@@ -7,7 +7,7 @@ are a basis of what is determined. All decisions are exact.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal, TypeAlias, TypeVar
@@ -15,7 +15,7 @@ from typing import Literal, TypeAlias, TypeVar
 import torch
 
 from leakaudit.errors import LeakauditError
-from leakaudit.relations.expression import Expression, places
+from leakaudit.relations.expression import Expression, Vector, places
 from leakaudit.relations.knowledge import Knowledge
 from leakaudit.relations.modular import (
     PRIMES,
@@ -80,7 +80,7 @@ def determined_each(
                 found[key] = minimal_span(rows, orders[key], prime)
         return found
 
-    return _in_rationals(solve, knowledge)
+    return _in_rationals(solve, knowledge.declared.vectors)
 
 
 def rank(knowledge: Knowledge, targets: Sequence[Expression], *, up_to_noise: bool = False) -> int:
@@ -113,6 +113,30 @@ def basis(combinations: Sequence[Expression]) -> list[Expression]:
             pivots[min(row)] = normal(row, min(row), prime)
             kept.append(combination)
     return kept
+
+
+def eliminated(
+    combinations: Sequence[Expression], unwanted: Collection[int], order: Sequence[int]
+) -> list[Expression]:
+    """Return a basis of the sums of multiples of combinations that do not contain some vectors.
+
+    Args:
+        combinations: Combinations of vectors of one declaration.
+        unwanted: Places of the vectors.
+        order: Places of all vectors that occur.
+
+    Returns:
+        The rows that are shortest from first to last vector in this order.
+    """
+    if not combinations:
+        return []
+
+    def solve(prime: int) -> dict[int, list[Row]]:
+        rows = [modular(combination.terms, prime) for combination in combinations]
+        left = eliminate(rows, unwanted, prime)
+        return {0: minimal_span(echelon(left, order, prime), order, prime)}
+
+    return _in_rationals(solve, combinations[0].home)[0]
 
 
 def explain(
@@ -151,7 +175,7 @@ def explain(
         del answer[tag]
         return {0: [negative(answer, prime)]}
 
-    found = _in_rationals(solve, knowledge)[0]
+    found = _in_rationals(solve, knowledge.declared.vectors)[0]
     if not found:
         return None
     return found[0]
@@ -261,10 +285,9 @@ def _left(
 
 
 def _in_rationals(
-    solve: Callable[[int], Mapping[Key, Iterable[Row]]], knowledge: Knowledge
+    solve: Callable[[int], Mapping[Key, Iterable[Row]]], home: Sequence[Vector]
 ) -> dict[Key, list[Expression]]:
     """Solve modulo one prime after another until every number is a short rational."""
-    home = knowledge.declared.vectors
     for prime in PRIMES:
         found: dict[Key, list[Expression]] = {}
         for key, rows in solve(prime).items():

@@ -113,7 +113,8 @@ class Job:
         adversary.check(trace.graph)
         wanted = cell.plan.nodes or hearing.targets(trace, adversary)
         mine = [n for n in wanted if n not in adversary.corrupt]
-        leaks = hearing.deduce(Deduction(trace, adversary), mine, cell.plan.gradients)
+        heard = Deduction(trace, adversary)
+        leaks = hearing.deduce(heard, mine, cell.plan.gradients, incomplete=True)
         fit, unusable = _usable(cell, list(leaks), task)
         made = _attacked(cell, fit, task)
         scores = score([one.found for one in made], truth)

@@ -79,19 +79,21 @@ def test_plain_steps_are_proved_and_every_picture_comes_back_bit_for_bit(
 
 
 @pytest.mark.parametrize(
-    "options",
-    [("--optimiser", "adam", "--epochs", "5"), ("--records", "2")],
+    ("options", "asked", "protocol"),
+    [
+        # Adam moves the models so far that the answers may be something else.
+        (("--optimiser", "adam", "--epochs", "5"), "payload, protocol", "NOT KNOWN"),
+        (("--records", "2"), "params.lr, params.epochs, params.batch", "fedavg"),
+    ],
     ids=["adam", "records"],
 )
 def test_other_training_is_said_to_be_not_known(
-    local: Callable[..., Run], options: tuple[str, ...]
+    local: Callable[..., Run], options: tuple[str, ...], asked: str, protocol: str
 ) -> None:
     run = local(FACES, *options)
     assert run.code == 3
-    assert "to be filled in: params.lr, params." in run.said
-    named = run.description
-    assert named["protocol"] == "fedavg"
-    assert {named["params"][name] for name in ("lr", "epochs", "batch")} == {"NOT KNOWN"}
+    assert f"to be filled in: {asked}" in run.said
+    assert run.description["protocol"] == protocol
     assert not (run.folder / "trace.pt").exists()
 
 
@@ -99,6 +101,7 @@ def test_a_step_of_adam_shows_only_signs(local: Callable[..., Run]) -> None:
     run = local(FACES, "--optimiser", "adam")
     assert run.code == 3
     assert "to be filled in: params.lr, params.optimiser, params.epochs, params.batch" in run.said
+    assert run.description["protocol"] == "fedavg"
     text = (run.folder / "trace.toml").read_text()
     assert "every coordinate that moves, moves by 0.01: one or a few first steps of Adam" in text
     filled = text.replace('optimiser = "NOT KNOWN"', 'optimiser = "adam"')

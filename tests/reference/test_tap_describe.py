@@ -701,6 +701,71 @@ def test_clients_that_send_the_way_to_their_optimum_are_never_sure_to_send_duals
     assert sent.sure != "sure"
 
 
+def test_answers_that_are_no_models_have_no_protocol(tmp_path: Path) -> None:
+    """Five epochs of Adam move a client's model so far that it looks like something else."""
+
+    def write(logs: Sequence[Log]) -> None:
+        random = Generator().manual_seed(0)
+        w = torch.randn(40, generator=random)
+        for t in range(1, 4):
+            answers = torch.randn(2, 40, generator=random)
+            for n in range(2):
+                logs[2].write("send", w, peer=n, round=t, server=2)
+                logs[n].write("send", answers[n], peer=2, round=t, server=2)
+            w = answers.mean(0)
+
+    found = guess(logged(tmp_path, 3, write))
+    assert found.said.startswith("payload NOT KNOWN, protocol NOT KNOWN; ")
+
+
+def hooked(gradient: Tensor, step: float) -> Write:
+    """Two ranks whose hook of DistributedDataParallel averages a gradient of 20 + 1 numbers."""
+
+    def write(logs: Sequence[Log]) -> None:
+        places = {"lane": "model 0", "of": 2, "parameters": [0, 1], "last": True}
+        w = torch.ones(21)
+        for _ in range(4):
+            logs[0].write("model", w, **places, sizes=[20, 1], names=["weight", "bias"])
+            for log in logs:
+                log.write("ddp", gradient, **places)
+            w = w - step * gradient
+
+    return write
+
+
+def test_gradients_of_zeros_name_neither_a_direction_nor_a_loss(tmp_path: Path) -> None:
+    """The tutorial of torch on DistributedDataParallel applies cross_entropy to one output, so that
+    its loss and its gradients are zero.
+    """
+    logs = logged(tmp_path / "log", 2, hooked(torch.zeros(21), 0.1))
+    found = guess(logs)
+    assert found.said == "gradients (likely), fedsgd; to be filled in: model.loss"
+    assert any("gradients are zero" in line for line in found.evidence)
+    assert not any("direction" in line for line in found.evidence)
+    entered = description.of(tomllib.loads(found.toml.replace('"NOT KNOWN"', '"binary"')))
+    plan = wires.plan(entered, logs)
+    assert plan.description.params["server"] == "unknown"
+    assert any("the models do not move" in note for note in plan.notes)
+
+
+def test_models_that_hardly_move_are_not_called_coarse(tmp_path: Path) -> None:
+    """A first step of a warm-up is often as small as the rounding of the models."""
+    logs = logged(tmp_path / "log", 2, hooked(torch.linspace(1.0, 2.0, 21), 1e-6))
+    stated = {"name": "logistic", "shape": [20], "classes": 2, "loss": "binary"}
+    plan = wires.plan(described(payload="gradients", params={}, model=stated), logs)
+    assert any("move too little" in note for note in plan.notes)
+
+
+def test_vectors_of_zeros_that_no_hook_logged_are_not_known(tmp_path: Path) -> None:
+    def write(logs: Sequence[Log]) -> None:
+        for _ in range(4):
+            for log in logs:
+                log.write("allreduce", torch.zeros(21))
+
+    sent = payloads.payload(observed.collect(logged(tmp_path, 2, write), None))
+    assert sent.sure == "unknown"
+
+
 def one_output(payload: str, hidden: int = 0, rounds: int = 4) -> Write:
     """Two ranks send the parameters of a model of 9 inputs and one output one by one."""
     sizes = (9 * hidden, hidden, hidden, 1) if hidden else (9, 1)
@@ -744,7 +809,7 @@ def test_a_model_with_one_output_is_guessed_from_the_lengths_of_its_tensors(
         assert "model.name" in found.said
         return
     assert (model["name"], model["shape"]) == ("mlp" if hidden else "logistic", [1, 3, 3])
-    assert (model["loss"], model["classes"]) == ("binary", 2)
+    assert (model["loss"], model["classes"]) == ("NOT KNOWN", 2)
     assert any("one output fits loss binary as well as squared" in e for e in found.evidence)
 
 

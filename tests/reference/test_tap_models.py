@@ -11,6 +11,7 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from torch import Generator, Tensor, nn
 
 import leakaudit as la
 from leakaudit.capture.tap import saved
-from leakaudit.capture.tap.log.finder import Finder
+from leakaudit.capture.tap.log.finder import LOSSES, Finder
 from leakaudit.errors import LeakauditError
 from leakaudit.tasks import remarks
 from leakaudit.tasks.task import Task
@@ -166,6 +167,26 @@ def test_a_program_is_taken_beside_the_trace(tmp_path: Path) -> None:
     assert remarks.MASKED in remarks.of(model.task)
     assert remarks.COUPLED in remarks.of(model.task)
     assert saved.take(tmp_path, tmp_path / "t.pt").said == (saved.NOT_FOUND,)
+
+
+def test_the_loss_of_a_validation_is_not_taken_for_that_of_the_training(tmp_path: Path) -> None:
+    """timm trains with smoothed labels, by a function of its own, and validates with
+    cross_entropy.
+    """
+    functions = ModuleType("functions")
+    for name in LOSSES:
+        setattr(functions, name, getattr(nn.functional, name))
+    finder = Finder(str(tmp_path))
+    finder.watch_losses(functions)
+    net = small()
+    x = torch.zeros(4, 6)
+    y = torch.zeros(4, dtype=torch.long)
+    finder.save_called(net, (x,), {})
+    with torch.no_grad():
+        functions.cross_entropy(net(x), y)
+    assert facts(tmp_path)["losses"] == []
+    functions.cross_entropy(net(x), y).backward()
+    assert facts(tmp_path)["losses"] == ["cross_entropy"]
 
 
 class Several(nn.Module):

@@ -33,7 +33,7 @@ CHECKED: list[tuple[str, dict[str, Any]]] = [
     ("dpsgd", NOISY | {"noise": "step", "steps": 2, "clip": 0.5, "batch": 7}),
     ("dpsgd", {"epsilon": 1.0, "noise": "step", "horizon": 6, "order": "adapt"}),
     *(("tracking", {"alpha": 0.02, **c}) for c in ({}, NOISY, {**NOISY, "noise": "message"})),
-    *(("choco", {"compress": c}) for c in ("top", "random", "quantize", "none")),
+    *(("choco", {"compress": c}) for c in ("top", "random", "fixed", "quantize", "none")),
     *(
         (name, {"l1": l1, **noise, **start})
         for name in ("extra", "nids")

@@ -139,6 +139,8 @@ class Heard:
         span: The space that they span.
         grid: Grid of the data.
         generator: Divides neurons into parts.
+        observed: If only some entries were observed: the whitened rows, and a mask (H, p + 1) of
+            these entries. The other rows above are then completed, and no evidence for pixels.
     """
 
     leak: GradientLeak
@@ -148,6 +150,13 @@ class Heard:
     span: Span
     grid: Grid
     generator: Generator
+    observed: tuple[Tensor, Tensor] | None = None
+
+    def estimates(self, rows: Tensor) -> Estimates:
+        """Estimate the inputs (b, p + 1) again, from observed entries."""
+        if self.observed is None:
+            return Estimates.of(self.white, rows, self.stack, self.leak.wire)
+        return Estimates.observed(*self.observed, rows, self.stack)
 
     def stored(self, x: Tensor) -> Tensor:
         """Return the inputs as the first layer received them, followed by a 1.
@@ -555,7 +564,7 @@ def _settled(heard: Heard, x: Tensor, estimates: Tensor) -> tuple[Tensor, Tensor
     rounded = torch.cat([x, grid.snapped(estimates)])
     strays = torch.arange(len(rows)) >= len(x)
     while True:
-        found = Estimates.of(heard.white, rows, heard.stack, heard.leak.wire)
+        found = heard.estimates(rows)
         doubt = wrong_pixel(found, grid, rounded)
         doubt[strays] = 1
         new = (doubt == 1) & ~strays

@@ -58,6 +58,8 @@ def missing(leak: GradientLeak, task: Task) -> str | None:
         leak: The leak.
         task: The learning task.
     """
+    if leak.gaps:
+        return leak.gaps
     layer = _first_linear(task)
     if isinstance(layer, str):
         return layer

@@ -111,6 +111,19 @@ def missing(leak: GradientLeak, task: Task) -> str | None:
     Returns:
         The reason, or None if the leak contains the rows.
     """
+    return leak.gaps or absent(leak, task)
+
+
+def absent(leak: GradientLeak, task: Task) -> str | None:
+    """Explain the same for a leak in which coordinates may be missing.
+
+    Args:
+        leak: Gradients of some columns of the parameters.
+        task: The learning task.
+
+    Returns:
+        The reason, or None if the leak contains entries of the rows.
+    """
     if task.first_linear is None:
         return f"the first layer of {task.spec.model} is not fully connected"
     return not_leaked(leak, task, task.first_linear)
@@ -154,17 +167,33 @@ def rows(leak: GradientLeak, task: Task, layer: LinearNames | None = None) -> Te
     Returns:
         (m, H, p) in float64, weights and bias side by side, so that p is the number of inputs + 1.
     """
-    weight, bias = (task.layout.slices[n] for n in layer or task.first_linear or () if n)
-    start = leak.columns[0]
-    m = len(leak.value)
-    units = bias.stop - bias.start
     value = leak.value.double()
     if task.l2 and leak.theta is not None:
         models = leak.theta.double()[:, slice(*leak.columns)]
         value = value - task.l2 * leak.combination.double() @ models
-    of_weights = value[:, weight.start - start : weight.stop - start].reshape(m, units, -1)
+    return entries(value, leak, task, layer)
+
+
+def entries(
+    value: Tensor, leak: GradientLeak, task: Task, layer: LinearNames | None = None
+) -> Tensor:
+    """Arrange columns of a leak as rows of the first layer, or of another linear one.
+
+    Args:
+        value: (m, c), such as the leak's values or the mask of those that are determined.
+        leak: The leak, which states the columns.
+        task: The learning task.
+        layer: Names of the layer's weight and bias; None stands for the first layer.
+
+    Returns:
+        (m, H, p), weights and bias side by side.
+    """
+    weight, bias = (task.layout.slices[n] for n in layer or task.first_linear or () if n)
+    start = leak.columns[0]
+    units = bias.stop - bias.start
+    of_weights = value[:, weight.start - start : weight.stop - start]
     of_bias = value[:, bias.start - start : bias.stop - start, None]
-    return torch.cat([of_weights, of_bias], dim=2)
+    return torch.cat([of_weights.reshape(len(value), units, -1), of_bias], dim=2)
 
 
 def whiten(stack: Tensor, leak: GradientLeak, window: slice) -> Tensor:

@@ -61,7 +61,7 @@ class Estimates:
     Attributes:
         values: (b, p + 1), each known up to its scale.
         noise: (p + 1,) standard deviation of the rows' errors in each column, from its residual.
-        gain: (b,) the error of an estimate per unit of noise.
+        gain: (b, 1) or (b, p) the error of an estimate per unit of noise.
         freedom: Number of rows beyond unknowns.
         rounding: (b, p + 1) largest errors of the values if every row's entries are off by half of
             the messages' precision, the worst that rounding can cause.
@@ -103,7 +103,46 @@ class Estimates:
             # states, which is 1 here, in proportion to its size.
             noise = noise.clamp_min(noise.square().mean().sqrt() * share).clamp_min(share)
         gain = repeated(stack) * inverse.diagonal().clamp_min(0).sqrt()
-        return cls(again, noise, gain, freedom, rounding, wire > HALF)
+        return cls(again, noise, gain[:, None], freedom, rounding, wire > HALF)
+
+    @classmethod
+    def observed(cls, white: Tensor, seen: Tensor, rows: Tensor, stack: Tensor) -> Estimates:
+        """Estimate the inputs again from rows of which only some entries were observed.
+
+        Every column has equations of its own, from the neurons that show it. Its noise is measured
+        in its residual, and never assumed to be smaller than the leak states.
+
+        Args:
+            white: (m, H, p + 1) whitened rows.
+            seen: (H, p + 1) bool, the entries that were observed in every round.
+            rows: (b, p + 1) the inputs as the first layer receives them.
+            stack: (m, H, p + 1) the original rows.
+        """
+        b, columns = rows.shape
+        grams = rows.new_zeros(columns, b, b)
+        sides = rows.new_zeros(columns, b)
+        count = rows.new_zeros(columns)
+        shown: list[tuple[Tensor, Tensor, Tensor]] = []
+        for r, mine in enumerate(seen):
+            part = white[:, r, mine]
+            if part.shape[1] <= b:
+                continue
+            slopes = torch.linalg.lstsq(rows[:, mine].T, part.T, driver="gelsd").solution.T
+            grams[mine] += slopes.T @ slopes
+            sides[mine] += part.T @ slopes
+            count[mine] += len(part)
+            shown.append((mine, part, slopes))
+        inverse = torch.linalg.pinv(grams, hermitian=True)
+        again = (inverse @ sides[:, :, None])[:, :, 0].T
+        left = rows.new_zeros(columns)
+        for mine, part, slopes in shown:
+            left[mine] += (part - slopes @ again[:, mine]).square().sum(0)
+        freedom = (count - b).clamp_min(0)
+        noise = (left / freedom.clamp_min(1)).sqrt().clamp_min(1.0)
+        gain = repeated(stack) * inverse.diagonal(dim1=1, dim2=2).clamp_min(0).sqrt().T
+        # The scale comes from the last column, whose error may be larger than a pixel's.
+        gain = gain[:, :-1].maximum(gain[:, -1:])
+        return cls(again, noise, gain, int(freedom.min()), torch.zeros_like(rows), coarse=False)
 
     def pixels(self, grid: Grid) -> Tensor:
         """Return the inputs (b, p) in the data's units."""
@@ -124,7 +163,7 @@ class Estimates:
         """
         seen = self.values[:, :-1] / self.values[:, -1:]
         both = torch.hypot(noise[:-1], seen * noise[-1])
-        return both * self.gain[:, None] / self.values[:, -1:].abs() * grid.std
+        return both * self.gain / self.values[:, -1:].abs() * grid.std
 
     def half_widths(self, grid: Grid) -> Tensor:
         """Return half-widths (b, p) of intervals that contain all values jointly (see `SURE`).

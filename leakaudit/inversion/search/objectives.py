@@ -65,6 +65,8 @@ def missing(leak: GradientLeak, batch: int | None) -> str | None:
     Returns:
         The reason, or None if nothing is missing.
     """
+    if leak.gaps:
+        return leak.gaps
     if leak.theta is None:
         return (
             "it requires the models at which the gradients were computed, "

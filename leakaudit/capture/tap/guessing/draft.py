@@ -209,6 +209,8 @@ def _add_server(draft: Draft, sent: PayloadGuess, model: Model, is_mean: bool | 
     proved = found is not None
     if sent.payload == "gradients":
         comments["payload"] = Comment("or differences of models, or something else", proved)
+        if not proved:
+            comments["protocol"] = Comment(LIST, known=False)
         return
     # Recomputed gradients prove SGD on one record, and no other training.
     params["lr"] = 0.0

@@ -97,6 +97,8 @@ def guess(
     explained = explanations[possible[0]]
     evidence = tuple(_evidence(explained, logs, task))
 
+    if task is None and _fits_both(explained.model):
+        assumed = "binary or squared: one output fits both"
     draft = drafted(explained, changed, assumed)
     if arrangement is not None and (named or len(possible) > 1 or not arrangement.usual):
         add_order(draft, explained.model, arrangement, len(possible))
@@ -105,7 +107,9 @@ def guess(
     if gaps:
         known = f"to be filled in: {', '.join(gaps)}"
     else:
-        known = f"{_listed(values['params'])}; {_named(values['model'])}"
+        known = "; ".join(filter(None, (_listed(values["params"]), _named(values["model"]))))
+        if task is None and explained.model.found is None:
+            known += " (of the right size, not proved)"
     return Guess(
         said=f"{_headline(draft, explained)}; {known}",
         evidence=evidence,
@@ -208,10 +212,10 @@ def _of_model(model: Model, given: bool, size: int, sketched: bool) -> str:
         )
     if given:
         return "the size of the model fits; nothing else could be proved from the messages"
-    if model.task is not None and model.task.spec.loss == "binary":
+    if _fits_both(model):
         return (
             "the widths are those of the tensors; one output fits loss binary as well as squared, "
-            "so loss and activation are guesses"
+            "and the activation is a guess"
         )
     if model.task is not None:
         return (
@@ -222,6 +226,13 @@ def _of_model(model: Model, given: bool, size: int, sketched: bool) -> str:
         f"no layer reveals single records, and {size} numbers fit many models: "
         "specify yours with --model, --shape and --classes"
     )
+
+
+def _fits_both(model: Model) -> bool:
+    """Return whether a model that was guessed has one output, which does not show its loss."""
+    if model.task is None or model.found is not None:
+        return False
+    return model.task.spec.loss == "binary"
 
 
 def _partial(seen: Observed) -> list[str]:
@@ -245,4 +256,5 @@ def _listed(params: Mapping[str, Any]) -> str:
 
 def _named(model: Mapping[str, Any]) -> str:
     shape = "x".join(map(str, model["shape"]))
-    return f"{model['name']} {_listed(model['args'])} for inputs {shape}"
+    named = f"{model['name']} {_listed(model['args'])}".strip()
+    return f"{named} for inputs {shape}"

@@ -74,6 +74,8 @@ def payload(seen: Observed) -> PayloadGuess:
     if not pairs and not hooked:
         why = "only one rank sends, so no comparison shows what is sent"
         return PayloadGuess("gradients", "unknown", why)
+    if _all_zero(seen):
+        return _nothing(hooked)
     across = _median(pairs, 0.0)
     move = _median(list(_moves(seen)), 1.0)
     if across < ALIKE:
@@ -100,6 +102,21 @@ def payload(seen: Observed) -> PayloadGuess:
     if across < ALIKE:
         return PayloadGuess("gradients", "likely", f"{facts}: each rank has its own direction")
     return PayloadGuess("weights", "unsure", facts)
+
+
+def _all_zero(seen: Observed) -> bool:
+    """Return whether the first messages of all ranks consist of zeros."""
+    some = [message for stream in seen.own.values() for message in stream[:SOME]]
+    return bool(some) and not any(bool(seen.value(message).any()) for message in some)
+
+
+def _nothing(hooked: bool) -> PayloadGuess:
+    """Return the payload of messages without content: only a hook knows what it sends."""
+    if hooked:
+        why = "the program's gradients are zero in the rounds that were compared"
+        return PayloadGuess("gradients", "likely", why)
+    why = "all messages that were compared are zero, so no comparison shows what is sent"
+    return PayloadGuess("gradients", "unknown", why)
 
 
 def _duals(seen: Observed) -> PayloadGuess | None:

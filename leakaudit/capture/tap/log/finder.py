@@ -124,7 +124,7 @@ class Finder:
         self._restore = lambda: setattr(kind, "__call__", real)
 
     def watch_losses(self, module: ModuleType) -> None:
-        """Record which losses the program computes.
+        """Record which losses the program computes with gradients.
 
         Args:
             module: torch.nn.functional.
@@ -138,7 +138,9 @@ class Finder:
         @wraps(real)
         def loss(*args: Any, **named: Any) -> Any:
             out = real(*args, **named)
-            self._note_loss(form.bind(*args, **named).arguments, name, meaning)
+            # Programs validate with another loss than that of training, without gradients.
+            if getattr(out, "requires_grad", False):
+                self._note_loss(form.bind(*args, **named).arguments, name, meaning)
             return out
 
         return loss

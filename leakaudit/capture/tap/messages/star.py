@@ -241,8 +241,12 @@ def _with_step(plan: ArrangedLog, down: str, up: str) -> ArrangedLog:
         why = "none that leakaudit knows predicts the models"
         if len(gradients) < stepping.LEAST:
             why = "too few rounds"
-        elif observed.floor > stepping.COARSE:
+        elif not bool(observed.moves.any()):
+            why = "the models do not move"
+        elif max(rounding, coarsest) > stepping.COARSE:
             why = "the messages are rounded too coarsely"
+        elif observed.floor > stepping.COARSE:
+            why = "the models move too little for their number format"
         return _unknown(plan, f"the server's optimiser is not known: {why}")
     of_whom = ""
     if any(message.covers for message in of_models):

@@ -205,14 +205,14 @@ def test_a_command_writes_equations_that_the_lint_confirms(
     monkeypatch.setenv(registry.PLUGINS, "")
     monkeypatch.chdir(tmp_path)
     invented(tmp_path / "own.pt", one_way)
-    assert main("trace equations own.pt -o mine.toml".split()) == 0
+    assert main(["trace", "equations", "own.pt", "-o", "mine.toml"]) == 0
     said = capsys.readouterr().out
     assert "node 1, rounds 2 to 8: w[t] = 7/10 w of node 1[t-1] + 3/10 w of node 2[t-1]" in said
     assert read((tmp_path / "mine.toml").read_text()).name == NAME
     lint_it = "trace lint own.pt --truth own.truth.pt --strict --plugin mine.toml"
     assert main(lint_it.split()) == 0
     invented(tmp_path / "noisy.pt", noisy)
-    assert main("trace equations noisy.pt -o no.toml".split()) == 3
+    assert main(["trace", "equations", "noisy.pt", "-o", "no.toml"]) == 3
     refused = capsys.readouterr().err.splitlines()
     assert refused[-1].startswith("leakaudit trace equations: w: not known")
     assert not (tmp_path / "no.toml").exists()

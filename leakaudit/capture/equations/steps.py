@@ -140,9 +140,7 @@ def points(streams: Streams, linear: Linear) -> Iterator[Term | None]:
             yield Term(kind, 0, "own")
 
 
-def model(
-    streams: Streams, linear: Linear, point: Term | None, node: int, t: int
-) -> Tensor | None:
+def model(streams: Streams, linear: Linear, point: Term | None, node: int, t: int) -> Tensor | None:
     """Return the model (d,) at which a gradient may have been computed.
 
     Args:
@@ -199,7 +197,7 @@ def _record(task: Task, rest: Left) -> Tensor | None:
     _, sizes, vh = np.linalg.svd(np.concatenate(scaled), full_matrices=False)
     grid = Grid.of(task)
     row = torch.from_numpy(vh[:1])
-    if len(sizes) > 1 and sizes[1] > COARSE * sizes[0] or float(row[0, -1]) == 0:
+    if (len(sizes) > 1 and sizes[1] > COARSE * sizes[0]) or float(row[0, -1]) == 0:
         return None
     x = grid.pixels(row)
     if bool(grid.holds(x)[0]):

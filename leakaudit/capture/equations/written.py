@@ -201,9 +201,7 @@ class Writer:
             if self.streams.server is not None:
                 raise LeakauditError("clients use their own earlier messages with other factors")
             matrix = self._matrix(weights)
-            term = (
-                f"sum(j in closed_neighbours: {matrix}[i,j] * {self._vector(kind, 'j', lag)})"
-            )
+            term = f"sum(j in closed_neighbours: {matrix}[i,j] * {self._vector(kind, 'j', lag)})"
             said = self._plus(said, Fraction(1), "", term)
         return said
 
@@ -241,7 +239,9 @@ class Writer:
         """Return the server's first model: the public one, or a secret."""
         history = self.streams.sent[one.linear.kind, self._server]
         value = "secret()"
-        if self.streams.start is not None and torch.equal(history[min(history)], self.streams.start):
+        if self.streams.start is not None and torch.equal(
+            history[min(history)], self.streams.start
+        ):
             value = "w0"
         return f"{one.linear.kind}[server] = {value}"
 
@@ -412,9 +412,9 @@ def _ordered(streams: Streams, equations: Sequence[Equation]) -> list[Equation]:
 def _needs(one: Equation, waiting: Sequence[Equation]) -> bool:
     """Return whether an equation uses messages of its round that have none yet."""
     used = {term.kind for term in one.linear.terms if term.lag == 0 and term.who != "server"}
-    if one.step is not None and one.step.point is not None and one.step.point.lag == 0:
-        if one.step.point.who != "server":
-            used.add(one.step.point.kind)
+    point = None if one.step is None else one.step.point
+    if point is not None and point.lag == 0 and point.who != "server":
+        used.add(point.kind)
     return any(other.linear.kind in used for other in waiting if other is not one)
 
 

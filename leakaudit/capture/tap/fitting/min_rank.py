@@ -63,7 +63,8 @@ class Blocks:
         Args:
             c: (K,) coefficients.
         """
-        return self.target - np.einsum("k,tkhp->thp", c, self.terms)
+        rest: np.ndarray = self.target - np.einsum("k,tkhp->thp", c, self.terms)
+        return rest
 
     def floors(self, c: np.ndarray) -> np.ndarray:
         """Return the size (T,) of rounding errors in D_t(c).
@@ -73,7 +74,8 @@ class Blocks:
         """
         squares = np.square(self.target).sum((1, 2))
         squares = squares + np.square(self.terms).sum((2, 3)) @ np.square(c)
-        return self.eps * np.sqrt(squares)
+        sizes: np.ndarray = self.eps * np.sqrt(squares)
+        return sizes
 
     def rounds(self, some: slice) -> Blocks:
         """Return the blocks of some rounds.
@@ -101,8 +103,8 @@ class Blocks:
 def _orthogonal(rng: np.random.Generator, size: int) -> np.ndarray:
     """Return orthogonal columns (size, at most SIDE), scaled to keep norms on average."""
     drawn = rng.standard_normal((size, min(size, SIDE)))
-    columns: np.ndarray = np.linalg.qr(drawn)[0]
-    return columns * np.sqrt(size / columns.shape[1])
+    columns: np.ndarray = np.linalg.qr(drawn)[0] * np.sqrt(size / drawn.shape[1])
+    return columns
 
 
 @dataclass(frozen=True)

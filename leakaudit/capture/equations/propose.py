@@ -104,9 +104,9 @@ def _equation(streams: Streams, task: Task, kind: str) -> tuple[Equation | None,
         if found is not None:
             weights = ", ".join(_weights(found, streams.senders(kind)[0]))
             return None, (
-                f"{kind}: not known: gradients of {rank} records may remain with the coefficients "
-                f"{weights or 'none'}; without the records, neither the step size nor the model at "
-                "which they are computed is proved"
+                f"{kind}: not known: with the coefficients {weights or 'none'}, what remains has "
+                f"rank {rank} in the first layer, as gradients of {rank} records would; without "
+                "them, neither the step size nor the model of the gradients is proved"
             )
     return None, f"{kind}: not known: no combination of messages leaves gradients of few records"
 

@@ -28,6 +28,8 @@ ROUNDINGS = 10.0
 LAST_PLACES = 100.0
 # Another model as the argument of the gradient counts as excluded if it misses by so much more.
 APART = 3.0
+# Below this rounding, messages show that a program rounded its pixels k/255 to single precision.
+SINGLE = 1e-10
 COARSE = 0.01  # miss above which nothing is proved, however coarse the rounding
 
 
@@ -37,7 +39,7 @@ class Step:
 
     Attributes:
         form: `single`: R_t = a g_t. `momentum`: R_t = b R_{t-1} + a g_t.
-            `difference`: R_t = a g_t + b g_{t-1}.
+            `difference`: R_t = a (g_t - g_{t-1}), so that b = -a.
         point: The model at which g_t is evaluated; None for the combination itself.
         rate: The coefficient a.
         other: The coefficient b; 0 for a single gradient.
@@ -169,7 +171,7 @@ def _at(
     records: dict[int, tuple[Tensor, Tensor]] = {}
     worst = 0.0
     for node, rest in rests.items():
-        x = _record(task, rest)
+        x = _record(task, rest, streams.eps)
         if x is None:
             return None
         best: tuple[float, Tensor, tuple[Fraction, Fraction]] | None = None
@@ -189,7 +191,7 @@ def _at(
     return Step(form, point, chosen[0], chosen[1], records, worst)
 
 
-def _record(task: Task, rest: Left) -> Tensor | None:
+def _record(task: Task, rest: Left, eps: float) -> Tensor | None:
     """Return the record (1, *shape) that all rounds have in common."""
     if not rest.values:
         return None
@@ -200,7 +202,7 @@ def _record(task: Task, rest: Left) -> Tensor | None:
     if (len(sizes) > 1 and sizes[1] > COARSE * sizes[0]) or float(row[0, -1]) == 0:
         return None
     x = grid.pixels(row)
-    if bool(grid.holds(x)[0]):
+    if eps > SINGLE and bool(grid.holds(x)[0]):
         x = grid.snapped(x)
     return x.reshape(1, *task.spec.shape)
 
@@ -243,6 +245,8 @@ def parts(
         return None
     if form == "single":
         return [gradients[t]]
+    if form == "difference":
+        return [gradients[t] - gradients[t - 1]]
     return [gradients[t], before[t - 1]]
 
 
@@ -292,9 +296,10 @@ def _fitted(
     misses = [_miss(one, used) for one in rows]
     if not all(miss < one[2] for miss, one in zip(misses, rows, strict=True)):
         return None
-    if len(exact) > 1 and exact[1] == 0:
+    if form == "momentum" and exact[1] == 0:
         return None  # a simpler form
-    return max(misses), (exact[0], exact[1] if len(exact) > 1 else Fraction(0))
+    other = {"single": Fraction(0), "momentum": exact[-1], "difference": -exact[0]}
+    return max(misses), (exact[0], other[form])
 
 
 def _miss(row: tuple[Tensor, Tensor, float], factors: Tensor) -> float:

@@ -14,6 +14,8 @@ from leakaudit.trace import Graph, Trace
 Who: TypeAlias = Literal["own", "near", "server", "clients"]
 PUBLIC = "w0"  # the public vector that is the initial model of every node
 
+COMPUTED = 1e-14  # error of a singular value in double precision: a choice, 45 units of rounding
+
 
 @dataclass(frozen=True)
 class Term:
@@ -36,7 +38,8 @@ class Streams:
 
     Attributes:
         graph: The network.
-        eps: Distance from 1 to the next number in the number format of the messages.
+        eps: Distance from 1 to the next number in the number format of the messages, or relative
+            error of computations in double precision if that is larger.
         rounds: The last round.
         sent: (kind, node) -> round -> vector (d,), as float64.
         server: The node that serves all others; None if there is none.
@@ -80,7 +83,7 @@ class Streams:
         start = trace.public.get(PUBLIC)
         return cls(
             graph=trace.graph,
-            eps=float(torch.finfo(trace.dtype).eps),
+            eps=max(COMPUTED, float(torch.finfo(trace.dtype).eps)),
             rounds=trace.rounds,
             sent=sent,
             server=_server(trace.graph, set(sent)),

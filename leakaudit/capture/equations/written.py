@@ -136,7 +136,7 @@ class Writer:
                 gradient = f"gradient_{kind}[i]"
             combined = self._plus(combined, step.rate, "alpha", gradient)
             if step.form == "difference":
-                combined = self._plus(combined, step.other, "gamma", f"gradient_{kind}[i,t-1]")
+                combined = self._plus(combined, step.other, "alpha", f"gradient_{kind}[i,t-1]")
         lines.append(f"{kind}[i] = {combined or '0'}")
         lines.append(self._send(kind))
         return lines, state
@@ -360,7 +360,7 @@ class Writer:
             if some is None or t not in rest.values:
                 return False
             expected = float(step.rate) * some[0]
-            if len(some) > 1:
+            if step.form == "momentum":
                 expected = expected + float(step.other) * some[1]
             away = float((rest.values[t] - expected).norm() / rest.values[t].norm())
             if away > steps.allowed(rest.noise[t], self.streams.eps):

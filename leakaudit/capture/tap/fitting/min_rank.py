@@ -34,7 +34,7 @@ SPARE = 2  # rows and columns beyond the rank without which a rank says nothing
 # wrong combinations was 30 or more. The exact value in between is a choice.
 FLOORS = 3.0
 CLEAR = 30.0  # floors above which a singular value is not rounding: a choice
-LAST_PLACES = 100.0  # units of rounding to which a coefficient is known at best: a choice
+LAST_PLACES = 10.0  # units of rounding to which a coefficient is known at best: a choice
 WIDE = 6.0  # standard deviations within which a coefficient is looked for: a choice
 # Chance that a random number is as near to a fraction as simple as the one that is named.
 CHANCE = 0.01
@@ -130,7 +130,7 @@ def informative(blocks: Blocks, rank: int) -> bool:
         rank: The rank.
     """
     _, rows, columns = blocks.target.shape
-    return min(rows, columns) >= rank + SPARE
+    return bool(min(rows, columns) >= rank + SPARE)
 
 
 def miss(blocks: Blocks, c: np.ndarray, rank: int) -> float:

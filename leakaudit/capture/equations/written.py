@@ -188,21 +188,23 @@ class Writer:
             if not any(weights.values()):
                 continue
             if of_server:
-                weight = _common(weights)
-                if weight is None:
+                common = _common(weights)
+                if common is None:
                     raise LeakauditError("clients use the server's messages with other factors")
-                said = self._plus(said, weight, "c", f"{kind}[server -> i]")
+                said = self._plus(said, common, "c", f"{kind}[server -> i]")
                 continue
             own = {(i, j): value for (i, j), value in weights.items() if i == j}
-            weight = _common(own)
-            if weight is not None and not any(v for (i, j), v in weights.items() if i != j):
-                said = self._plus(said, weight, "c", self._vector(kind, "i", lag))
+            common = _common(own)
+            alone = not any(value for (i, j), value in weights.items() if i != j)
+            if common is not None and alone:
+                said = self._plus(said, common, "c", self._vector(kind, "i", lag))
                 continue
             if self.streams.server is not None:
                 raise LeakauditError("clients use their own earlier messages with other factors")
             matrix = self._matrix(weights)
-            term = f"sum(j in closed_neighbours: {matrix}[i,j] * {self._vector(kind, 'j', lag)})"
-            said = self._plus(said, Fraction(1), "", term)
+            older = self._vector(kind, "j", lag)
+            average = f"sum(j in closed_neighbours: {matrix}[i,j] * {older})"
+            said = self._plus(said, Fraction(1), "", average)
         return said
 
     def _matrix(self, weights: dict[tuple[int, int], Fraction]) -> str:

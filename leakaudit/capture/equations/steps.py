@@ -282,13 +282,14 @@ def _fitted(
     factors = torch.linalg.lstsq(matrix, target[:, None], driver="gelsd").solution[:, 0]
     if not all(_miss(one, factors) < one[2] for one in rows):
         return None
-    # Errors of the record are common to all coordinates: the factors are hardly better than a
-    # tenth of the misses.
-    spread = max(_miss(one, factors) for one in rows[:many]) / 10
+    # What is missed has a norm of at most miss per round. An error of that size that lies in the
+    # space of the gradients moves a factor by no more than this.
+    missed = max(_miss(one, factors) for one in rows[:many]) * many**0.5
     inverse = torch.linalg.pinv(matrix.T @ matrix).diagonal().sqrt()
+    widths = (inverse * missed).tolist()
     exact: list[Fraction] = []
-    for value, width in zip(factors.tolist(), (inverse * spread).tolist(), strict=True):
-        simple = min_rank.simplest(value, min_rank.WIDE * width)
+    for value, width in zip(factors.tolist(), widths, strict=True):
+        simple = min_rank.simplest(value, width)
         if simple is None:
             return None
         exact.append(simple)

@@ -74,15 +74,9 @@ NAMED: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
 }
 
 
-QUICK = ("a step, then mixing", "a server of models")
-CASES = [
-    pytest.param(name, dtype, marks=() if name in QUICK and dtype == "float32" else slow)
-    for name in NAMED
-    for dtype in ("float32", "float64")
-]
-
-
-@pytest.mark.parametrize(("name", "dtype"), CASES)
+@slow
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", NAMED)
 def test_the_equations_of_a_bundled_protocol_are_found(name: str, dtype: str) -> None:
     """In double precision, and with momentum, they may also be not known; they are never wrong."""
     victim, constants, words = NAMED[name]

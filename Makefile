@@ -19,11 +19,11 @@ coverage: $(VENV)/.ready  ## make test, with the share of lines and branches tha
 	$(BIN)/pytest -n auto --dist worksteal -m "not slow and not browser" --cov --cov-report=term:skip-covered
 
 # Flower needs an older rich than constraints.txt names, so only torch, torchvision and numpy are pinned.
-programs:  ## the tests that run programs of Flower, NVFlare, Opacus, accelerate, Lightning and JAX, in .venv-programs
+programs:  ## the tests that run programs of Flower, NVFlare, Opacus and others, in .venv-programs
 	$(PYTHON) -m venv .venv-programs
 	grep -E '^(torch|torchvision|numpy)==' constraints.txt > .venv-programs/pinned.txt
-	.venv-programs/bin/pip install -q -c .venv-programs/pinned.txt -e ".[dev,flower,nvflare]" "flwr[simulation]" "jax>=0.10" \
-		"opacus>=1.6" "accelerate>=1.15" "lightning>=2.6" transformers
+	.venv-programs/bin/pip install -q -c .venv-programs/pinned.txt -e ".[dev,flower,nvflare,text]" \
+		"flwr[simulation]" "jax>=0.10" "opacus>=1.6" "accelerate>=1.15" "lightning>=2.6" transformers
 	.venv-programs/bin/pytest tests/programs
 
 # p2pfl 0.4.4 imports the extra 'dp' in any case, and fails with newer versions of these libraries.

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from leakaudit.attacks.inverting import Inverting
     from leakaudit.attacks.labels import Labels
     from leakaudit.attacks.rgap import RGAP
+    from leakaudit.attacks.sequences import Sequences
     from leakaudit.attacks.tokens import Tokens
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "GradInversion",
     "Inverting",
     "Labels",
+    "Sequences",
     "Tokens",
 ]
 

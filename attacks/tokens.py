@@ -7,10 +7,17 @@ If the model adds an embedding of the positions, the order follows as well for a
 tables receive the gradient of their sum. With T the rows of the tokens (v, h) and P those of the
 positions (n, h), T = A P, and A is 1 where a token stands at a position, and 0 elsewhere. The rows
 of P are independent as long as n is below h, so A is the only solution.
+
+The update of a model by many local steps shows the tokens of all steps in the same way: optimisers
+without coupled weight decay, such as AdamW, move a row only once its token has occurred. AdamW also
+shrinks all rows by a common factor, so that the rows of other tokens remain multiples of the
+model's. This factor is estimated by a median, and its part is subtracted. Noise, or rounding of the
+messages to a few bits, changes every row by an amount that the leak states.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -30,6 +37,9 @@ if TYPE_CHECKING:
 # Largest distance of an entry of A from 0 or 1. Rounding in float32 gives about 1e-4; a choice.
 WHOLE = 0.05
 LISTED = 30  # tokens that a note lists
+# Largest rounding error of one number in units of its standard deviation: half a step, where errors
+# are spread evenly over a step. White noise with this norm in a whole row is far less probable.
+EVEN = math.sqrt(3.0)
 
 
 @attack("tokens")
@@ -69,13 +79,16 @@ class Tokens(Attack):
         step("tokens", 0, 1)
         table = _block(leak, task, task.embeddings[0])
         assert table is not None
-        sizes = table.norm(dim=1)
-        found = (sizes > self.empty * sizes.max()).nonzero().flatten()
+        moved = _undecayed(table, leak, task)
+        sizes = moved.norm(dim=1)
+        noise = EVEN * _std(leak) * math.sqrt(table.shape[1])
+        limit = max(self.empty * float(sizes.max()), noise)
+        found = (sizes > limit).nonzero().flatten()
         order = None
         length = task.spec.shape[-1]
         places = _block(leak, task, task.embeddings[1])
         if leak.batch == 1 and len(task.spec.shape) == 1 and places is not None:
-            order = _order(table[found], places, length)
+            order = _order(moved[found], places, length)
         step("tokens", 1, 1)
         listed = ", ".join(map(str, found[:LISTED].tolist()))
         more = ", ..." if len(found) > LISTED else ""
@@ -105,6 +118,27 @@ def _block(leak: GradientLeak, task: Task, name: str | None) -> Tensor | None:
     row = leak.value[label_signs.plain_rows(leak)[0]].double()
     part = row[columns.start - start : columns.stop - start]
     return part.reshape(task.layout.shapes[task.layout.names.index(name)])
+
+
+def _std(leak: GradientLeak) -> float:
+    """Return the stated standard deviation of the row that is read."""
+    return float(leak.std[label_signs.plain_rows(leak)[0]])
+
+
+def _undecayed(table: Tensor, leak: GradientLeak, task: Task) -> Tensor:
+    """Subtract the common weight decay of several local steps from the rows of an embedding.
+
+    Most tokens do not occur, so the median over all rows of their multiple of the model's rows is
+    that of such a token.
+    """
+    name = task.embeddings[0]
+    if leak.theta is None or leak.inner == 1 or name is None:
+        return table
+    at = int(leak.combination[label_signs.plain_rows(leak)[0]].nonzero()[0])
+    columns = task.layout.slices[name]
+    weights = leak.theta[at, columns].double().reshape(table.shape)
+    shares = (table * weights).sum(1) / weights.square().sum(1)
+    return table - shares.median() * weights
 
 
 def _order(tokens: Tensor, places: Tensor, length: int) -> tuple[Tensor, float] | None:

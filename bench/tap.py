@@ -263,7 +263,7 @@ def worker(rank: int, args: argparse.Namespace, folder: str) -> None:
 
 
 def print_model(args: argparse.Namespace) -> None:
-    """Print one JSON line per choice of parameters, with ratios of times with and without the tap."""
+    """Print one JSON line per choice of parameters: times with the tap over those without it."""
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         spawn(model_worker, args=(args, folder), nprocs=args.ranks)
         found = json.loads((Path(folder) / "results.json").read_text())

@@ -74,7 +74,7 @@ COLUMNS = {  # key of an entry in PROGRAMS -> heading of its column
 
 
 def programs() -> str:
-    """What happens to each program under the tap, one table per group, and to those of strangers."""
+    """What happens to programs under the tap, in one table per group, and to those of strangers."""
     found = tomllib.loads(PROGRAMS.read_text(encoding="utf-8"))
     groups = dict.fromkeys(entry["group"] for entry in found["program"])
     lines: list[str] = []

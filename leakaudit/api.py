@@ -353,6 +353,10 @@ def report(
         from leakaudit.rendering import gallery
 
         shown = gallery.with_pictures(shown, source.parent)
+    if format in ("html", "text") and kind != "sweep":
+        from leakaudit.rendering import passages
+
+        shown = passages.with_passages(shown, source.parent)
     return render(shown)
 
 

@@ -128,7 +128,7 @@ class TaskSpec:
         model: Registered name, ``package.module:factory``, or the name of a torch.export program
             (``file.pt2``).
         args: Its keyword arguments.
-        loss: "cross_entropy", "binary" or "squared".
+        loss: "cross_entropy", "binary", "squared", or "next_token" for sequences of tokens.
         shape: Shape of one input, such as (1, 25, 25).
         classes: Number of classes.
         mean: The model sees (x - mean) / std, with x in [0, 1] for images; one entry
@@ -162,6 +162,11 @@ class TaskSpec:
     def is_image(self) -> bool:
         """Whether inputs have channels and two spatial dimensions."""
         return len(self.shape) == 3
+
+    @property
+    def is_text(self) -> bool:
+        """Whether inputs are sequences of tokens, of which a model predicts the next one."""
+        return self.loss == "next_token"
 
     def to_json(self) -> dict[str, Json]:
         """Plain JSON values."""
@@ -331,6 +336,23 @@ class Truth:
         """Inputs (b, *shape) and labels (b,) of one node."""
         mine = self.node == node
         return self.x[mine], self.y[mine]
+
+    def blind_guess(self, node: int) -> Tensor:
+        """Return the best guess of a node's records without a leak.
+
+        Args:
+            node: The node whose records are guessed.
+
+        Returns:
+            (*shape): the mean of all other records, grey if there are none. For sequences, the
+            most frequent token at every position, 0 if there are no others.
+        """
+        others = torch.cat([self.pool.to(self.x), self.x[self.node != node]])
+        if self.task.is_text:
+            return others.mode(0).values if len(others) else torch.zeros_like(self.x[0])
+        if not len(others):
+            return torch.full_like(self.x[0], 0.5)
+        return others.mean(0)
 
 
 def drawn(value: Json) -> str | None:

@@ -11,7 +11,7 @@ from rich.text import Text
 from leakaudit.registry import renderer
 from leakaudit.rendering import audit_text, gate_text, sweep_text
 from leakaudit.rendering.console import printed
-from leakaudit.rendering.shown import Shown
+from leakaudit.rendering.shown import Passage, Shown
 from leakaudit.rendering.tables import Column, table
 from leakaudit.results import model, wording
 from leakaudit.results.comparison import lines
@@ -76,6 +76,7 @@ def _parts(shown: Shown, width: int | None) -> list[RenderableType]:
     if left > 0:
         more = f"only the {SHOWN} worst findings are shown; the HTML report has {left} more"
         parts.append(Text(more))
+    parts += map(Text, _passages(shown.passages))
     failed = [one for one in record.findings if one.certificate.name == "FAILED"]
     parts += map(Text, notes(failed))
     for line in not_understood(record.undetermined):
@@ -84,6 +85,17 @@ def _parts(shown: Shown, width: int | None) -> list[RenderableType]:
         parts.append(Text(f"not determined: {line}"))
     parts += map(Text, scopes(record.findings))
     return [*parts, Text(LIMITS[0], style="dim")]
+
+
+def _passages(passages: Sequence[Passage]) -> list[str]:
+    """Return the sequences, each below its original."""
+    lines = []
+    for one in passages:
+        lines.append(f"node {one.node}, record {one.record + 1}, {one.attack}: {one.certificate}")
+        if one.original is not None:
+            lines.append(f"  original        {one.original}")
+        lines.append(f"  reconstruction  {one.found or 'not recovered'}")
+    return lines
 
 
 def _findings(findings: Sequence[Finding], width: int | None) -> Text:

@@ -5,9 +5,10 @@
 
 A test function with many cases runs the same code again and again. The quick suite leaves a case
 out if it takes at least `LEAST` seconds and every line of the product that it runs is also run by
-cases that stay. The last case of a function must take at least `SINGLE` seconds to be left out. The
+cases that stay. The last case of a function must take at least `SINGLE` seconds to be left out, and
+never is in tests/contract, whose tests examine what no coverage shows: sources, imports, docs. The
 most expensive cases are looked at first. What is left out is marked `slow` by conftest.py and runs
-in `.ci/run`, so a plain `pytest` runs everything.
+in `.ci/run --all`, so a plain `pytest` runs everything.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ LEFT_OUT = PROJECT / "tests" / "left_out.txt"
 SOURCES = ("leakaudit", "attacks", "victims", "reports")
 LEAST = 0.1  # seconds of the processor, below which leaving a case out gains nothing
 SINGLE = 1.0  # the same for the last case of a function
+CONTRACT = "tests/contract/"
 PROCESSES = 2
 HEADER = "# Cases that only the full run takes, written by tests/quick.py; do not edit.\n"
 
@@ -120,8 +122,8 @@ def choose(folder: Path) -> int:
     out = []
     for case in sorted(spent, key=lambda name: -spent[name]):
         mine = lines.get(case, set())
-        least = LEAST if family[_function(case)] > 1 else SINGLE
-        if spent[case] < least:
+        last = family[_function(case)] == 1
+        if spent[case] < (SINGLE if last else LEAST) or (last and CONTRACT in case):
             continue
         if any(runs[line] == 1 for line in mine):
             continue

@@ -28,7 +28,7 @@ class Match:
     missing: int
 
 
-def match(x: Tensor, y: Tensor) -> Match:
+def match(x: Tensor, y: Tensor, tokens: bool = False) -> Match:
     """Pair reconstructions with true records such that the sum of squared errors is minimal.
 
     There is one guess per record, so only the first m finite rows of x can be paired. Otherwise
@@ -38,6 +38,7 @@ def match(x: Tensor, y: Tensor) -> Match:
     Args:
         x: (n, *shape) reconstructions; rows with NaN or infinity are never paired.
         y: (m, *shape) true records; those without a partner are missing.
+        tokens: Whether records are tokens: their different positions are counted instead.
 
     Returns:
         min(m, number of finite rows) pairs.
@@ -57,6 +58,8 @@ def match(x: Tensor, y: Tensor) -> Match:
     # Differences are computed directly: with a matrix product, equal records would differ by 1e-8.
     distance = torch.cdist(guesses[usable], records, compute_mode="donot_use_mm_for_euclid_dist")
     cost = distance.square()
+    if tokens:
+        cost = torch.cdist(guesses[usable], records, p=0)
     pairs = assign(cost)
     return Match(usable[pairs.found], pairs.true, pairs.missing)
 

@@ -170,6 +170,10 @@ def inputs(x: Tensor, task: TaskSpec, what: str) -> None:
     low, high = float(x.min()), float(x.max())
     if not (math.isfinite(low) and math.isfinite(high)):
         raise LeakauditError(f"{what}: expected finite numbers, got NaN or infinity")
+    if task.is_text and not (low >= 0 and high < task.classes):
+        raise LeakauditError(
+            f"{what}: expected tokens from 0 to {task.classes - 1}, got {low:g} to {high:g}"
+        )
     if (task.is_image or task.levels) and not (low >= -INSIDE and high <= 1 + INSIDE):
         fix = (
             "divide them by 255"
@@ -198,7 +202,11 @@ def labels(y: Tensor, task: TaskSpec, what: str) -> None:
     if not (math.isfinite(low) and math.isfinite(high)):
         raise LeakauditError(f"{what}: expected finite labels, got NaN or infinity")
     whole = not y.is_floating_point()
-    if task.loss == "cross_entropy" and whole and not (low >= 0 and high < task.classes):
+    if (
+        task.loss in ("cross_entropy", "next_token")
+        and whole
+        and not (low >= 0 and high < task.classes)
+    ):
         raise LeakauditError(
             f"{what}: expected labels from 0 to {task.classes - 1}, got {low:g} to {high:g}; set "
             "classes in TaskSpec"

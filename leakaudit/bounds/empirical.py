@@ -14,8 +14,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import ndtri
-from scipy.stats import beta, binom
+from scipy.special import betainccinv, betaincinv, ndtri
 
 from leakaudit._util.bisection import bracket_integer, crossing, crossing_integer
 from leakaudit.bounds.guarantee import at_least_zero, probability
@@ -66,7 +65,7 @@ def lower(successes: int, trials: int, alpha: float) -> float:
     _check_trials(successes, trials, alpha)
     if not successes:
         return 0.0
-    return float(beta.ppf(alpha, successes, trials - successes + 1))
+    return float(betaincinv(successes, trials - successes + 1, alpha))
 
 
 def upper(successes: int, trials: int, alpha: float) -> float:
@@ -82,7 +81,7 @@ def upper(successes: int, trials: int, alpha: float) -> float:
     _check_trials(successes, trials, alpha)
     if successes == trials:
         return 1.0
-    return float(beta.isf(alpha, successes + 1, trials - successes))
+    return float(betainccinv(successes + 1, trials - successes, alpha))
 
 
 def epsilon_lower(counts: Counts, delta: float, alpha: float, *, both: bool = False) -> float:
@@ -151,6 +150,8 @@ def credible_epsilon(counts: Counts, delta: float, alpha: float, nodes: int = 40
         alpha: The quantile.
         nodes: Quantiles of the false positive rate.
     """
+    from scipy.stats import beta  # slow to import
+
     probability("delta", delta)
     _check_trials(0, 0, alpha)
     c = counts
@@ -221,6 +222,8 @@ def detection(trials: int, bound: float, rate: float, alpha: float) -> float:
         rate: The attack's true success rate.
         alpha: Chance of a false alarm.
     """
+    from scipy.stats import binom  # slow to import
+
     _check_trials(0, trials, alpha)
     probability("the bound", bound)
     probability("the rate", rate)

@@ -110,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
     """
     from leakaudit import registry
     from leakaudit.pipeline.attack_run import AttackOptions, attack_file
-    from leakaudit.rendering import console
+    from leakaudit.rendering import console, passages
 
     chosen = settings(args)
     renderers = {name: registry.get("reports", name) for name in args.format or ["text"]}
@@ -135,8 +135,9 @@ def run(args: argparse.Namespace) -> int:
     folder = Path(chosen.output)
     with console.shown(chosen.progress):
         done = attack_file(args.trace, folder, options)
+    shown = passages.with_passages(done.results, folder)
     for name in args.format or ["text"]:
-        _show(name, renderers[name], done.results)
+        _show(name, renderers[name], shown if name == "text" else done.results)
     say(
         f"{folder}: results.json, report.md"
         + (f", {done.results['picture']}" if done.results["picture"] else ""),

@@ -154,7 +154,8 @@ def _contradictions(source: Path) -> list[str]:
     """
     if source.suffix == ".toml":
         return []
-    from leakaudit.lint import Case, assumed
+    from leakaudit.lint.assumptions import assumed
+    from leakaudit.lint.case import Case
     from leakaudit.traces import gaps, trace_file
 
     trace = trace_file.load(source)

@@ -13,7 +13,7 @@ from leakaudit.cli._options import described, formats, settings, shared
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from leakaudit.lint import Pitfall
+    from leakaudit.lint.pitfall import Pitfall
 
 NOTE = "A trace cannot show every pitfall: an empty report is not evidence of privacy."
 
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     Returns:
         The exit code.
     """
-    from leakaudit.lint import lint, unexamined
+    from leakaudit.lint.checks import lint, unexamined
     from leakaudit.rendering import console
     from leakaudit.traces import trace_file
 

@@ -31,9 +31,10 @@ from leakaudit.gate.config import Check
 from leakaudit.gate.draws import Draws, Run
 from leakaudit.gate.rule import Rule
 from leakaudit.gate.runs import Recorded
-from leakaudit.lint import NAMES, noise
+from leakaudit.lint import noise
 from leakaudit.lint.conformance import samples
 from leakaudit.lint.fit import Fit
+from leakaudit.lint.pitfall import NAMES
 from leakaudit.lint.samples import Sample
 from leakaudit.lint.substitute import Left, Noise, left
 from leakaudit.lint.values import Values, contradicted

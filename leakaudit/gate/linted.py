@@ -5,7 +5,9 @@ from __future__ import annotations
 from leakaudit.gate.config import Check
 from leakaudit.gate.rule import Rule
 from leakaudit.gate.runs import Recorded
-from leakaudit.lint import Pitfall, conformance, lint
+from leakaudit.lint import conformance
+from leakaudit.lint.checks import lint
+from leakaudit.lint.pitfall import Pitfall
 from leakaudit.results.model import RuleKind, RuleStatus
 from leakaudit.verdict import Verdict
 

@@ -18,7 +18,7 @@ from leakaudit.gate.judge import Judged
 from leakaudit.gate.rule import CANNOT_TELL, FOUND, Rule
 from leakaudit.gate.rules import whom
 from leakaudit.gate.runs import values
-from leakaudit.lint import NAMES
+from leakaudit.lint.pitfall import NAMES
 from leakaudit.results import provenance
 from leakaudit.results.findings import finite
 from leakaudit.results.model import (

@@ -56,7 +56,7 @@ class Recorded:
             node: a node that holds data.
         """
         if node not in self.guesses:
-            mean = scoring.blind_guess(self.truth, node)
+            mean = self.truth.blind_guess(node)
             count = int((self.truth.node == node).sum())
             x = mean.expand(count, *mean.shape)
             nothing = Reconstruction(node, "guess", x, None, Certificate.FAILED, 1.0)

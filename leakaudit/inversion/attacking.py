@@ -108,7 +108,9 @@ def _check(chosen: Attack, name: str, leak: GradientLeak, task: Task) -> None:
 def _refusal(chosen: Attack, leak: GradientLeak, task: Task) -> str | None:
     """Return why an attack cannot use a leak; None if it can."""
     if task.tokens and not chosen.tokens:
-        return "it recovers numbers, but the inputs of the model are tokens; use tokens"
+        return (
+            "it recovers numbers, but the inputs of the model are tokens; use sequences or tokens"
+        )
     return chosen.refuses(leak, task)
 
 

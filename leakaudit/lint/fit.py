@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from scipy.stats import norm
+from scipy.special import ndtr
 
 from leakaudit.lint.substitute import Noise
 
@@ -79,4 +79,4 @@ class Fit:
         """Probability that pure noise shifts the coefficient as far; 1 for shifts up to `CLOSE`."""
         if not abs(self.shift) > CLOSE:
             return 1.0
-        return 2 * float(norm.sf(abs(self.shift) / self.error))
+        return 2 * float(ndtr(-abs(self.shift) / self.error))

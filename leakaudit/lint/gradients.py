@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from scipy.stats import chi2
+from scipy.special import chdtrc
 from torch import Tensor
 
 from leakaudit._util.plain import Figures
@@ -94,7 +94,7 @@ def _by_trace(case: Case, bound: _Bound) -> Iterator[Pitfall]:
     for sample in samples:
         longest = sample.weight * bound.size * MORE
         over = np.maximum(0.0, sample.norm - longest) / sample.std
-        chances = chi2.sf(over**2, sample.coordinates)
+        chances = chdtrc(sample.coordinates, over**2)
         k = int(np.argmin(chances))
         chance = float(chances[k])
         if not chance < LEVEL / tests:

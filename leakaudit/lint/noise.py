@@ -11,8 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import betaincc, ndtr
-from scipy.stats import binom, chi2, kstest
+from scipy.special import bdtr, betaincc, gammaincinv, ndtr
 
 from leakaudit._util.plain import Figures
 from leakaudit.lint.case import Case
@@ -118,7 +117,7 @@ def _size(samples: list[Sample]) -> Iterator[Pitfall]:
 
 def _interval(std: float, numbers: int) -> list[float]:
     """Return the 99 % confidence interval of a measured standard deviation of normal numbers."""
-    upper_tail = [chi2.ppf(q, numbers) for q in (0.995, 0.005)]
+    upper_tail = [2 * gammaincinv(numbers / 2, q) for q in (0.995, 0.005)]
     return [std * float(np.sqrt(numbers / quantile)) for quantile in upper_tail]
 
 
@@ -282,7 +281,7 @@ def _tails(samples: list[Sample]) -> Iterator[Pitfall]:
         sizes = np.abs(sample.value)
         for level in TAILS:
             above = int((sizes > level * sample.std[:, None]).sum())
-            chance = float(binom.cdf(above, sample.value.size, 2 * ndtr(-level)))
+            chance = float(bdtr(above, sample.value.size, 2 * ndtr(-level)))
             if chance < LEVEL / (len(samples) * len(TAILS)):
                 missing.append(_Tail(chance, level, above, sample))
     if not missing:
@@ -315,6 +314,8 @@ def _independent(sample: Sample) -> bool:
 
 def _law(samples: list[Sample]) -> Iterator[Pitfall]:
     """Compare noise from the truth with the normal distribution, if that is declared."""
+    from scipy.stats import kstest  # slow to import
+
     for sample in samples:
         if not sample.gaussian or sample.hidden or sample.value.size < ENOUGH_FOR_LAW:
             continue

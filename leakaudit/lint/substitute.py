@@ -31,7 +31,6 @@ from leakaudit.adversary import Adversary
 from leakaudit.errors import LeakauditError
 from leakaudit.relations import Relations, Vector
 from leakaudit.relations.estimate import recorded
-from leakaudit.scoring import scoring
 from leakaudit.tasks.task import Task
 from leakaudit.trace import Trace, Truth
 
@@ -177,7 +176,7 @@ class _Gradients:
         x = x.double()
         task = self.made.task
         if self.guessed:
-            x = scoring.blind_guess(self.made.truth, node).double().expand_as(x)
+            x = self.made.truth.blind_guess(node).double().expand_as(x)
         if not self.clip:
             return task.gradient(theta, x, y)
         each = task.gradients(theta.expand(len(x), -1).contiguous(), x[:, None], y[:, None])

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from scipy.stats import chi2, norm
+from scipy.special import chdtr, chdtrc, ndtr
 
 from leakaudit.lint.fit import CLOSE, Fit
 from leakaudit.lint.substitute import Left, Noise
@@ -93,7 +93,7 @@ class Values:
         # better.
         if not fit.margin or fit.beyond >= -HALF * fit.margin:
             return
-        if norm.sf(-fit.beyond / math.sqrt(fit.margin)) < LEVEL:
+        if ndtr(fit.beyond / math.sqrt(fit.margin)) < LEVEL:
             says = (
                 "the truth does not explain the messages better than the mean of all other records "
                 "does: they belong to other data"
@@ -107,7 +107,7 @@ class Values:
             return
         # The sum of n squared standard normal numbers has a chi-square distribution with n degrees
         # of freedom.
-        if float(chi2.sf(excess**2, self.numbers)) < LEVEL:
+        if float(chdtrc(self.numbers, excess**2)) < LEVEL:
             says = (
                 f"besides the gradients of the truth, the messages contain {self._size:.3g} times "
                 "the declared noise: check the truth, constants and messages"
@@ -116,7 +116,7 @@ class Values:
 
     def quiet(self) -> str | None:
         """Test whether less remains than the declared noise; returns a sentence, or None."""
-        if not self.numbers or float(chi2.cdf(self.energy, self.numbers)) >= LEVEL:
+        if not self.numbers or float(chdtr(self.numbers, self.energy)) >= LEVEL:
             return None
         return f"the messages contain {self._size:.3g} times the declared noise"
 

@@ -15,8 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import ndtr, ndtri
-from scipy.stats import binom, chi2
+from scipy.special import bdtr, chdtr, gammaincinv, ndtr, ndtri
 
 from leakaudit.bounds.empirical import upper
 from leakaudit.lint.samples import Floats, Sample
@@ -82,7 +81,7 @@ def _by_counting(numbers: Floats, level: float) -> LowVariance:
     """Test normal noise under unknown shifts: count the numbers beyond BEYOND."""
     n = len(numbers)
     beyond = int((np.abs(numbers) > BEYOND).sum())
-    chance = float(binom.cdf(beyond, n, 2 * ndtr(-BEYOND)))
+    chance = float(bdtr(beyond, n, 2 * ndtr(-BEYOND)))
     size = _scale(max(beyond, 0.5) / n)
     limit = _scale(upper(beyond, n, level))
     return LowVariance(chance, size, limit, n)
@@ -92,8 +91,8 @@ def _by_chi_square(numbers: Floats, level: float) -> LowVariance:
     """Test normal noise by its energy."""
     n = len(numbers)
     energy = float((numbers**2).sum())
-    chance = float(chi2.cdf(energy, n))
-    limit = math.sqrt(energy / float(chi2.ppf(level, n)))
+    chance = float(chdtr(n, energy))
+    limit = math.sqrt(energy / float(2 * gammaincinv(n / 2, level)))
     return LowVariance(chance, math.sqrt(energy / n), limit, n)
 
 

@@ -106,7 +106,8 @@ def _psnr(score: Score, i: int) -> float | None:
 def save_originals(path: Path, found: Sequence[Reconstruction], truth: Truth | None) -> str | None:
     """Write the true images of the attacked nodes as arrays ``node<i>`` (n, c, h, w).
 
-    They are stored as bytes if the data has the grid k/255.
+    They are stored as bytes if the data has the grid k/255. Sequences of tokens (n, length) are
+    whole numbers.
 
     Args:
         path: The file.
@@ -119,11 +120,13 @@ def save_originals(path: Path, found: Sequence[Reconstruction], truth: Truth | N
     """
     if truth is None:
         return None
-    shown = sorted({one.node for one in found if _drawable(one)})
+    shown = sorted({one.node for one in found if _drawable(one) or truth.task.is_text})
     arrays = {}
     for node in shown:
         originals, _ = truth.of(node)
         arrays[f"node{node}"] = _stored(originals, truth.task.levels)
+        if truth.task.is_text:
+            arrays[f"node{node}"] = arrays[f"node{node}"].astype(np.int64)
     size = sum(array.nbytes for array in arrays.values())
     if not arrays or size > KEPT:
         return None

@@ -65,6 +65,29 @@ class Section:
 
 
 @dataclass(frozen=True)
+class Passage:
+    """One recovered sequence of tokens, as text.
+
+    Attributes:
+        attack: Name of the attack.
+        adversary: The adversary.
+        node: The node that owns the record.
+        record: Index of the record.
+        certificate: Name of the certificate in lower case.
+        found: The reconstruction, None if the record was not recovered.
+        original: The true text, None if it is not known.
+    """
+
+    attack: str
+    adversary: str
+    node: int
+    record: int
+    certificate: str
+    found: str | None
+    original: str | None
+
+
+@dataclass(frozen=True)
 class Shown:
     """A record as a report shows it.
 
@@ -73,12 +96,14 @@ class Shown:
         against: Comparison with an earlier record, None for none.
         gallery: Images, empty if they are omitted.
         location: File in the repository that SARIF points at, None if it is not specified.
+        passages: Sequences of tokens, empty if there are none or they are omitted.
     """
 
     record: RunRecord
     against: Against | None = None
     gallery: Sequence[Section] = field(default_factory=tuple)
     location: str | None = None
+    passages: Sequence[Passage] = field(default_factory=tuple)
 
     @classmethod
     def of(cls, results: Mapping[str, Json]) -> Shown:
@@ -86,8 +111,8 @@ class Shown:
 
         Args:
             results: A record, to which ``against`` (`leakaudit.results.comparison.compare`),
-                ``gallery`` (`leakaudit.rendering.gallery.with_pictures`) and ``location`` may have
-                been added.
+                ``gallery`` (`leakaudit.rendering.gallery.with_pictures`), ``passages``
+                (`leakaudit.rendering.passages.with_passages`) and ``location`` may have been added.
 
         Returns:
             The record and its additions as types.
@@ -100,4 +125,5 @@ class Shown:
             against=read_against(results),
             gallery=model.fitted(results.get("gallery") or [], list[Section]),
             location=location,
+            passages=model.fitted(results.get("passages") or [], list[Passage]),
         )

@@ -175,6 +175,11 @@ class Scores(_Entry, frozen=True, kw_only=True):
         label_correct: Whether its label is correct.
         identified: Whether it is closer to its true record than to every other record.
         rank: Rank of its true record by distance; 1 is best.
+        tokens_correct: Share of the positions with the correct token.
+        token_f1: F1 of the tokens, regardless of their order.
+        rouge1: ROUGE-1.
+        rouge2: ROUGE-2.
+        rougel: ROUGE-L.
         chance: Highest probability with which a blind guess identifies a record.
         labels_found: Share of the true labels that were found.
         not_recovered: Number of true records without a reconstruction.
@@ -191,6 +196,11 @@ class Scores(_Entry, frozen=True, kw_only=True):
     label_correct: FlagColumn | UnsetType = UNSET
     identified: FlagColumn | UnsetType = UNSET
     rank: RankColumn | UnsetType = UNSET
+    tokens_correct: NumberColumn | UnsetType = UNSET
+    token_f1: NumberColumn | UnsetType = UNSET
+    rouge1: NumberColumn | UnsetType = UNSET
+    rouge2: NumberColumn | UnsetType = UNSET
+    rougel: NumberColumn | UnsetType = UNSET
     chance: Number | None
     labels_found: Number | None
     not_recovered: int
@@ -1256,7 +1266,7 @@ def of_sweep(results: Mapping[str, object]) -> SweepRecord:
 def _own(results: Mapping[str, object], kind: type[S]) -> S:
     """Convert a record without the entries that only a report adds."""
     fields = {field.encode_name for field in msgspec.structs.fields(kind)}
-    added = {"against", "gallery", "location"} - fields
+    added = {"against", "gallery", "location", "passages"} - fields
     return fitted({key: value for key, value in results.items() if key not in added}, kind)
 
 

@@ -61,13 +61,22 @@ HEADINGS = (
     "PSNR dB",
     "SSIM",
     "LPIPS",
+    "tokens",
     "rel. error",
     "identical",
     "label",
     "identified",
     "seconds",
 )
-NUMBERS = ("node", "PSNR dB", "SSIM", "LPIPS", "rel. error", "seconds")  # aligned on the right
+NUMBERS = (
+    "node",
+    "PSNR dB",
+    "SSIM",
+    "LPIPS",
+    "tokens",
+    "rel. error",
+    "seconds",
+)  # aligned on the right
 _ALWAYS = ("node", "attack", "leak (rounds)", "certificate", "label", "seconds")
 _RANK = {"EXACT": 3, "INTERVAL": 2, "APPROXIMATE": 1, "FAILED": 0}
 LABELS_SHOWN = 8  # a choice: as many as fit into a table cell
@@ -457,7 +466,10 @@ def outcome(finding: Finding) -> str:
         return f"{reconstruction} (certificate {name}; no truth file: not scored)"
     psnr = best(scores.psnr, max)
     error = best(scores.relative_error, min)
-    if psnr is not None:
+    tokens = best(scores.tokens_correct, max)
+    if tokens is not None:
+        near = f"{tokens:.0%} of the tokens"
+    elif psnr is not None:
         near = f"{psnr:.1f} dB PSNR"
     elif error is not None:
         near = f"relative error {error:.1e}"
@@ -845,7 +857,8 @@ def _cells(finding: Finding) -> tuple[str, ...]:
     if rounds.first == rounds.last:
         span = str(rounds.first)
     error = "-"
-    if not isinstance(scores.psnr, NumberColumn):
+    measured = [isinstance(c, NumberColumn) for c in (scores.psnr, scores.tokens_correct)]
+    if not any(measured):
         error = spread(scores.relative_error, "{:.1e}")
     return (
         str(finding.node),
@@ -855,6 +868,7 @@ def _cells(finding: Finding) -> tuple[str, ...]:
         spread(scores.psnr, "{:.1f}"),
         spread(scores.ssim, "{:.3f}"),
         spread(scores.lpips, "{:.3f}"),
+        spread(scores.tokens_correct, "{:.0%}"),
         error,
         _share(scores.exact),
         _labels(finding, scores),

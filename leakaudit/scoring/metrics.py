@@ -7,6 +7,8 @@ reconstruction, y is the truth, and `data_range` is the width of the data's scal
 
 from __future__ import annotations
 
+import importlib.util
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -224,7 +226,9 @@ def labels_correct(found: Tensor, true: Tensor) -> Tensor:
     return found.eq(true)
 
 
-def identification(x: Tensor, y: Tensor, records: Tensor) -> tuple[Tensor, Tensor]:
+def identification(
+    x: Tensor, y: Tensor, records: Tensor, tokens: bool = False
+) -> tuple[Tensor, Tensor]:
     """Rank the true record among all records by distance to the reconstruction.
 
     Rank 1 means closer than every other record (a tie counts as farther). A guess has rank 1 with
@@ -234,6 +238,7 @@ def identification(x: Tensor, y: Tensor, records: Tensor) -> tuple[Tensor, Tenso
         x: (b, *shape) reconstructions.
         y: (b, *shape) true records.
         records: (s, *shape) data set; records that are equal to y are identified with y.
+        tokens: Whether records are tokens; their distance is the number of different positions.
 
     Returns:
         The ranks and the numbers of candidates, both (b,) int64.
@@ -245,18 +250,97 @@ def identification(x: Tensor, y: Tensor, records: Tensor) -> tuple[Tensor, Tenso
     found = x.to(records).flatten(1)
     true = y.to(records).flatten(1)
     near = (found - true).square().sum(1, keepdim=True).sqrt()
+    if tokens:
+        near = found.ne(true).sum(1, keepdim=True).to(near)
     rank = torch.ones(len(found), dtype=torch.int64)
     candidates = torch.ones(len(found), dtype=torch.int64)
     for part in records.flatten(1).split(_CHUNK):
-        other = _distances(true, part) > 0
-        nearer = other & (_distances(found, part) <= near)
+        other = _distances(true, part, tokens) > 0
+        nearer = other & (_distances(found, part, tokens) <= near)
         candidates += other.sum(1).cpu()
         rank += nearer.sum(1).cpu()
     return rank, candidates
 
 
-def _distances(x: Tensor, y: Tensor) -> Tensor:
+def tokens_correct(x: Tensor, y: Tensor) -> Tensor:
+    """Share of the positions with the correct token.
+
+    Args:
+        x: (b, length) reconstructed tokens.
+        y: (b, length) true tokens.
+
+    Returns:
+        (b,) in [0, 1].
+    """
+    return x.eq(y).double().mean(1)
+
+
+def token_f1(x: Tensor, y: Tensor) -> Tensor:
+    """F1 of the tokens of both sequences, regardless of their order (Rajpurkar et al. 2016).
+
+    Sequences of the same length have equal precision and recall: the share of common tokens.
+
+    Args:
+        x: (b, length) reconstructed tokens.
+        y: (b, length) true tokens.
+
+    Returns:
+        (b,) in [0, 1].
+    """
+    shares = []
+    for found, true in zip(x.tolist(), y.tolist(), strict=True):
+        common = Counter(found) & Counter(true)
+        shares.append(common.total() / len(true))
+    return torch.tensor(shares, dtype=torch.float64)
+
+
+def can_rouge() -> bool:
+    """Return whether the library rouge-score is installed."""
+    return importlib.util.find_spec("rouge_score") is not None
+
+
+def rouge(x: Tensor, y: Tensor) -> dict[str, Tensor]:
+    """ROUGE-1, ROUGE-2 and ROUGE-L of the words of both texts, by rouge-score, without stemming.
+
+    Source: Lin 2004; the values are F1. Tokens are bytes of UTF-8; invalid ones are replaced.
+
+    Args:
+        x: (b, length) reconstructed tokens.
+        y: (b, length) true tokens.
+
+    Returns:
+        (b,) for ``rouge1``, ``rouge2`` and ``rougel``.
+    """
+    from rouge_score.rouge_scorer import RougeScorer
+
+    scorer: Any = RougeScorer(["rouge1", "rouge2", "rougeL"])
+    found: dict[str, list[float]] = {"rouge1": [], "rouge2": [], "rougel": []}
+    for guess, true in zip(x, y, strict=True):
+        scored = scorer.score(wording_of(true), wording_of(guess))
+        for name, value in scored.items():
+            found[name.lower()].append(value.fmeasure)
+    return {name: torch.tensor(values, dtype=torch.float64) for name, values in found.items()}
+
+
+def wording_of(tokens: Tensor) -> str:
+    """Return the text of a sequence of bytes.
+
+    Args:
+        tokens: (length,) whole numbers.
+
+    Returns:
+        The text; the numbers, with spaces between them, if they are not bytes.
+    """
+    numbers = [int(token) for token in tokens]
+    if all(0 <= number < 256 for number in numbers):
+        return bytes(numbers).decode("utf-8", "replace")
+    return " ".join(map(str, numbers))
+
+
+def _distances(x: Tensor, y: Tensor, tokens: bool = False) -> Tensor:
     """Euclidean distances (b, s) of rows, without the cancellation of the matrix-product form."""
+    if tokens:
+        return torch.cdist(x, y, p=0)
     return torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist")
 
 

@@ -28,6 +28,11 @@ METRICS = (
     "label_correct",
     "identified",
     "rank",
+    "tokens_correct",
+    "token_f1",
+    "rouge1",
+    "rouge2",
+    "rougel",
 )
 
 Column = tuple[float | int | bool | None, ...]
@@ -54,13 +59,19 @@ class Score:
         label_correct: Whether the label is correct.
         identified: Whether it is closer to its true record than to every other one, by `rank`.
         rank: Rank of its true record among all records by distance; 1 is best.
+        tokens_correct: Share of the positions with the correct token; see `metrics` for this and
+            the next four.
+        token_f1: F1 of the tokens, regardless of their order.
+        rouge1: ROUGE-1.
+        rouge2: ROUGE-2.
+        rougel: ROUGE-L.
         chance: Highest probability with which a blind guess identifies a record after the same
             matching, see `blind_chance`.
         labels_found: Share of the true labels that are among the first b found, regardless of the
             images that they were paired with.
         surplus: Reconstructions (or labels, if there are none) beyond the b that can be matched.
         missed: For each metric, the scores of the missed records in their order: those of
-            `blind_guess`.
+            `Truth.blind_guess`.
         note: Why something is missing.
     """
 
@@ -76,6 +87,11 @@ class Score:
     label_correct: Column | None = None
     identified: Column | None = None
     rank: Column | None = None
+    tokens_correct: Column | None = None
+    token_f1: Column | None = None
+    rouge1: Column | None = None
+    rouge2: Column | None = None
+    rougel: Column | None = None
     chance: float | None = None
     labels_found: float | None = None
     surplus: int = 0
@@ -94,8 +110,8 @@ class Score:
             metric: One of `METRICS`.
 
         Returns:
-            The measured values, then the scores of `blind_guess` on the missed records. Empty if
-            the metric was not measured.
+            The measured values, then the scores of `Truth.blind_guess` on the missed records. Empty
+            if the metric was not measured.
         """
         column = getattr(self, metric) or ()
         measured = [float(value) for value in column if value is not None]
@@ -180,7 +196,7 @@ def nothing(node: int, attack: str, truth: Truth) -> Score:
         truth: The truth.
 
     Returns:
-        A score in which every record is missed and counts as `blind_guess`.
+        A score in which every record is missed and counts as `Truth.blind_guess`.
     """
     no_rows = truth.x.new_empty(0, *truth.task.shape)
     empty = Reconstruction(node, attack, no_rows, None, Certificate.FAILED, 1.0)
@@ -210,6 +226,8 @@ def definitions(task: TaskSpec, lpips: str = NO_WEIGHTS) -> dict[str, str]:
         A sentence for each metric, by its name, and one for the matching.
     """
     exact = "not measured (the data has no grid)"
+    if task.is_text:
+        return _of_text()
     if task.levels:
         exact = f"bit-identical after rounding to k/{task.levels}"
     out = {
@@ -232,20 +250,26 @@ def definitions(task: TaskSpec, lpips: str = NO_WEIGHTS) -> dict[str, str]:
     return out
 
 
-def blind_guess(truth: Truth, node: int) -> Tensor:
-    """Return the best guess of a node's records without a leak.
-
-    Args:
-        truth: The records of all nodes, and the pool.
-        node: The node whose records are guessed.
-
-    Returns:
-        (*shape): the mean of all other records, grey if there are none.
-    """
-    others = torch.cat([truth.pool.to(truth.x), truth.x[truth.node != node]])
-    if not len(others):
-        return torch.full_like(truth.x[0], 0.5)
-    return others.mean(0)
+def _of_text() -> dict[str, str]:
+    """Return the definition of each metric for sequences of tokens."""
+    rouge = "ROUGE-{} of words, F1 (rouge-score)"
+    if not metrics.can_rouge():
+        rouge = "ROUGE-{}: not measured (pip install 'leakaudit[text]')"
+    return {
+        "exact": "all tokens equal",
+        "relative_error": "share of the positions with another token",
+        "label_correct": "the token after the sequence is equal, after matching",
+        "identified": _IDENTIFIED.replace("Euclidean", "number of different tokens"),
+        "matching": _MATCHING.replace(
+            "sum of squared errors", "number of different tokens"
+        ).replace("the mean of all other records", "the most frequent token at every position"),
+        "rank": "rank of its true record among all records by distance; 1 is best",
+        "tokens_correct": "share of the positions with the correct token",
+        "token_f1": "F1 of the tokens of both sequences, regardless of their order",
+        "rouge1": rouge.format("1"),
+        "rouge2": rouge.format("2"),
+        "rougel": rouge.format("L"),
+    }
 
 
 def blind_chance(guesses: int, candidates: Tensor, total: int) -> float:
@@ -284,11 +308,12 @@ def _score(found: Reconstruction, truth: Truth, records: Tensor, weights: Weight
             f"the truth contains no records of node {found.node} (it contains nodes {nodes})"
         )
     guess = found.x.detach().cpu()
-    pairs = match(guess, x)
+    text = truth.task.is_text
+    pairs = match(guess, x, text)
     guessed = guess[pairs.found]
     true = x[pairs.true]
     columns = _measure(guessed, true, truth.task, weights)
-    _identify(columns, guessed, true, records)
+    _identify(columns, guessed, true, records, text)
     missed: dict[str, tuple[float, ...]] = {}
     if pairs.missing:
         missed = _missed(found.node, pairs, truth, records, weights)
@@ -302,7 +327,7 @@ def _score(found: Reconstruction, truth: Truth, records: Tensor, weights: Weight
             handed_in = len(label)
         labels_found = _share(label[:size], y)
     surplus = max(0, handed_in - size)
-    _, candidates = metrics.identification(x, x, records)
+    _, candidates = metrics.identification(x, x, records, text)
     chance = None
     if int(candidates.min()) > 1 and len(pairs.found):
         chance = blind_chance(len(pairs.found), candidates, len(records))
@@ -319,12 +344,14 @@ def _score(found: Reconstruction, truth: Truth, records: Tensor, weights: Weight
     )
 
 
-def _identify(columns: dict[str, Tensor], x: Tensor, y: Tensor, records: Tensor) -> None:
+def _identify(
+    columns: dict[str, Tensor], x: Tensor, y: Tensor, records: Tensor, text: bool
+) -> None:
     """Add the rank of every pair, and whether it is identified.
 
     Nothing is added if there is no other record to distinguish it from.
     """
-    rank, candidates = metrics.identification(x, y, records)
+    rank, candidates = metrics.identification(x, y, records, text)
     if len(candidates) and int(candidates.min()) > 1:
         columns["rank"] = rank
         columns["identified"] = rank == 1
@@ -338,9 +365,9 @@ def _missed(
     lost = torch.ones(len(x), dtype=torch.bool)
     lost[pairs.true] = False
     true = x.cpu()[lost]
-    guess = blind_guess(truth, node).cpu().expand_as(true)
+    guess = truth.blind_guess(node).cpu().expand_as(true)
     columns = _measure(guess, true, truth.task, weights)
-    _identify(columns, guess, true, records)
+    _identify(columns, guess, true, records, truth.task.is_text)
     numbers: dict[str, tuple[float, ...]] = {}
     for name, values in columns.items():
         if values.dtype is not torch.bool:
@@ -371,6 +398,16 @@ def remark(missing: int, surplus: int, size: int) -> str:
 
 def _measure(x: Tensor, y: Tensor, task: TaskSpec, weights: Weights | None) -> dict[str, Tensor]:
     """Every metric that applies to the data, one value per pair."""
+    if task.is_text:
+        found = {
+            "exact": x.eq(y).all(1),
+            "relative_error": 1 - metrics.tokens_correct(x, y),
+            "tokens_correct": metrics.tokens_correct(x, y),
+            "token_f1": metrics.token_f1(x, y),
+        }
+        if metrics.can_rouge():
+            found |= metrics.rouge(x, y)
+        return found
     out: dict[str, Tensor | None] = {
         "mse": metrics.mse(x, y),
         "relative_error": metrics.relative_error(x, y),

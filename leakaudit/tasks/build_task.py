@@ -20,7 +20,7 @@ from leakaudit.tasks import _torchvision, adapters
 from leakaudit.tasks.exported import archive
 from leakaudit.tasks.exported.program import Program
 from leakaudit.tasks.losses import LOSSES
-from leakaudit.tasks.models import MODELS
+from leakaudit.tasks.models import MODELS, READ_TOKENS
 from leakaudit.trace import Json, TaskSpec
 
 SETTINGS = ("l2", "bn")  # keys of spec.args that belong to the task, not to the model
@@ -264,7 +264,8 @@ def linear_ends(net: nn.Module, spec: TaskSpec) -> tuple[LinearNames | None, Lin
         call = next(c for c in calls if c.layer is m)
         if call.sees_input and first is None:
             first = found
-        if torch.equal(call.out, out):
+        # With several outputs per record, the layer's rows are no longer one class of each record.
+        if torch.equal(call.out, out) and not spec.is_text:
             last = found
     return first, last
 
@@ -310,9 +311,7 @@ def example(net: nn.Module, spec: TaskSpec) -> Tensor:
         spec: Description of the task.
     """
     source = Generator().manual_seed(0)
-    count = 0
-    if spec.model not in MODELS:
-        count = tokens(net, spec)
+    count = tokens(net, spec)
     batch = 2
     if isinstance(net, Program):
         batch = net.exported_graph.batch or batch
@@ -332,6 +331,10 @@ def tokens(net: nn.Module, spec: TaskSpec) -> int:
     Raises:
         LeakauditError: The argument is not a positive whole number.
     """
+    if spec.is_text:
+        return spec.classes
+    if spec.model in MODELS:
+        return 0
     given = spec.args.get("tokens")
     if given is None:
         return adapters.tokens(net)
@@ -382,7 +385,9 @@ def _watched(
     finally:
         for hook in hooks:
             hook.remove()
-    wanted = (len(x), outputs(spec))
+    wanted: tuple[int, ...] = (len(x), outputs(spec))
+    if spec.is_text:
+        wanted = (len(x), *spec.shape, outputs(spec))
     if not isinstance(out, Tensor) or out.shape != wanted:
         got = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
         raise LeakauditError(
@@ -400,6 +405,12 @@ def _registered(spec: TaskSpec, args: Mapping[str, Json]) -> nn.Module:
             "name your own model as package.module:factory, or as a torch.export program file.pt2"
         )
     model = configure(MODELS[spec.model], dict(args))
+    if spec.is_text != (spec.model in READ_TOKENS):
+        known = " or ".join(sorted(READ_TOKENS))
+        raise LeakauditError(
+            f"model {spec.model!r} does not fit loss {spec.loss!r}: loss 'next_token' needs a "
+            f"model that reads tokens ({known}), and these need data of tokens (--data text)"
+        )
     with torch.device("meta"):
         size = sum(p.numel() for p in model(spec.shape, outputs(spec)).parameters())
     if size > LARGEST_MODEL:

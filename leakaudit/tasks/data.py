@@ -23,6 +23,7 @@ NAMES = {
     "mnist": "MNIST, in the folder --data-root",
     "fashion": "Fashion-MNIST, in the folder --data-root",
     "cifar10": "CIFAR-10, in the folder --data-root",
+    "text": "sentences of Python's own documentation, 32 bytes each; text:N for another length",
     "gaussians": "two Gaussians in the plane, 1000 records; gaussians:N for another number",
     "npz:FILE": "arrays x (n, h, w[, c]) uint8 or (n, p), and y (n,)",
     "images:FOLDER": "PNG or JPEG files of the same size; subfolders are classes",
@@ -53,6 +54,8 @@ class Dataset:
         labels: Names of the classes, may be empty.
         mean: The model receives (x - mean) / std; 0.5 per channel for images, 0 for features.
         std: 0.5 per channel for images, 1 for features.
+        tokens: Number of different tokens if records are sequences of tokens, else 0. y is then the
+            token after each sequence.
     """
 
     x: Tensor
@@ -63,6 +66,7 @@ class Dataset:
     labels: tuple[str, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    tokens: int = 0
 
     def __len__(self) -> int:
         """Number of records s."""
@@ -82,7 +86,8 @@ class Dataset:
             model: Registered name, or ``package.module:factory``.
             args: The model's arguments, None for its defaults.
             loss: The loss. None selects ``squared`` for real targets and for model ``linear``,
-                ``binary`` for ``logistic`` on two classes, else ``cross_entropy``.
+                ``binary`` for ``logistic`` on two classes, ``next_token`` for sequences of tokens,
+                else ``cross_entropy``.
         """
         if loss is None:
             loss = self._usual_loss(model)
@@ -100,6 +105,8 @@ class Dataset:
         )
 
     def _usual_loss(self, model: str) -> str:
+        if self.tokens:
+            return "next_token"
         if self.y.is_floating_point() or model == "linear":
             return "squared"
         if model == "logistic" and self.classes == 2:
@@ -135,6 +142,8 @@ def load(
         return _dataset(name, data_sources.faces(name == "faces-detect", download))
     if name == "photos":
         return _dataset(name, data_sources.photos(download))
+    if re.fullmatch(r"text(:\d{1,5})?", name):
+        return _dataset(name, data_sources.text(int(rest or data_sources.LINE)))
     if name in data_sources.TORCHVISION:
         return _dataset(name, data_sources.from_torchvision(name, root, download))
     raise LeakauditError(f"unknown data set {name!r}{suggest(name, NAMES)}")
@@ -158,7 +167,7 @@ def _parts(name: str) -> tuple[str, str]:
 
 def _dataset(name: str, records: Records) -> Dataset:
     """Check a source's records and add derived properties."""
-    x, y, labels, levels = records
+    x, y, labels, levels, tokens = records
     bad = int((~torch.isfinite(x)).sum()) + int((~torch.isfinite(y)).sum())
     if bad:
         raise LeakauditError(
@@ -175,7 +184,7 @@ def _dataset(name: str, records: Records) -> Dataset:
         mean = (0.5,) * x.shape[1]
         std = (0.5,) * x.shape[1]
     classes = 1 if y.is_floating_point() else int(y.max()) + 1
-    return Dataset(x, y, name, classes, levels, labels, mean, std)
+    return Dataset(x, y, name, tokens or classes, levels, labels, mean, std, tokens)
 
 
 def split(dataset: Dataset, nodes: int, samples: int, how: str, generator: Generator) -> Tensor:

@@ -47,12 +47,14 @@ class Records(NamedTuple):
         y: (s,), int64 classes 0..C-1 or float32 targets.
         labels: Names of the classes, may be empty.
         levels: 255 if x is k/255, else 0.
+        tokens: Number of different tokens if x are tokens, else 0.
     """
 
     x: Tensor
     y: Tensor
     labels: tuple[str, ...] = ()
     levels: int = 0
+    tokens: int = 0
 
 
 def images(pixels: np.ndarray) -> Tensor:

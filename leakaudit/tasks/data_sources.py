@@ -25,6 +25,9 @@ PHOTOS = {
 }
 PHOTO_SIDE = 160  # shorter side after down-scaling, so that a crop of 32 has recognisable content
 CROP = 32
+LINE = 32  # tokens of a record of ``text``
+LONGEST = 1024  # most tokens of a record: the context of GPT-2
+BYTES = 256  # the tokens of ``text``
 CONTRAST = 0.05  # least standard deviation of a crop: excludes sky and other areas of one colour
 _BUNDLE: Any = skimage.data  # its stubs annotate arrays as scalars
 TORCHVISION = {"mnist": "MNIST", "fashion": "FashionMNIST", "cifar10": "CIFAR10"}
@@ -113,6 +116,38 @@ def from_torchvision(name: str, root: Path | None, download: bool) -> Records:
         ) from error
     y = torch.as_tensor(got.targets).long()
     return Records(images(np.asarray(got.data)), y, tuple(got.classes), 255)
+
+
+def text(length: int) -> Records:
+    """Cut the documentation that Python's help() displays into sequences of bytes.
+
+    It is part of every Python (PSF licence) and differs between versions. Runs of spaces and line
+    breaks become one space. A token is a byte of UTF-8; y is the byte after the sequence, with
+    which the next one begins.
+
+    Args:
+        length: Number of bytes of a record.
+
+    Raises:
+        LeakauditError: The length is not from 2 to `LONGEST`.
+    """
+    from pydoc_data.topics import topics
+
+    if not 2 <= length <= LONGEST:
+        raise LeakauditError(f"text: expected records of 2 to {LONGEST} bytes, got {length}")
+    words = " ".join(topics[name] for name in sorted(topics)).split()
+    flat = np.frombuffer(" ".join(words).encode(), dtype=np.uint8)
+    count = (len(flat) - 1) // length
+    x = flat[: count * length].reshape(count, length)
+    y = flat[length : count * length + 1 : length]
+    # Equal sequences would be one record with two owners.
+    _, first = np.unique(x, axis=0, return_index=True)
+    kept = np.sort(first)
+    return Records(
+        torch.from_numpy(x[kept].astype(np.float32)),
+        torch.from_numpy(y[kept].astype(np.int64)),
+        tokens=BYTES,
+    )
 
 
 def gaussians(count: int, generator: Generator | None) -> Records:

@@ -1,27 +1,45 @@
-"""The three losses, and their derivatives with respect to the model's outputs."""
+"""The losses, and their derivatives with respect to the model's outputs."""
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-LOSSES = ("cross_entropy", "binary", "squared")
+LOSSES = ("cross_entropy", "binary", "squared", "next_token")
+NEXT_TOKEN = "next_token"
 
 
 def mean_loss(loss: str, out: Tensor, y: Tensor) -> Tensor:
     """Return the mean loss over a batch.
 
     Args:
-        loss: One of `LOSSES`; ``squared`` is half the squared error, summed over outputs.
-        out: Outputs (b, k); k is 1 for ``binary``.
+        loss: One of `LOSSES`; ``squared`` is half the squared error, summed over outputs;
+            ``next_token`` is the mean cross-entropy over all positions of all records.
+        out: Outputs (b, k), and (b, length, k) for ``next_token``; k is 1 for ``binary``.
         y: Labels (b,) int64 or (b, k) soft for ``cross_entropy``, (b,) in [0, 1] for ``binary``,
-            (b,) or (b, k) floats for ``squared``.
+            (b,) or (b, k) floats for ``squared``, and `next_tokens` for ``next_token``.
     """
+    if loss == NEXT_TOKEN:
+        return F.cross_entropy(out.flatten(0, -2), y.flatten().long())
     if loss == "cross_entropy":
         return F.cross_entropy(out, y.to(out.dtype) if y.is_floating_point() else y.long())
     if loss == "binary":
         return F.binary_cross_entropy_with_logits(out.squeeze(-1), y.to(out.dtype))
     return 0.5 * (out - y.to(out.dtype).reshape(out.shape)).square().sum(-1).mean()
+
+
+def next_tokens(x: Tensor, y: Tensor) -> Tensor:
+    """Return the target at every position: the token at the next one, and y at the last one.
+
+    Args:
+        x: (b, length) tokens.
+        y: (b,) the token after each sequence.
+
+    Returns:
+        (b, length) int64.
+    """
+    return torch.cat([x[:, 1:].long(), y.long().unsqueeze(1)], dim=1)
 
 
 def output_slope(loss: str, out: Tensor, y: Tensor) -> Tensor:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar, Literal, Protocol
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from leakaudit.errors import LeakauditError
 from leakaudit.registry import param, written
@@ -21,6 +22,7 @@ from leakaudit.tasks import _torchvision
 
 DEEPEST = 64  # maximum number of hidden layers
 WIDEST = 10**9 - 1  # maximum neurons per layer, far more than fit into memory
+SPREAD = 0.02  # standard deviation of the initial weights of `Gpt`: that of GPT-2
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "sigmoid": nn.Sigmoid, "tanh": nn.Tanh}
 
 
@@ -195,6 +197,120 @@ class ResNet18:
         return _resnet([2, 2, 2, 2], shape, outputs)
 
 
+@dataclass(frozen=True)
+class Gpt:
+    """Decoder-only transformer as GPT-2 (Radford et al. 2019), untrained, for loss ``next_token``.
+
+    Tokens and learned positions are added; every block normalises its inputs (pre-norm) and has
+    causal attention and two fully connected layers with GELU. The context is the length of the
+    data's records, the vocabulary that of the data.
+
+    Attributes:
+        depth: Number of blocks.
+        width: Length h of the vector of one position.
+        heads: Number of attention heads.
+        tied: Whether the output layer uses the weights of the token embedding.
+    """
+
+    convex: ClassVar[bool] = False
+    note: ClassVar[str] = (
+        "Decoder-only transformer as GPT-2: learned positions, pre-norm blocks, causal attention, "
+        "GELU; for token sequences."
+    )
+    depth: int = param(2, "number of blocks")
+    width: int = param(128, "length of the vector of one position")
+    heads: int = param(4, "number of attention heads")
+    tied: bool = param(False, "whether the output layer uses the weights of the token embedding")
+
+    def __post_init__(self) -> None:
+        """Check the sizes."""
+        sound = 1 <= self.depth <= DEEPEST and 1 <= self.width <= WIDEST
+        if not sound or self.heads < 1 or self.width % self.heads:
+            raise LeakauditError(
+                f"gpt: expected depth from 1 to {DEEPEST} and a width that is a multiple of heads, "
+                f"got depth={self.depth}, width={self.width}, heads={self.heads}"
+            )
+
+    def __call__(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
+        """Build it for sequences of shape (length,) of tokens 0..outputs-1."""
+        if len(shape) != 1:
+            raise LeakauditError(
+                f"gpt needs sequences of tokens, got inputs of shape {shape}; use --data text"
+            )
+        return Decoder(self, shape[0], outputs)
+
+
+class Decoder(nn.Module):
+    """The module of `Gpt`: (b, length) tokens to (b, length, vocabulary) logits."""
+
+    def __init__(self, sizes: Gpt, length: int, vocabulary: int) -> None:
+        """Draw the initial weights as GPT-2 does."""
+        super().__init__()
+        self.tokens = nn.Embedding(vocabulary, sizes.width)
+        self.places = nn.Embedding(length, sizes.width)
+        blocks = [Block(sizes.width, sizes.heads) for _ in range(sizes.depth)]
+        self.blocks = nn.ModuleList(blocks)
+        self.norm = nn.LayerNorm(sizes.width)
+        self.head = nn.Linear(sizes.width, vocabulary, bias=False)
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                nn.init.normal_(module.weight, std=SPREAD)
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                nn.init.zeros_(module.bias)
+        # GPT-2 scales what is added to the residual stream, which every block does twice.
+        for block in blocks:
+            for layer in (block.join, block.down):
+                nn.init.normal_(layer.weight, std=SPREAD / math.sqrt(2 * sizes.depth))
+        if sizes.tied:
+            self.head.weight = self.tokens.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits of the next token at every position."""
+        here = torch.arange(x.shape[1], device=x.device)
+        stream = self.tokens(x) + self.places(here)
+        for block in self.blocks:
+            stream = block(stream)
+        logits: Tensor = self.head(self.norm(stream))
+        return logits
+
+
+class Block(nn.Module):
+    """Causal attention and two fully connected layers, each added to the stream (b, length, h)."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        """Create the layers."""
+        super().__init__()
+        self.heads = heads
+        self.norm1 = nn.LayerNorm(width)
+        self.query = nn.Linear(width, width)
+        self.key = nn.Linear(width, width)
+        self.value = nn.Linear(width, width)
+        self.join = nn.Linear(width, width)
+        self.norm2 = nn.LayerNorm(width)
+        self.up = nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
+
+    def parts(self, stream: Tensor) -> list[Tensor]:
+        """Return queries, keys and values of a stream, each (b, heads, length, h / heads)."""
+        inputs = self.norm1(stream)
+        found = []
+        for layer in (self.query, self.key, self.value):
+            found.append(layer(inputs).unflatten(-1, (self.heads, -1)).transpose(1, 2))
+        return found
+
+    def forward(self, stream: Tensor) -> Tensor:
+        """Return the stream after this block."""
+        query, key, value = self.parts(stream)
+        scores = query @ key.transpose(2, 3) / math.sqrt(query.shape[3])
+        later = torch.ones_like(scores[0, 0], dtype=torch.bool).triu(1)
+        weights = scores.masked_fill(later, -math.inf).softmax(3)
+        seen = (weights @ value).transpose(1, 2).flatten(2)
+        stream = stream + self.join(seen)
+        hidden = nn.functional.gelu(self.up(self.norm2(stream)))
+        result: Tensor = stream + self.down(hidden)
+        return result
+
+
 MODELS: dict[str, type[Model]] = {
     "linear": Linear,
     "logistic": Logistic,
@@ -203,7 +319,9 @@ MODELS: dict[str, type[Model]] = {
     "convnet": ConvNet,
     "resnet10": ResNet10,
     "resnet18": ResNet18,
+    "gpt": Gpt,
 }
+READ_TOKENS = frozenset({"gpt"})  # models whose inputs are tokens
 
 
 def _needs_image(name: str, shape: tuple[int, ...]) -> None:

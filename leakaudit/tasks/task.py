@@ -116,9 +116,7 @@ class Task:
                 constants[name] = parameter.detach()
         constants.update(module.named_buffers())
         first, last = build_task.linear_ends(module, spec)
-        tokens = 0
-        if spec.model not in MODELS:
-            tokens = build_task.tokens(module, spec)
+        tokens = build_task.tokens(module, spec)
         layout = Layout(tuple(trained), tuple(tuple(p.shape) for p in trained.values()))
         return cls(
             spec=spec,
@@ -271,7 +269,7 @@ class Task:
             x: Inputs (b, *shape) in the data's units.
 
         Returns:
-            Outputs (b, k); k is 1 for loss ``binary``.
+            Outputs (b, k); k is 1 for loss ``binary``; (b, length, k) for ``next_token``.
         """
         return self._outputs(self.layout.split(theta), x)
 
@@ -283,7 +281,7 @@ class Task:
             x: Inputs (b, *shape) in the data's units.
             y: (b,) int64 labels or (b, classes) soft labels for ``cross_entropy``; (b,) in [0, 1]
                 for ``binary``; (b,) or (b, classes) floats for ``squared``, which is half the mean
-                squared error.
+                squared error; (b,) the token after each sequence for ``next_token``.
         """
         return self._loss(self.layout.split(theta), x, y)
 
@@ -322,7 +320,9 @@ class Task:
             right = (out.squeeze(1) > 0) == (y > 0.5)
         else:
             labels = y.argmax(1) if y.is_floating_point() else y
-            right = out.argmax(1) == labels
+            if self.spec.is_text:
+                labels = losses.next_tokens(x, y)
+            right = out.argmax(-1) == labels
         return float(right.double().mean())
 
     def gradient(self, theta: Tensor, x: Tensor, y: Tensor, create_graph: bool = False) -> Tensor:
@@ -497,6 +497,8 @@ class Task:
         return out
 
     def _loss(self, params: Params, x: Tensor, y: Tensor) -> Tensor:
+        if self.spec.is_text:
+            y = losses.next_tokens(x, y)
         loss = losses.mean_loss(self.spec.loss, self._outputs(params, x), y)
         if self.l2:
             squares = torch.stack([p.square().sum() for p in params.values()])

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 import leakaudit as la
-from leakaudit import lint
 from leakaudit.cli import main
+from leakaudit.lint import checks
 from leakaudit.results import record_file
 from leakaudit.traces import convert, trace_file
 
@@ -102,7 +102,7 @@ def test_a_score_refuses_the_truth_of_another_run_of_the_same_id(
 def test_a_recording_is_told_apart_wherever_trace_and_truth_meet(tmp_path: Path) -> None:
     (trace, truth), (_, other) = (record(tmp_path / f"{k}.pt", k, keep_states=True) for k in (1, 2))
     assert trace_file.same_run(trace, truth)
-    for both in (trace_file.same_run, lint.lint):
+    for both in (trace_file.same_run, checks.lint):
         with pytest.raises(la.LeakauditError, match="another recording"):
             both(trace, other)
 

@@ -69,9 +69,8 @@ def planted(model: str, difference: bool, batch: int = 1) -> tuple[GradientLeak,
 
 
 WITHOUT_INPUTS = {"labels"}
-OF_TOKENS = {
-    "tokens"
-}  # of models that read pixels it refuses all; test_exported.py plants its leaks
+# Of models that read pixels they refuse all; test_exported.py and test_text.py plant their leaks.
+OF_TOKENS = {"sequences", "tokens"}
 LEAKS = [(model, difference) for model in ("mlp", "lenet") for difference in (False, True)]
 
 

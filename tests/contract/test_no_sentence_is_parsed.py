@@ -36,6 +36,8 @@ SHOWN = "text that is about to be printed: white space, markup or the form of a 
 SVG = "a drawing of matplotlib"
 STORED = "checks that a stored text has its form, and takes nothing from it"
 
+EXPORTED = "the notation of torch.export: paths of modules, names of operators and of entries"
+
 READS = {
     "attacks/__init__.py": MODULE,
     "leakaudit/_util/config.py:_key": "a key as TOML writes it",
@@ -46,6 +48,23 @@ READS = {
     "leakaudit/_util/files.py:unfinished": NAMED,
     "leakaudit/_util/vocabulary.py:Vocabulary.__init__": TYPED,
     "leakaudit/adversary.py:Adversary.parse": TYPED,
+    "leakaudit/capture/tap/log/finder.py:Finder.save": ERROR,
+    "leakaudit/capture/tap/saved.py:take": TYPED,
+    "leakaudit/lint/checks.py:unexamined": STORED,
+    "leakaudit/lint/conformance.py:check": STORED,
+    "leakaudit/tasks/adapters.py:built": MODULE,
+    "leakaudit/tasks/exported/archive.py:_records": EXPORTED,
+    "leakaudit/tasks/exported/archive.py:read": ERROR,
+    "leakaudit/tasks/exported/operators.py": EXPORTED,
+    "leakaudit/tasks/exported/operators.py:base": EXPORTED,
+    "leakaudit/tasks/exported/operators.py:function": EXPORTED,
+    "leakaudit/tasks/exported/operators.py:in_place": EXPORTED,
+    "leakaudit/tasks/exported/program.py": EXPORTED,
+    "leakaudit/tasks/exported/program.py:Program._build": EXPORTED,
+    "leakaudit/tasks/exported/program.py:Program._run": EXPORTED,
+    "leakaudit/tasks/exported/program.py:_module": EXPORTED,
+    "leakaudit/tasks/exported/program.py:_own_layers": EXPORTED,
+    "leakaudit/trace.py:TaskSpec.is_program": NAMED,
     "leakaudit/capture/gloo/engine.py:_said": "the stderr of a child process",
     "leakaudit/capture/gloo/faults.py": TYPED,
     "leakaudit/capture/gloo/merge.py:Logs.read": FORMAT,
@@ -61,7 +80,7 @@ READS = {
     "leakaudit/capture/tap/launch.py:_is_open": FORMAT,
     "leakaudit/capture/tap/log/layers.py:module": TORCH,
     "leakaudit/capture/tap/merge.py": TORCH,
-    "leakaudit/capture/tap/nvflare/filters.py:RecordMessages._rank": "the number at the end of a client's name",
+    "leakaudit/capture/tap/nvflare/filters.py:RecordMessages._rank": "a number in a client's name",
     "leakaudit/capture/tap/nvflare/hooks.py:listen": MODULE,
     "leakaudit/capture/tap/messages/layouts.py:split": TYPED,
     "leakaudit/capture/tap/log/writing.py:_form": TORCH,
@@ -150,6 +169,7 @@ READS = {
     "leakaudit/tasks/data_files.py:_table": FOREIGN,
     "leakaudit/tasks/data_files.py:read_folder": NAMED,
     "leakaudit/tasks/data_sources.py:from_torchvision": ERROR,
+    "leakaudit/tasks/data_sources.py:text": "Python's own documentation, for its white space",
     "leakaudit/trace.py": STORED,
     "leakaudit/traces/_storage/archive.py": FORMAT,
     "leakaudit/traces/_storage/arrays.py:_array": ERROR,

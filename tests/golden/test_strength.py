@@ -78,7 +78,7 @@ def test_no_attack_is_weaker_than_it_was(row: dict[str, Any], k: int) -> None:
 
 def test_every_attack_and_every_victim_has_a_row() -> None:
     assert {row["attack"] for row in ROWS} == set(registry.names("attacks")) - {"tokens"}, (
-        "no data set holds tokens; tests/reference/test_exported.py measures it"
+        "it returns a set of tokens; tests/reference/test_exported.py measures it"
     )
     assert {row["scenario"]["victim"] for row in ROWS} == set(registry.names("victims")) - {
         "single"

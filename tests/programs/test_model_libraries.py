@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from one_gradient import leaked
 from torch import Generator, nn
 
 import leakaudit as la
@@ -61,19 +62,8 @@ def test_a_model_from_its_configuration(model: str, args: dict[str, Any]) -> Non
     own = torch.cat([g.flatten() for g in found])
     torch.testing.assert_close(gradient, own, rtol=1e-4, atol=1e-6)
 
-    leak = la.GradientLeak(
-        node=0,
-        rounds=torch.tensor([1]),
-        combination=torch.ones(1, 1),
-        value=gradient[None],
-        std=torch.zeros(1),
-        columns=(0, task.layout.size),
-        theta=theta[None],
-        batch=1,
-    )
-    (attacked,) = la.attack(
-        la.Leaks(task.spec, (leak,)), generator=Generator().manual_seed(0), task=task
-    )
+    leaks = leaked(task, gradient, theta)
+    (attacked,) = la.attack(leaks, generator=Generator().manual_seed(0), task=task)
     assert attacked.attack == "tokens"
     assert attacked.certificate.name == "APPROXIMATE"
     torch.testing.assert_close(attacked.x.long(), x)

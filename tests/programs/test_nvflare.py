@@ -1,4 +1,4 @@
-"""Jobs of NVFlare in its simulator, tapped as they are: what is recorded, what is named, and what leaks.
+"""Jobs of NVFlare in its simulator, tapped as they are: what is recorded, named and leaked.
 
 Every verdict is compared with the program's own records.
 """

@@ -1,4 +1,7 @@
-"""The tap of NVFlare on messages that are made here: rounds, differences, filters and refusals need no nvflare."""
+"""The tap of NVFlare on messages that are made here, without nvflare.
+
+Rounds, differences, filters and refusals.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from by_hand import FEDAVG, LR, TASK, come_back, records, state
 from torch import Generator
 
-import leakaudit as la
 from leakaudit.capture.tap import merge
 from leakaudit.capture.tap.exchanges.wrapping import Noted
 from leakaudit.capture.tap.guessing.guess import Guess, guess
@@ -25,11 +28,8 @@ from leakaudit.capture.tap.nvflare import hooks
 from leakaudit.capture.tap.nvflare.client import ClientTap
 from leakaudit.capture.tap.nvflare.server import ServerTap
 from leakaudit.errors import NotUnderstood
-from leakaudit.tasks.task import Task
 from leakaudit.traces import trace_file
 
-TASK = Task.build(la.TaskSpec("mlp", {"hidden": "6"}, shape=(1, 4, 4), classes=3))
-LR = 0.05
 NAMES = ("site-1", "site-2", "site-10")
 
 
@@ -52,22 +52,6 @@ def message(
     data: dict[str, Any], kind: str = "WEIGHTS", at: int | None = None, **meta: Any
 ) -> FakeShareable:
     return FakeShareable(at, DXO={"kind": kind, "data": data, "meta": meta})
-
-
-def state(w: torch.Tensor) -> dict[str, Any]:
-    """The parameters of a model by name."""
-    layout = TASK.layout
-    return {
-        name: w[layout.slices[name]].reshape(shape).numpy()
-        for name, shape in zip(layout.names, layout.shapes, strict=True)
-    }
-
-
-def records(client: str) -> tuple[torch.Tensor, torch.Tensor]:
-    number = NAMES.index(client)
-    random = Generator().manual_seed(number)
-    x = torch.randint(0, 256, (1, 1, 4, 4), generator=random).float() / 255
-    return x, torch.tensor([number % 3])
 
 
 def talk(
@@ -97,7 +81,7 @@ def talk(
             down = w + personal * number
             tap.instruct(name, "train", f"{t}.{name}", message(state(down), at=t), NAMES)
             tap.instruct(name, "validate", f"v{t}.{name}", message(state(down), at=t))
-            ups.append(down - LR * TASK.gradient(down, *records(name)))
+            ups.append(down - LR * TASK.gradient(down, *records(number)))
             ups[-1] = ups[-1] + noise * torch.randn(len(w), generator=random)
             sent = ups[-1] if kind == "WEIGHTS" else ups[-1] - down
             answer = message(state(sent), kind, at=t, NUM_STEPS_CURRENT_ROUND=1, **meta)
@@ -118,13 +102,7 @@ def test_the_step_is_proved_and_every_record_comes_back(tmp_path: Path, kind: st
     found = guess(logs)
     assert found.description is not None
     assert found.description.protocol == "fedavg"
-    assert found.description.params == {
-        "samples": 1,
-        "lr": LR,
-        "epochs": 1,
-        "batch": 0,
-        "server": "mean",
-    }
+    assert found.description.params == FEDAVG
     differences = "clients sent differences from the server's model" in found.toml
     assert differences == (kind == "WEIGHT_DIFF")
     merge.write(wires.plan(found.description, logs), logs, tmp_path / "trace.pt")
@@ -135,14 +113,7 @@ def test_the_step_is_proved_and_every_record_comes_back(tmp_path: Path, kind: st
         "node 3 is the server; of the clients, node 0 is client site-1, 1 is client site-2, "
         "2 is client site-10"
     )
-    leaks = la.leaks(la.load(tmp_path / "trace.pt"))
-    shown = la.attack(leaks, generator=Generator().manual_seed(0))
-    assert len(shown) == 3
-    for one in shown:
-        x, y = records(NAMES[one.node])
-        assert torch.equal(one.x.float(), x)
-        assert one.y is not None
-        assert int(one.y[0]) == int(y[0])
+    assert come_back(tmp_path / "trace.pt", nodes=3)
 
 
 def test_a_small_difference_is_kept_in_float64(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from launched import Tapped, leakaudit, tap, torchrun
+from tapping import Run, leakaudit, tapped, torchrun
 
 import leakaudit as la
 from leakaudit.accounting.view_bound import ViewBound
@@ -26,14 +26,14 @@ DELTA = 1e-5
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Tapped]:
+def run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
     """Tap the program with some options; each combination runs once."""
-    done: dict[tuple[str, ...], Tapped] = {}
+    done: dict[tuple[str, ...], Run] = {}
 
-    def run_once(*options: str) -> Tapped:
+    def run_once(*options: str) -> Run:
         if options not in done:
             folder = tmp_path_factory.mktemp("opacus")
-            done[options] = tap(folder, *torchrun(PROGRAM, *options))
+            done[options] = tapped(folder, *torchrun(PROGRAM, *options), operators=True)
         return done[options]
 
     return run_once
@@ -44,7 +44,7 @@ def rms(vector: torch.Tensor) -> float:
 
 
 def test_the_sums_of_each_rank_are_recorded_and_only_those_of_rank_0_have_noise(
-    run: Callable[..., Tapped],
+    run: Callable[..., Run],
 ) -> None:
     seen = run()
     assert seen.code == 0, seen.said
@@ -63,7 +63,7 @@ def test_the_sums_of_each_rank_are_recorded_and_only_those_of_rank_0_have_noise(
 
 
 def test_the_verdict_names_clipping_noise_and_the_rank_that_adds_it(
-    run: Callable[..., Tapped],
+    run: Callable[..., Run],
 ) -> None:
     seen = run()
     assert "clipped gradients, those of rank 0 with noise (as Opacus states)" in seen.said
@@ -77,7 +77,7 @@ def test_the_verdict_names_clipping_noise_and_the_rank_that_adds_it(
 
 
 def test_the_picture_of_the_rank_without_noise_comes_back_bit_for_bit(
-    run: Callable[..., Tapped],
+    run: Callable[..., Run],
 ) -> None:
     seen = run()
     shown = seen.pictures()
@@ -90,7 +90,7 @@ def test_the_picture_of_the_rank_without_noise_comes_back_bit_for_bit(
 
 
 @pytest.mark.filterwarnings("ignore")  # of Opacus' accountants, about their own grids
-def test_epsilon_beside_that_of_opacus(run: Callable[..., Tapped]) -> None:
+def test_epsilon_beside_that_of_opacus(run: Callable[..., Run]) -> None:
     """The noise of rank 0 gives what Opacus states, up to what differs by definition.
 
     Opacus counts a record that is added or removed, which changes a sum by the clipping norm. Then
@@ -140,7 +140,7 @@ def _bounds(trace: la.Trace, sensitivity: float | None = None) -> dict[int, View
 
 
 def test_several_records_are_summed_and_the_constants_are_those_of_the_sum(
-    run: Callable[..., Tapped],
+    run: Callable[..., Run],
 ) -> None:
     seen = run("--records", "4", "--poisson")
     for name, value in {"clip": NORM, "sigma": NOISE * NORM, "noisy": "first"}.items():
@@ -159,7 +159,7 @@ def test_several_records_are_summed_and_the_constants_are_those_of_the_sum(
     ],
 )
 def test_what_fedsgd_does_not_describe_is_not_known(
-    run: Callable[..., Tapped], options: tuple[str, ...], why: str
+    run: Callable[..., Run], options: tuple[str, ...], why: str
 ) -> None:
     seen = run(*options)
     assert seen.code == 3
@@ -168,20 +168,20 @@ def test_what_fedsgd_does_not_describe_is_not_known(
     assert why in (seen.folder / "trace.toml").read_text()
 
 
-def test_a_description_without_the_noise_is_refused(run: Callable[..., Tapped]) -> None:
+def test_a_description_without_the_noise_is_refused(run: Callable[..., Run]) -> None:
     seen = run()
     text = (seen.folder / "trace.toml").read_text()
     lines = [line for line in text.splitlines() if not line.startswith("sigma")]
     (seen.folder / "quiet.toml").write_text("\n".join(lines))
     words = ("tap", "merge", "trace.tap", "--describe", "quiet.toml", "-o", "quiet.pt")
-    done = leakaudit(seen.folder, *words)
+    done = leakaudit(seen.folder, *words, check=False)
     assert done.returncode == 2
     assert "params.sigma: 0.0 contradicts Opacus, which states 0.5" in done.stderr
     assert not (seen.folder / "quiet.pt").exists()
 
 
 def test_under_torch_ddp_the_gradient_travels_before_it_is_clipped(
-    run: Callable[..., Tapped],
+    run: Callable[..., Run],
 ) -> None:
     """DistributedDataParallel averages the plain gradients, and Opacus adds up its own later."""
     seen = run("--wrap", "ddp", "--clipping", "per_layer")
@@ -196,7 +196,7 @@ def test_under_torch_ddp_the_gradient_travels_before_it_is_clipped(
 
 
 def test_models_of_ranks_that_train_with_opacus_are_not_called_by_a_protocol_without_noise(
-    run: Callable[..., Tapped],
+    run: Callable[..., Run],
 ) -> None:
     seen = run("--wrap", "models")
     assert seen.code == 3
@@ -206,7 +206,8 @@ def test_models_of_ranks_that_train_with_opacus_are_not_called_by_a_protocol_wit
 
 
 def test_opacus_alone_sends_nothing_and_the_tap_says_so(tmp_path: Path) -> None:
-    seen = tap(tmp_path, sys.executable, str(PROGRAM), "--wrap", "alone")
+    command = (sys.executable, str(PROGRAM), "--wrap", "alone")
+    seen = tapped(tmp_path, *command, operators=True)
     assert seen.code == 2
     (line,) = [line for line in seen.said.splitlines() if line.startswith("leakaudit")]
     assert "no messages of the program were recorded: it sent none" in line

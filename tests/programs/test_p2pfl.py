@@ -1,4 +1,4 @@
-"""Nodes of p2pfl that learn by gossip, tapped as they are: what is recorded, what is named, and what leaks.
+"""Nodes of p2pfl that learn by gossip, tapped as they are: what is recorded, named and leaked.
 
 The verdict is compared with the program's own records.
 """

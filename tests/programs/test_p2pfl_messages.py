@@ -1,4 +1,7 @@
-"""The tap of p2pfl on messages that are made here: nodes, repeats, partial means and techniques need no p2pfl."""
+"""The tap of p2pfl on messages that are made here, without p2pfl.
+
+Nodes, repeats, partial means and techniques.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,12 @@ import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
+from by_hand import LR, TASK, come_back, records, state
 from torch import Generator
 
-import leakaudit as la
 from leakaudit.capture.tap import merge
 from leakaudit.capture.tap.guessing.guess import guess
 from leakaudit.capture.tap.log.capture import Capture
@@ -21,11 +23,8 @@ from leakaudit.capture.tap.log.reading import RankLog, read_logs
 from leakaudit.capture.tap.messages import wires
 from leakaudit.capture.tap.p2pfl import hooks
 from leakaudit.capture.tap.p2pfl.hooks import NodesTap
-from leakaudit.tasks.task import Task
 from leakaudit.traces import trace_file
 
-TASK = Task.build(la.TaskSpec("mlp", {"hidden": "6"}, shape=(1, 4, 4), classes=3))
-LR = 0.05
 NAMES = ("node-0", "node-1", "node-10")
 
 
@@ -33,21 +32,6 @@ NAMES = ("node-0", "node-1", "node-10")
 def packing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Read messages as this test packs them."""
     monkeypatch.setattr(hooks, "unpacked", pickle.loads)
-
-
-def arrays(w: torch.Tensor) -> list[Any]:
-    """The parameters of a model in order."""
-    layout = TASK.layout
-    return [
-        w[layout.slices[name]].reshape(shape).numpy()
-        for name, shape in zip(layout.names, layout.shapes, strict=True)
-    ]
-
-
-def records(node: int) -> tuple[torch.Tensor, torch.Tensor]:
-    random = Generator().manual_seed(node)
-    x = torch.randint(0, 256, (1, 1, 4, 4), generator=random).float() / 255
-    return x, torch.tensor([node % 3])
 
 
 def send(
@@ -60,7 +44,7 @@ def send(
     cmd: str = "partial_model",
     techniques: Sequence[str] = (),
 ) -> None:
-    packed = pickle.dumps((arrays(w), list(techniques), []))
+    packed = pickle.dumps((list(state(w).values()), list(techniques), []))
     weights = SimpleNamespace(weights=packed, contributors=list(trained_by))
     msg = SimpleNamespace(cmd=cmd, round=round_, weights=weights, HasField=lambda name: True)
     client = SimpleNamespace(self_addr=source, nei_addr=to)
@@ -113,14 +97,7 @@ def test_own_models_are_proved_and_every_record_comes_back(tmp_path: Path) -> No
     notes = merge.facts(trace).notes
     assert "node 0 is node-0, node 1 is node-1, node 2 is node-10" in notes
     assert any("'partial_model of several' are not in the trace" in note for note in notes)
-    leaks = la.leaks(la.load(tmp_path / "trace.pt"))
-    shown = la.attack(leaks, generator=Generator().manual_seed(0))
-    assert sorted(one.node for one in shown) == [0, 1, 2]
-    for one in shown:
-        x, y = records(one.node)
-        assert torch.equal(one.x.float(), x)
-        assert one.y is not None
-        assert int(one.y[0]) == int(y[0])
+    assert come_back(tmp_path / "trace.pt", nodes=3)
 
 
 def test_several_local_steps_are_said_to_be_not_known(tmp_path: Path) -> None:

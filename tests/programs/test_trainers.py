@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from launched import Tapped, tap, torchrun
+from tapping import Run, tapped, torchrun
 
 pytestmark = pytest.mark.slow
 
@@ -32,14 +32,14 @@ CASES += [("accelerate", "momentum"), ("accelerate", "adam")]
 CASES += [("lightning", "sgd"), ("lightning", "adam")]
 
 
-def train(folder: Path, framework: str, *options: str) -> Tapped:
+def train(folder: Path, framework: str, *options: str) -> Run:
     """Tap a program of a framework; skips if it is not installed."""
     if find_spec(framework) is None:
         pytest.skip(f"{framework} is in the environment of `make programs`")
-    return tap(folder, *PROGRAMS[framework], *options)
+    return tapped(folder, *PROGRAMS[framework], *options, operators=True)
 
 
-def check_gradients(seen: Tapped) -> None:
+def check_gradients(seen: Run) -> None:
     """Compare gradients, models and reconstructed pictures with those of each process."""
     shown = seen.pictures()
     for rank in (0, 1):

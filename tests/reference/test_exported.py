@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from one_gradient import leaked
 from torch import Generator, Tensor, nn
 from torch.export import Dim, export, save
 
@@ -238,17 +239,7 @@ def test_tokens_and_their_order(tmp_path: Path) -> None:
     theta = torch.cat([p.detach().flatten() for p in net.parameters()])
     for batch, records in ((1, x), (2, torch.cat([x, x.flip(1) + 1]))):
         gradient = task.gradient(theta, records, torch.tensor([1, 2][:batch]))
-        leak = la.GradientLeak(
-            node=0,
-            rounds=torch.tensor([1]),
-            combination=torch.ones(1, 1),
-            value=gradient[None],
-            std=torch.zeros(1),
-            columns=(0, task.layout.size),
-            theta=theta[None],
-            batch=batch,
-        )
-        leaks = la.Leaks(spec, (leak,))
+        leaks = leaked(task, gradient, theta, batch)
         (found,) = la.attack(leaks, generator=Generator().manual_seed(0), task=task)
         assert found.attack == "tokens"
         assert found.certificate.name == "APPROXIMATE"

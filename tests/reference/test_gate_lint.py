@@ -26,7 +26,7 @@ from leakaudit.gate import judge, linted, record
 from leakaudit.gate.config import Acceptance, Check, Gate
 from leakaudit.gate.judge import Judged, Options
 from leakaudit.gate.runs import ready
-from leakaudit.lint import Pitfall
+from leakaudit.lint.pitfall import Pitfall
 from leakaudit.rendering import gate_text
 from leakaudit.results import model, record_file, redaction
 from leakaudit.results.model import RuleStatus

@@ -26,7 +26,7 @@ from leakaudit.capture.gloo.inbox import CUT, GOODBYE, Inbox
 from leakaudit.capture.gloo.setup import Spread
 from leakaudit.errors import LeakauditError
 from leakaudit.extraction import hearing
-from leakaudit.lint import lint
+from leakaudit.lint.checks import lint
 from leakaudit.protocols import declared, recording
 from leakaudit.protocols.mixing import metropolis
 from leakaudit.protocols.scenario import Scenario

@@ -22,8 +22,11 @@ from leakaudit.bounds import gaussian
 from leakaudit.bounds.mechanisms import classic_std
 from leakaudit.claim import Adjacency, Claim
 from leakaudit.errors import LeakauditError
-from leakaudit.lint import NAMES, Case, Pitfall, lint, views
+from leakaudit.lint import views
+from leakaudit.lint.case import Case
+from leakaudit.lint.checks import lint
 from leakaudit.lint.noise import LEVEL, judged
+from leakaudit.lint.pitfall import NAMES, Pitfall
 from leakaudit.lint.samples import Sample
 from leakaudit.lint.variance import low_variance
 from leakaudit.protocols import local, recording

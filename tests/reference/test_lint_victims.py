@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from leakaudit import registry
-from leakaudit.lint import lint
+from leakaudit.lint.checks import lint
 from leakaudit.protocols import recording
 from leakaudit.protocols.scenario import Scenario
 

@@ -21,7 +21,8 @@ from leakaudit.cli import main
 from leakaudit.errors import LeakauditError, ProgramError
 from leakaudit.gate.config import Check
 from leakaudit.gate.runs import ready
-from leakaudit.lint import Pitfall, lint, unexamined
+from leakaudit.lint.checks import lint, unexamined
+from leakaudit.lint.pitfall import Pitfall
 from leakaudit.protocols import declared
 from leakaudit.protocols.equations.file import load, read, victim
 from leakaudit.relations import Relations, account, determined, know

@@ -21,7 +21,7 @@ from torch import Generator, Tensor
 import leakaudit as la
 from leakaudit.capture.tap import merge
 from leakaudit.capture.tap.fitting.fit import image, widths
-from leakaudit.capture.tap.guessing import observed
+from leakaudit.capture.tap.guessing import observed, payloads
 from leakaudit.capture.tap.guessing.confirm import contradictions
 from leakaudit.capture.tap.guessing.guess import guess
 from leakaudit.capture.tap.log.reading import read_logs
@@ -636,10 +636,10 @@ def test_models_down_and_gradients_up_are_not_guessed_as_duals(
     """
     logs = logged(tmp_path, 4, gathering(server, step))
     seen = observed.collect(logs, None)
-    assert np.median(list(observed._swaps(seen))) < observed.OPPOSED
-    assert min(observed._kept(seen)) > 5 * observed.KEPT
-    assert not any(observed._wires_agree(seen))
-    sent = observed.payload(seen)
+    assert np.median(list(payloads._swaps(seen))) < payloads.OPPOSED
+    assert min(payloads._kept(seen)) > 5 * payloads.KEPT
+    assert not any(payloads._wires_agree(seen))
+    sent = payloads.payload(seen)
     assert (sent.payload, sent.sure) == ("gradients", "likely")
 
 
@@ -667,7 +667,7 @@ def test_equal_gradients_are_never_guessed_as_models_for_sure(
             w = w - 0.05 * g
 
     ranks = clients + server
-    sent = observed.payload(observed.collect(logged(tmp_path, ranks, write), TASK))
+    sent = payloads.payload(observed.collect(logged(tmp_path, ranks, write), TASK))
     assert sent.sure != "sure"
     if server:
         assert sent.payload == "gradients"
@@ -677,7 +677,7 @@ def test_equal_gradients_are_never_guessed_as_models_for_sure(
 def test_duals_are_sure_because_all_wires_of_a_node_show_the_same_model(
     tmp_path: Path, sign: int
 ) -> None:
-    sent = observed.payload(observed.collect(logged(tmp_path, 3, consensus(sign)), TASK))
+    sent = payloads.payload(observed.collect(logged(tmp_path, 3, consensus(sign)), TASK))
     assert (sent.payload, sent.sure) == ("duals", "sure")
 
 
@@ -697,7 +697,7 @@ def test_clients_that_send_the_way_to_their_optimum_are_never_sure_to_send_duals
                 logs[n].write("send", way, peer=0)
             w = w + ways.mean(0)
 
-    sent = observed.payload(observed.collect(logged(tmp_path, 4, write), None))
+    sent = payloads.payload(observed.collect(logged(tmp_path, 4, write), None))
     assert sent.sure != "sure"
 
 

@@ -1,4 +1,4 @@
-"""Several local steps of an optimiser from torch.optim: the tap names them rightly, or not at all."""
+"""Several local steps of an optimiser from torch.optim, which are named rightly or not at all."""
 
 from __future__ import annotations
 

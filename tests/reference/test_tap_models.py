@@ -1,4 +1,7 @@
-"""The model of a tapped program: what is saved, that nothing of the program changes, and why an export fails."""
+"""The model of a tapped program.
+
+What is saved, that nothing of the program changes, and why an export fails.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The sketch of the parameters that a tap leaves out: what it is, and what it proves of programs whose middle layers differ."""
+"""The sketch of the parameters that a tap leaves out.
+
+What it is, and what it proves of programs whose middle layers differ.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,7 @@ def sketched(vector: Tensor, seed: int = 0) -> Tensor:
     return taken[0]
 
 
-# --- the map ----------------------------------------------------------------------------------------------------------
+# --- the map --------------------------------------------------------------------------------------
 
 
 def test_the_sketch_is_the_documented_sum() -> None:
@@ -125,7 +128,7 @@ def test_a_small_difference_in_the_middle_is_found_and_rounding_is_not() -> None
     assert 0.5 * true < found.rest < 2 * true
 
 
-# --- the choice -------------------------------------------------------------------------------------------------------
+# --- the choice -----------------------------------------------------------------------------------
 
 
 def test_the_default_depends_on_the_size() -> None:
@@ -150,8 +153,10 @@ def test_parameters_that_do_not_travel_do_not_count() -> None:
 
 
 def test_layers_are_found_whatever_the_axes_of_their_kernels() -> None:
-    order = '[messages]\norder = ["layer1.bias", "layer1.weight.T", "layer2.bias", "layer2.weight.T", "layer3.bias", "layer3.weight.T", "layer4.bias", "layer4.weight.T"]\n'
-    described = description.of(tomllib.loads(MODEL + order))
+    values = tomllib.loads(MODEL)
+    order = [f"layer{k}.{name}" for k in range(1, 5) for name in ("bias", "weight.T")]
+    values["messages"] = {"order": order}
+    described = description.of(values)
     found = select(described.names, described.sizes[:-1], ["first", "last", "sketch"])
     assert found is not None
     assert found.kept == frozenset({0, 1, 6, 7})
@@ -228,22 +233,38 @@ def test_only_the_first_messages_are_sketched_from_the_first_round_that_is_kept(
     assert len(kept) - len(rest) == 27
 
 
-# --- programs ---------------------------------------------------------------------------------------------------------
+# --- programs -------------------------------------------------------------------------------------
 
-PROGRAM = """
-import copy, sys
+BEGIN = """
+import sys
 import torch, torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 random = torch.Generator().manual_seed(rank)
 x, y = torch.rand(1, 1, 8, 8, generator=random), torch.randint(10, (1,), generator=random)
 torch.manual_seed(0)
-model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 48), nn.ReLU(), nn.Linear(48, 24), nn.ReLU(), nn.Linear(24, 10))
+model = nn.Sequential(
+    nn.Flatten(),
+    nn.Linear(64, 32),
+    nn.ReLU(),
+    nn.Linear(32, 48),
+    nn.ReLU(),
+    nn.Linear(48, 24),
+    nn.ReLU(),
+    nn.Linear(24, 10),
+)
+"""
+END = """
+torch.save({"x": x, "y": y}, f"kept{rank}.pt")
+dist.destroy_process_group()
+"""
+AVERAGED = """
+from torch.nn.parallel import DistributedDataParallel
+
 if sys.argv[1] == "altered":
-    # The program changes what it sends of a middle layer only: its first and last layers agree with the plain model.
+    # What it sends of a middle layer changes; its first and last layers are those of the model.
     model[3].weight.register_hook(lambda g: g * 1.2)
 if sys.argv[1] == "swapped":
     model[5].weight.register_hook(lambda g: g.flip(0))
@@ -253,9 +274,8 @@ for t in range(4):
     optimiser.zero_grad()
     nn.functional.cross_entropy(ddp(x), y).backward()
     optimiser.step()
-torch.save({"x": x, "y": y}, f"kept{rank}.pt")
-dist.destroy_process_group()
 """
+PROGRAM = BEGIN + AVERAGED + END
 MODEL = """
 payload = "gradients"
 [params]
@@ -361,7 +381,8 @@ def test_a_middle_layer_with_a_step_of_its_own_is_found_by_its_sketch(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The gradients are those of the model; only the step of a left-out layer is another."""
-    groups = "[{'params': model[3].parameters(), 'lr': 0.3}, {'params': [*model[1].parameters(), *model[5].parameters(), *model[7].parameters()]}]"
+    others = ", ".join(f"*model[{k}].parameters()" for k in (1, 5, 7))
+    groups = f"[{{'params': model[3].parameters(), 'lr': 0.3}}, {{'params': [{others}]}}]"
     program = PROGRAM.replace("SGD(ddp.parameters()", f"SGD({groups}")
     run = tapped(tmp_path, program, ["plain"], "--layers", "first,last,sketch")
     capfd.readouterr()
@@ -369,8 +390,8 @@ def test_a_middle_layer_with_a_step_of_its_own_is_found_by_its_sketch(
     said = capfd.readouterr().err
     assert "2 recomputed gradients equal the recorded parameters" in said
     assert (
-        "of the recorded parameters (the others follow another step, as their sketch shows): sgd, step size 0.1"
-        in said
+        "of the recorded parameters (the others follow another step, as their sketch shows): "
+        "sgd, step size 0.1" in said
     )
 
 
@@ -435,7 +456,7 @@ def test_every_message_costs_what_was_stated(runs: Callable[[str], Run]) -> None
     assert sizes[0] <= 4 * whole + (3 + 4) * message + 16 * 50
 
 
-# --- the default ------------------------------------------------------------------------------------------------------
+# --- the default ----------------------------------------------------------------------------------
 
 LARGER = (
     PROGRAM.replace("nn.Linear(32, 48)", "nn.Linear(32, 4000)")
@@ -482,19 +503,9 @@ def test_a_resnet_keeps_its_first_and_last_layer() -> None:
     assert found.numbers < 20_000
 
 
-# --- models that a program sends itself, and FSDP2 --------------------------------------------------------------------
+# --- models that a program sends itself, and FSDP2 ------------------------------------------------
 
-EXCHANGE = """
-import sys
-import torch, torch.distributed as dist
-from torch import nn
-
-dist.init_process_group("gloo")
-rank = dist.get_rank()
-random = torch.Generator().manual_seed(rank)
-x, y = torch.rand(1, 1, 8, 8, generator=random), torch.randint(10, (1,), generator=random)
-torch.manual_seed(0)
-model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 48), nn.ReLU(), nn.Linear(48, 24), nn.ReLU(), nn.Linear(24, 10))
+EXCHANGED = """
 w = nn.utils.parameters_to_vector(model.parameters()).detach()
 for t in range(4):
     theirs = torch.empty_like(w)
@@ -507,9 +518,8 @@ for t in range(4):
         gradients[2] *= 1.2
     w = (w + theirs) / 2 - 0.1 * torch.cat([g.flatten() for g in gradients])
     nn.utils.vector_to_parameters(w, model.parameters())
-torch.save({"x": x, "y": y}, f"kept{rank}.pt")
-dist.destroy_process_group()
 """
+EXCHANGE = BEGIN + EXCHANGED + END
 WEIGHTS = MODEL.replace("gradients", "weights").replace(
     "[params]", '[params]\nalpha = 0.1\norder = "combine"'
 )
@@ -538,20 +548,11 @@ def test_models_that_a_program_sends_itself_are_confirmed_or_refused(
         assert psnr(one.x.float()[:1], x, data_range=1.0).min() >= 60
 
 
-SHARDED = """
-import copy, sys
-import torch, torch.distributed as dist
-from torch import nn
+STEPS = """
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-dist.init_process_group("gloo")
-rank = dist.get_rank()
 mesh = init_device_mesh("cpu", (2,))
-random = torch.Generator().manual_seed(rank)
-x, y = torch.rand(1, 1, 8, 8, generator=random), torch.randint(10, (1,), generator=random)
-torch.manual_seed(0)
-model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 48), nn.ReLU(), nn.Linear(48, 24), nn.ReLU(), nn.Linear(24, 10))
 for layer in (model[1], model[3], model[5]):
     fully_shard(layer, mesh=mesh)
 fully_shard(model, mesh=mesh)
@@ -560,9 +561,8 @@ for t in range(4):
     optimiser.zero_grad()
     nn.functional.cross_entropy(model(x), y).backward()
     optimiser.step()
-torch.save({"x": x, "y": y}, f"kept{rank}.pt")
-dist.destroy_process_group()
 """
+SHARDED = BEGIN + STEPS + END
 
 
 @pytest.mark.slow

@@ -75,9 +75,15 @@ def test_a_slow_disk_is_not_waited_for_twice(
 
 def test_a_killed_process_leaves_all_that_it_wrote(tmp_path: Path) -> None:
     code = (
-        "import os, signal, sys\nimport numpy as np\nfrom leakaudit.capture.tap.log import tail\nfrom leakaudit.capture.tap.log.writing import Log\n"
-        "tail.COSTLY = 0.0\nlog = Log(sys.argv[1], 0)\n"
-        f"for k in range(10): log.write('send', np.random.default_rng(k).random({SIZE // 4}, dtype=np.float32))\n"
+        "import os, signal, sys\n"
+        "import numpy as np\n"
+        "from leakaudit.capture.tap.log import tail\n"
+        "from leakaudit.capture.tap.log.writing import Log\n"
+        "tail.COSTLY = 0.0\n"
+        "log = Log(sys.argv[1], 0)\n"
+        "for k in range(10):\n"
+        f"    value = np.random.default_rng(k).random({SIZE // 4}, dtype=np.float32)\n"
+        "    log.write('send', value)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     assert subprocess.run([sys.executable, "-c", code, tmp_path], check=False).returncode == -9

@@ -94,6 +94,7 @@ def content(shown: Shown) -> dict[str, object]:
         "refusals": curves.refusals(record),
         "views": audited.views(record),
         "gallery": shown.gallery,
+        "passages": shown.passages,
         "methods": _methods(record),
         "by_round": heat.by_round(scene),
         "by_point": heat.by_point(scene),
@@ -275,7 +276,7 @@ def _missing(shown: Shown) -> Iterator[str]:
             "Controls: `leakaudit check` runs controls every time, "
             "`leakaudit selfcheck` tests the estimators."
         )
-    if record.findings and not shown.gallery:
+    if record.findings and not shown.gallery and not shown.passages:
         yield ("Images: `leakaudit report results.json -f html` without --redact adds them.")
     if record.findings and all(finding.scores is None for finding in record.findings):
         yield (

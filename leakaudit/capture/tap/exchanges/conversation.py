@@ -52,8 +52,8 @@ class Conversation:
             noted: the round in the instruction; None if it says none.
         """
         if noted is None:
-            new = self.answered or node in self.asked
-            noted = self.round + new
+            begins = self.answered or node in self.asked
+            noted = self.round + 1 if begins else self.round
         if noted != self.round:
             self.asked.clear()
         self.round = noted

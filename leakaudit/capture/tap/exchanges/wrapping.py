@@ -14,19 +14,19 @@ from leakaudit.capture.tap.log.writing import UNRANKED, Log
 _captures: dict[tuple[str, int, str], Capture] = {}
 
 
-def wrap(owner: Any, name: str, way: Callable[..., Any]) -> None:
+def wrap(owner: Any, name: str, instead: Callable[..., Any]) -> None:
     """Replace a function by a call of another one, with the function as its first argument.
 
     Args:
         owner: the module or class of the function.
         name: name of the function.
-        way: called instead.
+        instead: called in its place.
     """
     function = getattr(owner, name)
 
     @functools.wraps(function)
     def call(*args: Any, **named: Any) -> Any:
-        return way(function, *args, **named)
+        return instead(function, *args, **named)
 
     setattr(owner, name, call)
 

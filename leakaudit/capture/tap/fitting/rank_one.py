@@ -50,18 +50,7 @@ def rank_one_scale(task: Task, r: Tensor, v: Tensor, flat: float) -> float | Non
         return None
     block_r = r[weight].reshape(rows, -1).numpy()
     block_v = v[weight].reshape(rows, -1).numpy()
-    p = r[bias].numpy()
-    q = v[bias].numpy()
-    k = int(np.abs(p).argmax())
-    others = np.argsort(-np.abs(p))[1 : 1 + ROWS]
-    square = np.concatenate([block_r[k] * p[m] - block_r[m] * p[k] for m in others])
-    linear = np.concatenate(
-        [
-            block_r[k] * q[m] + block_v[k] * p[m] - block_r[m] * q[k] - block_v[m] * p[k]
-            for m in others
-        ]
-    )
-    constant = np.concatenate([block_v[k] * q[m] - block_v[m] * q[k] for m in others])
+    square, linear, constant = _quadratic(block_r, block_v, r[bias].numpy(), v[bias].numpy())
     slope = [
         4 * square @ square,
         -6 * square @ linear,
@@ -78,8 +67,31 @@ def rank_one_scale(task: Task, r: Tensor, v: Tensor, flat: float) -> float | Non
             found.append((miss, float(s)))
     if not found:
         return None
-    miss, inverse = min(found)
-    return inverse if miss < flat else None
+    miss, scale = min(found)
+    return scale if miss < flat else None
+
+
+def _quadratic(
+    block_r: np.ndarray, block_v: np.ndarray, p: np.ndarray, q: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the coefficients of s^2, -s and 1 in every column, for all pairs of rows.
+
+    Args:
+        block_r: R.
+        block_v: V.
+        p: bias part of R.
+        q: bias part of V.
+    """
+    k = int(np.abs(p).argmax())
+    others = np.argsort(-np.abs(p))[1 : 1 + ROWS]
+    square: list[np.ndarray] = []
+    linear: list[np.ndarray] = []
+    constant: list[np.ndarray] = []
+    for m in others:
+        square.append(block_r[k] * p[m] - block_r[m] * p[k])
+        linear.append(block_r[k] * q[m] + block_v[k] * p[m] - block_r[m] * q[k] - block_v[m] * p[k])
+        constant.append(block_v[k] * q[m] - block_v[m] * q[k])
+    return np.concatenate(square), np.concatenate(linear), np.concatenate(constant)
 
 
 def undecayed(task: Task, value: Tensor, base: Tensor) -> Tensor:

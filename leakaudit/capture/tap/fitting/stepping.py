@@ -140,7 +140,8 @@ class Stepping:
     @property
     def rate(self) -> float | None:
         """The step size; None if it changes, or is known only up to the norm of gradients."""
-        low, high = min(self.rates), max(self.rates)
+        low = min(self.rates)
+        high = max(self.rates)
         unscaled = self.optimiser.is_linear and self.scaling.normalised
         if unscaled or high - low > SPREAD * high:
             return None
@@ -304,9 +305,7 @@ def _families(constant: bool) -> list[_Family]:
 def _fitted(moves: Moves, family: _Family, constant: bool) -> Stepping | None:
     """Return the member of a family that explains the first moves best; None if there is none."""
     many = moves.fitted
-
     first = moves.before(many)
-
     # A norm that clips all gradients, or none, would explain nothing.
     low = float(moves.norms.min())
     high = float(moves.norms.max())
@@ -382,11 +381,13 @@ def _stepping(
     optimiser, scaling = member
     u = moves.moves
     d = _directions(moves, optimiser, scaling.factors(moves.norms))
+    # By least squares, u = rate d in every round, or in all rounds with the same rate. In the sum
+    # over rounds, each is divided by the length of its move, so that every move counts equally.
     along = (u * d).sum(1)
     square = d.square().sum(1).clamp_min(1e-300)
     rates = along / square
     if constant:
-        weight = u[:many].square().sum(1).reciprocal()  # every move counts equally
+        weight = u[:many].square().sum(1).reciprocal()
         rate = (weight * along[:many]).sum() / (weight * square[:many]).sum()
         rates = rate.expand(len(u))
     misses = (u - rates[:, None] * d).norm(dim=1) / u.norm(dim=1)

@@ -13,8 +13,10 @@ from itertools import chain
 from leakaudit import registry
 from leakaudit.capture.tap.fitting import fit, local, local_optimiser, stepping
 from leakaudit.capture.tap.fitting.part import Misses
-from leakaudit.capture.tap.guessing import duals, hub, observed
-from leakaudit.capture.tap.guessing.guess import PROVED, SPREADS
+from leakaudit.capture.tap.guessing import duals, gradients, hub, observed
+from leakaudit.capture.tap.guessing.draft import SPREADS
+from leakaudit.capture.tap.guessing.explanation import PROVED
+from leakaudit.capture.tap.guessing.payloads import Payload
 from leakaudit.capture.tap.log.reading import RankLog
 from leakaudit.capture.tap.messages import layouts
 from leakaudit.capture.tap.messages.description import USUAL, Description
@@ -95,8 +97,8 @@ def _misses(described: Description, seen: observed.Observed) -> Iterator[Misses]
     """Yield how gradients recomputed from a part of the parameters differ from what was sent."""
     if described.payload == "duals":
         return
-    payload: observed.Payload = "weights" if described.payload == "weights" else "gradients"
-    for sample in observed.samples(seen, payload):
+    payload: Payload = "weights" if described.payload == "weights" else "gradients"
+    for sample in gradients.samples(seen, payload):
         if sample.part is None:
             continue
         for point in sorted(sample.thetas)[:1]:
@@ -155,7 +157,7 @@ def _optimiser(
     described: Description, seen: observed.Observed
 ) -> tuple[str, stepping.Stepping] | None:
     """Return the optimiser of the nodes, and where they compute gradients, if both are proved."""
-    samples = observed.samples(seen, "weights")
+    samples = gradients.samples(seen, "weights")
     if not samples:
         return None
     return local_optimiser.identify(described.task, sorted(samples[0].thetas), samples)
@@ -189,7 +191,7 @@ def _of_weights(described: Description, seen: observed.Observed) -> Iterator[str
 
 def _gradient(described: Description, seen: observed.Observed) -> fit.ModelFit | None:
     """Return how recomputed gradients equal those that were sent; None if they do not."""
-    samples = observed.samples(seen, "gradients")
+    samples = gradients.samples(seen, "gradients")
     found = fit.fit([described.task], samples)
     if found is None or found.miss >= PROVED:
         return None

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from leakaudit.capture.tap.fitting import fit
-from leakaudit.capture.tap.guessing.observed import Observed, Payload, PayloadGuess
+from leakaudit.capture.tap.guessing.observed import Observed
+from leakaudit.capture.tap.guessing.payloads import Payload, PayloadGuess
 from leakaudit.capture.tap.messages.arranged import round_of
 from leakaudit.capture.tap.messages.streams import LoggedMessage
 

@@ -44,7 +44,8 @@ def check(logs: Sequence[RankLog]) -> None:
     errors = Counter[str]()
     for log in logs:
         for event in log.events:
-            from_client = event.notes.get("way", event.op) == _way(event.rank)
+            way = event.notes.get("way", event.op)  # of a message without a model: its note
+            from_client = way == _way_of_answers(event.rank)
             if "server" not in event.notes or not (from_client or event.op == "error"):
                 continue
             if event.op == "error":
@@ -71,8 +72,8 @@ def check(logs: Sequence[RankLog]) -> None:
     )
 
 
-def _way(rank: int) -> str:
-    """Return what messages of clients are in the log of a rank: the server is rank 0."""
+def _way_of_answers(rank: int) -> str:
+    """Return whether a rank sends or receives the answers of clients: the server is rank 0."""
     if rank == 0:
         return "recv"
     return "send"

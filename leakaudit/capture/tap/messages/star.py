@@ -67,7 +67,7 @@ class _Roles:
         return len(self.place)
 
     @property
-    def note(self) -> list[str]:
+    def notes(self) -> list[str]:
         """Remarks for the reader about the numbers of the nodes."""
         if self.server is None:
             notes = [
@@ -129,7 +129,7 @@ def star(
         bare,
         sent=tuple(sent),
         start=start,
-        notes=tuple(roles.note),
+        notes=tuple(roles.notes),
         optional_senders=frozenset({roles.hub}),
         asks=asks,
     )

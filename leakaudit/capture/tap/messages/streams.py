@@ -276,13 +276,13 @@ def assemble(
                 continue
             wire = _wire(log, event)
             key = (wire, event.tag if by_tag else None)
-            whole = _add(pending[key], event, sizes)
-            if whole is None:
+            complete = _add(pending[key], event, sizes)
+            if complete is None:  # it is no part of a message
                 vectors += 1
                 others[_other(event)] += 1
                 if "parameters" in event.notes:
                     models[event.op, wire.lane] += 1
-            elif whole:
+            elif complete:
                 events = pending.pop(key)
                 pieces = tuple(one for one in events if REST not in one.notes)
                 rest = tuple(one for one in events if REST in one.notes)

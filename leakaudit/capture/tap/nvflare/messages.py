@@ -180,8 +180,8 @@ def copy_of(content: Content, last: Mapping[str, Any]) -> Mapping[str, Any]:
 def _sum(model: Any, difference: Any) -> Any:
     """Return a model plus a difference; None if they do not fit.
 
-    In the format of the messages, if the difference follows from the sum without loss, as it does
-    where a client subtracts models of this format; otherwise in float64.
+    The sum has the format of the messages if the model subtracted from it is the difference again,
+    as it is after a client has subtracted models of this format. Otherwise it is in float64.
     """
     import numpy as np
 

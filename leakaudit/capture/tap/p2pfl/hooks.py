@@ -18,7 +18,8 @@ from leakaudit.capture.tap.exchanges.arrays import KEYS, NAMES
 from leakaudit.capture.tap.exchanges.wrapping import wrap
 from leakaudit.capture.tap.log.capture import Capture
 
-RANKS = 900_000  # ranks of nodes are below it; two of a thousand nodes agree in every other run
+# The ranks of nodes are below it. Of a thousand nodes, two get the same one in every other run.
+RANKS = 900_000
 OWN = "partial_model"  # command of a model that its sender has trained, and of means of several
 
 

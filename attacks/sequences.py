@@ -1,0 +1,234 @@
+"""Whole token sequences of a batch from one gradient of a decoder-only transformer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Generator, Tensor
+
+from leakaudit.errors import AttackError
+from leakaudit.inversion.exact import prefixes
+from leakaudit.inversion.search import objectives
+from leakaudit.leak import GradientLeak
+from leakaudit.progress import step
+from leakaudit.reconstruction import Attack, Certificate, Reconstruction
+from leakaudit.registry import attack
+from leakaudit.tasks.models import Decoder
+
+if TYPE_CHECKING:
+    from leakaudit.tasks.task import Task
+
+ATTENTION = ("blocks.0.query.weight", "blocks.0.key.weight", "blocks.0.value.weight")
+BEHIND = "blocks.0.up.weight"
+HEAD = "head.weight"
+
+# Largest residual of the recomputed gradient, in units of what the leak's own errors cause. They
+# are measured as a norm over many coordinates, which is close to 1; the margin is for rounding.
+FITS = 3.0
+
+
+@attack("sequences")
+@dataclass(frozen=True)
+class Sequences(Attack):
+    """All sequences of a batch, token by token, from the spaces of two layers' gradients.
+
+    EXACT states that no other batch of b sequences of length L has this gradient. Let h be the
+    width, K the number of models in the leak's equation, and r the rank of the space of the layer
+    behind the first attention. The inputs of this layer, one for every different prefix and model,
+    are called rows. The argument needs these conditions, all of which are checked:
+
+    1. The tree is complete, no guess lay between inside and outside, and r = K times its number of
+       nodes. Its rows are thus a basis of the space.
+    2. K b L <= h - 2. (Normalised vectors have h - 1 free coordinates.)
+    3. The counts follow from the output layer and agree with the tree.
+    4. The recomputed gradient is the leaked one up to rounding.
+
+    Let another batch have the same gradient. The space lies in the span of its at most K b L rows.
+    If all of these lie in the space, and all of its tokens are candidates, its prefixes are nodes
+    of the tree. It has every node, because fewer rows could not span the space. The output layer's
+    gradient then determines its counts, and it is the same batch.
+
+    Otherwise, a row lies outside, or a token is no candidate, and this is where the argument needs
+    weights in general position. Rows of the tree and of the other batch are then independent as
+    long as there are less than h, so the batch has all nodes of the tree, and the slopes of every
+    row outside add up to zero. But the last row of a sequence has the slopes of one loss only, a
+    softmax minus a label, which is not zero. In the same way, the direction E[v] of a token that is
+    no candidate would have slopes that add up to zero. Weights drawn at random are in general
+    position with probability 1; trained weights are assumed to be.
+    """
+
+    exact: ClassVar[bool] = True
+    rank: ClassVar[int] = 2
+    reads: ClassVar[str] = (
+        "a gradient of the model gpt at a known model, or a difference of two, with fewer tokens "
+        "than the model is wide"
+    )
+    paper: ClassVar[str] = (
+        "Petrov et al. 2024 (span tests); prefixes behind the first attention, counts by the "
+        "output layer and the certificate: developed for leakaudit"
+    )
+    cost: ClassVar[str] = (
+        "one row of attention per guess; 10 s for 16 sequences of 32 tokens at width 768"
+    )
+    tokens: ClassVar[bool] = True
+
+    def refuses(self, leak: GradientLeak, task: Task) -> str | None:
+        """Require the model gpt, a known model and batch, and the layers that are used."""
+        if not task.tokens:
+            return "it recovers tokens, but the inputs of the model are numbers"
+        if not isinstance(task.module, Decoder):
+            return f"it knows the layers of the model gpt only, not those of {task.spec.model}"
+        if HEAD not in task.layout.names:
+            return (
+                "the output layer shares the weights of the token embedding (tied), so its "
+                "gradient also contains the embedding's, and the counts do not follow"
+            )
+        why = objectives.missing(leak, None)
+        if why:
+            return why
+        start, stop = leak.columns
+        if start > 0 or stop < task.layout.size:
+            return "it requires the gradient of all parameters, to recompute it"
+        return None
+
+    def __call__(self, leak: GradientLeak, task: Task, generator: Generator) -> Reconstruction:
+        """Grow the tree of prefixes, count its sequences and recompute the gradient."""
+        why = self.refuses(leak, task)
+        if why:
+            raise AttackError(f"sequences cannot use this leak: {why}")
+        with torch.no_grad():
+            return _recovered(_clearest(leak, task), task, generator)
+
+
+def _recovered(leak: GradientLeak, task: Task, generator: Generator) -> Reconstruction:
+    """Recover the sequences from a leak with one equation."""
+    assert leak.theta is not None
+    assert leak.batch is not None
+    batch, length = leak.batch, task.spec.shape[0]
+    models = [prefixes.decoder(task, theta) for theta in leak.theta]
+    rows = len(models) * batch * length
+    parts = _parts(leak, task)
+    width = parts[HEAD].shape[1]
+    behind = prefixes.space(leak, parts[BEHIND], rows, generator)
+    if behind is None:
+        return _failed(
+            leak,
+            task,
+            f"the gradient of {BEHIND} spans all {width} dimensions: its {rows} inputs, one for "
+            f"each token{_each(models)}, are too many for this width, or noise hides them",
+        )
+    attention = torch.cat([parts[name] for name in ATTENTION])
+    first = prefixes.space(leak, attention, rows, generator)
+    possible = prefixes.candidates(models, first)
+    tree = prefixes.grow(models, behind, possible, batch)
+    if tree.stopped:
+        return _failed(leak, task, f"{tree.stopped}; the space has {behind.rank} dimensions")
+    numbers, _ = tree.nodes()
+    nodes = int(numbers.max()) + 1
+    found = prefixes.counts(models, leak.combination[0].double(), parts[HEAD], tree, batch)
+    if isinstance(found, str):
+        x = tree.sequences
+        note = f"{len(x)} different sequences fit, but how often each occurs is not known: {found}"
+        return Reconstruction(
+            leak.node, "sequences", x, None, Certificate.APPROXIMATE, 1.0, note=note
+        )
+    residual, noise = _misfit(leak, task, found)
+    doubts = _doubts(tree, nodes * len(models), behind.rank, rows, width)
+    if residual > FITS * noise:
+        doubts.append(
+            f"the recomputed gradient differs by {residual:.1g}, and rounding explains {noise:.1g}"
+        )
+    certificate = Certificate.APPROXIMATE if doubts else Certificate.EXACT
+    note = f"{len(tree.sequences)} different sequences with {nodes} different prefixes"
+    if doubts:
+        note = f"{note}; not certified: {'; '.join(doubts)}"
+    return Reconstruction(
+        node=leak.node,
+        attack="sequences",
+        x=found.x,
+        y=found.y,
+        certificate=certificate,
+        residual=residual,
+        note=note,
+        certified=0 if doubts else len(found.x),
+    )
+
+
+def _doubts(tree: prefixes.Tree, nodes: int, rank: int, rows: int, width: int) -> list[str]:
+    """Return which conditions of the certificate do not hold."""
+    doubts = []
+    if nodes != rank:
+        doubts.append(f"the tree has {nodes} rows, but its space has {rank} dimensions")
+    if tree.nearest < prefixes.OUTSIDE:
+        doubts.append(f"a rejected prefix is only {tree.nearest:.0f} times the noise away")
+    if rows > width - 2:
+        doubts.append(f"{rows} tokens could occur, and the width is only {width}")
+    return doubts
+
+
+def _clearest(leak: GradientLeak, task: Task) -> GradientLeak:
+    """Return the equation with the best signal-to-noise ratio, without the gradient of a penalty.
+
+    Its leak contains only the models that it combines.
+    """
+    assert leak.theta is not None
+    sizes = leak.value.double().norm(dim=1)
+    rounding = torch.finfo(leak.value.dtype).eps * float(sizes.max())
+    best = int((sizes / leak.std.double().clamp_min(rounding)).argmax())
+    used = leak.combination[best].nonzero().flatten()
+    combination = leak.combination[best : best + 1, used].double()
+    theta = leak.theta[used].double()
+    value = leak.value[best : best + 1]
+    if task.l2:
+        value = (value.double() - task.l2 * combination @ theta).to(value)
+    return replace(
+        leak,
+        rounds=leak.rounds[used],
+        theta_rounds=leak.theta_rounds[:0],
+        combination=combination,
+        value=value,
+        std=leak.std[best : best + 1],
+        noise=None,
+        theta=theta,
+    )
+
+
+def _parts(leak: GradientLeak, task: Task) -> dict[str, Tensor]:
+    """Return the gradient of the layers that are used, in float64."""
+    gradient = task.layout.split(leak.value[0].double())
+    return {name: gradient[name] for name in (*ATTENTION, BEHIND, HEAD)}
+
+
+def _misfit(leak: GradientLeak, task: Task, found: prefixes.Counts) -> tuple[float, float]:
+    """Recompute the gradient.
+
+    Returns:
+        The relative residual, and the one that the leak's errors and rounding explain.
+    """
+    assert leak.theta is not None
+    again = torch.zeros(task.layout.size, dtype=torch.float64)
+    size = 0.0
+    for k, (weight, theta) in enumerate(zip(leak.combination[0], leak.theta, strict=True)):
+        step("gradients", k, len(leak.theta))
+        gradient = task.gradient(theta, found.x.double(), found.y) - task.l2 * theta
+        again += weight * gradient
+        size += float((weight * gradient).norm())
+    value = leak.value[0].double()
+    total = float(value.norm())
+    precision = max(leak.wire, torch.finfo(leak.value.dtype).eps)
+    # A sum over the tokens of the batch of rows that are themselves sums over the width.
+    terms = found.x.numel() * task.layout.shapes[0][1]
+    rounded = precision * terms**0.5 * size
+    noise = float(leak.std[0]) * len(value) ** 0.5
+    return float((again - value).norm()) / total, (rounded**2 + noise**2) ** 0.5 / total
+
+
+def _each(models: list[Decoder]) -> str:
+    return f" at each of {len(models)} models" if len(models) > 1 else ""
+
+
+def _failed(leak: GradientLeak, task: Task, why: str) -> Reconstruction:
+    none = torch.empty(0, *task.spec.shape, dtype=torch.int64)
+    return Reconstruction(leak.node, "sequences", none, None, Certificate.FAILED, 1.0, note=why)

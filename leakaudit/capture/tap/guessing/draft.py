@@ -1,0 +1,372 @@
+"""The draft of a description: what was found, with gaps for what the user must fill in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from leakaudit.capture.tap.fitting.digits import shortest
+from leakaudit.capture.tap.fitting.fit import ModelFit
+from leakaudit.capture.tap.guessing import hub
+from leakaudit.capture.tap.guessing.duals import Solved
+from leakaudit.capture.tap.guessing.explanation import PROVED, Explanation, Model
+from leakaudit.capture.tap.guessing.observed import Observed
+from leakaudit.capture.tap.guessing.payloads import Payload, PayloadGuess
+from leakaudit.capture.tap.messages.description import USUAL
+from leakaudit.capture.tap.messages.layouts import Arrangement
+from leakaudit.capture.tap.messages.private import Private
+from leakaudit.capture.tap.messages.starter import Comment
+
+LIST = "see 'leakaudit list victims'"
+NEAREST = 1e-5  # relative distance within which a constant is rounded even if samples agree better
+SPREADS = 4  # otherwise, number of the samples' spreads within which it is rounded: a choice
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A description under construction.
+
+    Attributes:
+        values: in the form that `description.of` expects.
+        comments: dotted key -> comment beside its value.
+    """
+
+    values: dict[str, Any]
+    comments: dict[str, Comment]
+
+    @property
+    def gaps(self) -> list[str]:
+        """Keys that the user must fill in."""
+        return [name for name, comment in self.comments.items() if not comment.known]
+
+
+def drafted(explained: Explanation, changed: str = "", assumed: str = "") -> Draft:
+    """Return the description that an explanation of the messages suggests.
+
+    Args:
+        explained: the explanation.
+        changed: why no protocol can be named, because something changed what was sent; empty if
+            nothing did.
+        assumed: why the loss of the model is not known; empty if it is.
+    """
+    seen = explained.seen
+    model = explained.model
+    server = explained.server
+    draft = _begun(explained)
+    if explained.stated is not None:
+        _add_private(draft, explained.stated)
+    elif server is None:
+        _add_params(draft, explained.sent.payload, model)
+    else:
+        _add_samples(draft, model, hub.examples(seen))
+        _add_server(draft, explained.sent, model, hub.is_mean(seen, server))
+    if changed:
+        draft.comments["protocol"] = Comment(changed, known=False)
+    elif server is not None and not hub.is_one_model(seen, server):
+        why = "the server sends different models to its clients in a round"
+        draft.comments["protocol"] = Comment(why, known=False)
+    _add_model(draft, model)
+    if assumed and model.found is None:
+        draft.comments["model.loss"] = Comment(assumed, known=False)
+    return draft
+
+
+def blank() -> Draft:
+    """Return a description in which the user must fill in everything."""
+    comments = {
+        "payload": Comment("weights, gradients or duals", known=False),
+        "protocol": Comment(LIST, known=False),
+    }
+    values = {"payload": "", "protocol": "", "first": "update", "params": {}}
+    draft = Draft(values, comments)
+    _add_model(draft, Model(None))
+    return draft
+
+
+def _begun(explained: Explanation) -> Draft:
+    """Return a description of payload and protocol, still without constants and model."""
+    sent = explained.sent
+    values = {
+        "payload": sent.payload,
+        "protocol": USUAL[sent.payload],
+        "first": "update",
+        "params": {},
+        "model": {},
+    }
+    if explained.seen.lane is not None:
+        values["messages"] = {"stream": explained.seen.lane}
+    comments = {"payload": Comment(sent.sure)}
+    if sent.sure == "unknown":
+        comments["payload"] = Comment(sent.why, known=False)
+        comments["protocol"] = Comment(LIST, known=False)
+    draft = Draft(values, comments)
+    if sent.payload == "gradients":
+        _add_channels(draft, explained.seen)
+    elif sent.payload == "weights" and explained.server is not None:
+        values["protocol"] = "fedavg"
+        values["first"] = "start"
+        comments["protocol"] = Comment("clients receive a model and send one back")
+    elif sent.payload == "weights":
+        _add_start(draft, explained.seen)
+    return draft
+
+
+def _add_channels(draft: Draft, seen: Observed) -> None:
+    """Leave the protocol open if gradients travel between nodes without a server."""
+    if len(seen.graph.edges) > 1 and seen.centre is None:
+        asked = f"vectors travel between nodes without a server: {LIST}"
+        draft.comments["protocol"] = Comment(asked, known=False)
+
+
+def _add_start(draft: Draft, seen: Observed) -> None:
+    """Add what models without a server start from, and leave open what the channels do not show."""
+    comment = "the ranks' first messages differ"
+    if seen.same_start:
+        draft.values["first"] = "start"
+        comment = "the ranks' first messages are equal"
+    draft.comments["first"] = Comment(comment)
+    if seen.centre is not None:
+        asked = f"models travel between a server and clients: {LIST}"
+        draft.comments["protocol"] = Comment(asked, known=False)
+    if not seen.graph.edges:
+        # Weights that all ranks add up: how many local steps lie between two averages, and whether
+        # the ranks divide before they add, does not follow from the messages.
+        draft.values["protocol"] = "fedavg"
+        draft.comments["protocol"] = Comment(
+            'all ranks average: "fedavg", with lr, the local steps as epochs, and server = "mean" '
+            "if they continue from the average; scale = number of ranks under [messages] if they "
+            "divide before the sum",
+            known=False,
+        )
+
+
+def _add_params(draft: Draft, payload: Payload, model: Model) -> None:
+    """Add the protocol's constants."""
+    comments = draft.comments
+    if payload == "weights" and "protocol" in comments:
+        return
+    if payload == "weights":
+        _add_weights(draft, model)
+    elif payload == "duals":
+        _add_duals(draft, model.solved)
+    else:
+        usual = Comment("gradients are sent to a server, or added up")
+        comments.setdefault("protocol", usual)
+        if model.contradicted:
+            _ask_payload(draft)
+        _add_scale(draft, model.found)
+    if model.found is not None:
+        draft.values["params"]["samples"] = 1
+        comments["params.samples"] = Comment("records per gradient")
+
+
+def _add_private(draft: Draft, stated: Private) -> None:
+    """Add the constants that Opacus states; no other protocol describes its messages."""
+    draft.comments["payload"] = Comment(f"sums over a rank's records: {stated.words}")
+    if stated.why:
+        draft.comments["protocol"] = Comment(stated.why, known=False)
+        return
+    draft.comments["protocol"] = Comment("all ranks add them up")
+    draft.values["params"] |= stated.params
+    draft.comments["params.clip"] = Comment("of each record's gradient, as Opacus states")
+    draft.comments["params.sigma"] = Comment("of a sum; the noise in the messages has this size")
+    draft.comments["params.noisy"] = Comment("only rank 0 adds noise")
+    if stated.scale != 1:
+        draft.values.setdefault("messages", {})["scale"] = stated.scale
+
+
+def _ask_payload(draft: Draft) -> None:
+    """Leave open what is sent: vectors that show single records, but equal no gradient."""
+    draft.comments["payload"] = Comment(
+        "gradients of another model (activation, loss), or updates after several steps: no "
+        "recomputed gradient equals them",
+        known=False,
+    )
+    draft.comments["protocol"] = Comment(LIST, known=False)
+
+
+def _add_scale(draft: Draft, found: ModelFit | None) -> None:
+    """Add the factor of gradients, if a program sends multiples of them."""
+    if found is not None and found.step and abs(found.step - 1) > PROVED:
+        draft.values["messages"] = {"scale": _rounded(1 / found.step, found.spread)}
+
+
+def _add_samples(draft: Draft, model: Model, examples: set[int]) -> None:
+    """Add the number of records per client, if it is proved or all clients report the same."""
+    if model.found is not None:
+        draft.values["params"]["samples"] = 1
+        draft.comments["params.samples"] = Comment("records per client")
+    elif len(examples) == 1:
+        draft.values["params"]["samples"] = next(iter(examples))
+        draft.comments["params.samples"] = Comment("records per client, as clients report")
+
+
+def _add_server(draft: Draft, sent: PayloadGuess, model: Model, is_mean: bool | None) -> None:
+    """Add the constants of a protocol with a server."""
+    params = draft.values["params"]
+    comments = draft.comments
+    found = model.found
+    proved = found is not None
+    if sent.payload == "gradients":
+        comments["payload"] = Comment("or differences of models, or something else", proved)
+        return
+    # Recomputed gradients prove SGD on one record, and no other training.
+    params["lr"] = 0.0
+    if found is not None:
+        params["lr"] = _rounded(found.step, found.spread)
+        comments["params.lr"] = Comment(_of_rate(model, found.spread))
+    else:
+        comments["params.lr"] = Comment("step size of SGD, e.g. 0.1", known=False)
+    if model.moved:
+        params["optimiser"] = "adam"
+        comments["params.optimiser"] = Comment("adam, adamw or adagrad", known=False)
+        size = f"{model.moved:.3g} for one step of Adam, half of it for two"
+        comments["params.lr"] = Comment(size, known=False)
+    params["epochs"] = model.steps
+    comments["params.epochs"] = Comment("passes over a client's records in a round", proved)
+    for name in ("momentum", "nesterov", "decay"):
+        if getattr(model.optimiser, name):
+            params[name] = getattr(model.optimiser, name)
+    params["batch"] = 0
+    comments["params.batch"] = Comment("records per step; 0: all of them", proved)
+    said = {
+        True: Comment("the server's next model is the mean of all answers"),
+        False: Comment("the next model is not the plain mean of all clients' answers"),
+        None: Comment("no round shows how the server combines models"),
+    }
+    params["server"] = "mean" if is_mean else "unknown"
+    comments["params.server"] = said[is_mean]
+
+
+def _of_rate(model: Model, spread: float) -> str:
+    """Return the comment on the step size of clients."""
+    said = f"accurate to {spread:.0e}"
+    if model.steps == 1:
+        return f"{said}; one step with Nesterov momentum would be one of lr / (1 + momentum)"
+    return said
+
+
+def _add_weights(draft: Draft, model: Model) -> None:
+    """Add the constants of decentralised SGD."""
+    params = draft.values["params"]
+    comments = draft.comments
+    named = model.stepping
+    alpha = Comment("the step size, e.g. 0.1", known=False)
+    params["alpha"] = 0.0
+    if named is not None:
+        alpha = Comment(f"{named.text}; it predicts what it was not fitted to")
+        rate = named.rate
+        if rate is None:
+            alpha = replace(alpha, known=False)
+        else:
+            params["alpha"] = rate
+    elif model.found is not None:
+        params["alpha"] = _rounded(model.found.step, model.found.spread)
+        alpha = Comment("of the first step; a log of one step does not show the optimiser")
+    comments["params.alpha"] = alpha
+    params["order"] = "" if model.found is None else model.found.point
+    comments["params.order"] = Comment(
+        '"combine": gradient at the model before averaging; "adapt": after averaging',
+        known=named is not None,
+    )
+    if named is None:
+        if model.found is None:
+            params["optimiser"] = "sgd"
+            comments["params.optimiser"] = Comment("sgd, adam, adamw or adagrad", known=False)
+        return
+    optimiser = named.optimiser
+    if optimiser.kind != "sgd":
+        params["optimiser"] = optimiser.kind
+    for name in ("momentum", "nesterov", "decay"):
+        if getattr(optimiser, name):
+            params[name] = getattr(optimiser, name)
+    if named.scaling.clip:
+        params["clip"] = named.scaling.clip
+
+
+def _add_duals(draft: Draft, solved: Solved | None) -> None:
+    """Add the constants of PDMM and ECL."""
+    alpha = 0.0
+    rho = 0.0
+    if solved is not None:
+        alpha = _rounded(solved.alpha, solved.fit.spread)
+        rho = _rounded(solved.rho, solved.fit.spread)
+        if solved.sign < 0:
+            draft.values.setdefault("messages", {})["scale"] = -1.0
+    draft.values["params"] = {
+        "alpha": alpha,
+        "rho": rho,
+        "theta": 1.0,
+        "differential": False,
+        "z0": 0.0,
+    }
+    known = solved is not None
+    draft.comments["params.alpha"] = Comment("the step size, e.g. 0.05", known)
+    draft.comments["params.rho"] = Comment("the penalty, e.g. 0.4", known)
+    draft.comments["params.z0"] = Comment("duals start at zero")
+
+
+def _add_model(draft: Draft, model: Model) -> None:
+    """Add the model, or a placeholder if none is known."""
+    if model.task is None:
+        draft.values["model"] = {
+            "name": "",
+            "args": {},
+            "shape": [],
+            "classes": 0,
+            "loss": "cross_entropy",
+        }
+        asked = {
+            "name": "the model that was trained: 'leakaudit list models', package.module:factory, "
+            "or file.pt2",
+            "shape": "shape of one input, e.g. [1, 28, 28]",
+            "classes": "number of classes",
+        }
+        for name, text in asked.items():
+            draft.comments[f"model.{name}"] = Comment(text, known=False)
+        return
+    spec = model.task.spec
+    values = {
+        "name": spec.model,
+        "args": dict(spec.args),
+        "shape": list(spec.shape),
+        "classes": spec.classes,
+        "loss": spec.loss,
+    }
+    if model.levels:
+        values["levels"] = model.levels
+    if spec.mean != (0.0,) or spec.std != (1.0,):
+        values["mean"] = list(spec.mean)
+        values["std"] = list(spec.std)
+    draft.values["model"] = values
+    if model.found is None:
+        draft.comments["model.name"] = Comment("of the right size, but not proved")
+
+
+def add_order(draft: Draft, model: Model, arrangement: Arrangement, possible: int) -> None:
+    """Add the order of the parameters in a message.
+
+    Args:
+        draft: the description.
+        model: the model behind the messages.
+        arrangement: the order and axes that explain the messages best.
+        possible: number of arrangements that explain them equally well.
+    """
+    if model.task is None:
+        return
+    proved = model.found is not None
+    order = arrangement.order(model.task.layout.names)
+    draft.values.setdefault("messages", {})["order"] = order
+    text = "the parameters in a message; .T: stored as (in, out)"
+    if proved:
+        draft.comments["messages.order"] = Comment(f"{text}; proved by the recomputed gradient")
+    elif possible == 1:
+        draft.comments["messages.order"] = Comment(f"{text}; of the right shapes, not proved")
+    else:
+        asked = "the parameters in a message, with .T if stored as (in, out): shapes fit both"
+        draft.comments["messages.order"] = Comment(asked, known=False)
+
+
+def _rounded(value: float, spread: float) -> float:
+    """Return a constant with the fewest digits that agree with the samples."""
+    return shortest(value, max(SPREADS * spread, NEAREST))

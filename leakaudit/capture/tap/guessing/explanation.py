@@ -1,0 +1,228 @@
+"""What explains the messages of a log: what is sent, and the model and training behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+
+from leakaudit.capture.tap.fitting import fit, local, local_optimiser, stepping
+from leakaudit.capture.tap.guessing import duals, gradients, hub, payloads
+from leakaudit.capture.tap.guessing.observed import Observed
+from leakaudit.capture.tap.guessing.payloads import PayloadGuess
+from leakaudit.capture.tap.messages.private import Private, private
+from leakaudit.capture.tap.messages.streams import LoggedMessage, Wire
+from leakaudit.protocols.optimiser import Optimiser
+from leakaudit.tasks.models import ACTIVATIONS
+from leakaudit.tasks.task import Task
+
+# Measured on examples/tap (float32 messages): the correct model misses by 6e-7 to 5e-6, a wrong
+# activation or point by .5 or more.
+PROVED = 0.01  # miss of a recomputed gradient
+
+
+@dataclass(frozen=True)
+class Model:
+    """The model behind the messages.
+
+    Attributes:
+        task: the best of the models that were tried; None if there was none to try.
+        levels: 255 if the inputs are proved to be k/255, else 0.
+        found: the fit of recomputed gradients, if it proves the model.
+        contradicted: whether gradients could be recomputed, but none equals the messages.
+        solved: the constants behind duals, if they are proved.
+        stepping: the optimiser of the local steps, if it is proved.
+        steps: number of local steps between two messages.
+        optimiser: SGD as clients of a server use it, if it is proved.
+        moved: distance by which every coordinate moves, if all move equally; else 0.
+    """
+
+    task: Task | None
+    levels: int = 0
+    found: fit.ModelFit | None = None
+    solved: duals.Solved | None = None
+    contradicted: bool = False
+    stepping: stepping.Stepping | None = None
+    steps: int = 1
+    optimiser: Optimiser = local.PLAIN
+    moved: float = 0.0
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What is sent, for one order of the parameters in a message.
+
+    Attributes:
+        seen: the messages, read in this order.
+        sent: the payload.
+        model: the model behind the messages.
+        server: rank of the server; None if there is none.
+        stated: what Opacus states about the messages; None if it did not send them.
+    """
+
+    seen: Observed
+    sent: PayloadGuess
+    model: Model
+    server: int | None
+    stated: Private | None = None
+
+
+def explain(seen: Observed, task: Task | None) -> Explanation:
+    """Explain messages.
+
+    Args:
+        seen: the messages.
+        task: the task of the model that is sent, if known.
+    """
+    stated = private(chain.from_iterable(seen.streams.values()), seen.slices)
+    if stated is not None:
+        return _clipped(seen, stated, task)
+    server = hub.server(seen)
+    if server is None:
+        sent = payloads.payload(seen)
+        samples = gradients.samples(seen, sent.payload)
+        model = _model_behind(seen, sent, samples, task)
+        return Explanation(seen, sent, model, None)
+    sent = hub.payload(seen, server)
+    samples = hub.samples(seen, server, sent.payload)
+    model = _model_behind(seen, sent, samples, task)
+    model = _of_clients(model, sent, samples, hub.examples(seen))
+    return Explanation(seen, sent, model, server)
+
+
+def _clipped(seen: Observed, stated: Private, task: Task | None) -> Explanation:
+    """Explain clipped gradients; only those without noise can show the model behind them."""
+    sent = PayloadGuess("gradients", "sure", f"Opacus sends {stated.words}")
+    heard: dict[Wire, list[LoggedMessage]] = {}
+    for wire, stream in seen.streams.items():
+        if wire.op == "model" or wire.src in stated.silent:
+            heard[wire] = stream
+    some = replace(seen, streams=heard)
+    model = _model_behind(some, sent, gradients.samples(some, "gradients"), task)
+    return Explanation(seen, sent, model, None, stated)
+
+
+def best(models: Sequence[Model]) -> list[int]:
+    """Return which models explain most: the first that is proved, or else all that are possible.
+
+    Args:
+        models: the model behind the messages, for each order of the parameters.
+
+    Returns:
+        Their positions in `models`, at least one.
+    """
+    for k, model in enumerate(models):
+        if model.found is not None:
+            return [k]
+    possible = [k for k, model in enumerate(models) if model.task is not None]
+    return possible or [0]
+
+
+def _model_behind(
+    seen: Observed,
+    sent: PayloadGuess,
+    samples: Sequence[fit.GradientSample],
+    task: Task | None,
+) -> Model:
+    """Find the model behind the messages; task: the one given by the user."""
+    if seen.missing and not any(sample.part for sample in samples):
+        # The gradient of a part of a model cannot be recomputed from what it shows, and a part that
+        # looks like a small model is none: its inputs are not records.
+        return Model(task)
+    first = [sample for sample in samples if sample.index == 0]
+    tasks = [task] if task is not None else _tasks(seen, first)
+    if not tasks:
+        return Model(None)
+    solved = None
+    if sent.payload == "duals":
+        solved = duals.solve(seen, tasks)
+    if solved is not None:
+        found: fit.ModelFit | None = solved.fit
+        samples = solved.samples
+    else:
+        found = fit.fit(tasks, first)
+    if found is None:
+        return Model(tasks[0])
+    if sent.payload == "weights" and samples[0].base is not None:
+        return _of_steps(found, samples)
+    if not _is_proved(found, solved):
+        # With random masks, recomputed gradients cannot equal those that travel.
+        return Model(found.task, contradicted=not found.task.masked)
+    task, levels = fit.normalised(found.task, samples)
+    return Model(task, levels, replace(found, task=task), solved)
+
+
+def _of_steps(found: fit.ModelFit, samples: Sequence[fit.GradientSample]) -> Model:
+    """Find the optimiser of nodes that send models, which proves the model as well.
+
+    A log with a single step per node cannot tell one optimiser from another, so it is only taken
+    as a proof of the model.
+    """
+    task, levels = fit.normalised(found.task, samples)
+    several = any(sample.index for sample in samples)
+    if not several:
+        if found.miss > PROVED:
+            return Model(found.task)
+        return Model(task, levels, replace(found, task=task))
+    named = local_optimiser.identify(task, sorted(samples[0].thetas), samples)
+    if named is None:
+        return Model(found.task, contradicted=True)
+    point, optimiser = named
+    rate = 0.0 if optimiser.rate is None else optimiser.rate
+    proved = fit.ModelFit(task, point, rate, optimiser.miss, optimiser.miss)
+    return Model(task, levels, proved, stepping=optimiser)
+
+
+def _of_clients(
+    model: Model,
+    sent: PayloadGuess,
+    samples: Sequence[fit.GradientSample],
+    examples: set[int],
+) -> Model:
+    """Return the model if the same training explains every client; else without its constants.
+
+    Half of the clients are no proof here, because one sentence says how all of them train; nor is
+    anything that looks like one record where clients say that they have more.
+    """
+    unproved = replace(model, found=None)
+    if model.task is None or not examples <= {1}:
+        return unproved
+    if sent.payload == "gradients":
+        if model.found is None or not local.is_step(model.found, samples):
+            return unproved
+        return model
+    moved = local.sign_step(samples)
+    if moved is not None:
+        return replace(unproved, moved=moved)
+    trained = local.several(_alike(model.task), samples, hub.POINT)
+    if trained is None:
+        return unproved
+    task, levels = fit.normalised(trained.task, samples)
+    found = fit.ModelFit(task, hub.POINT, trained.lr, trained.miss, trained.miss)
+    return Model(task, levels, found, steps=trained.steps, optimiser=trained.optimiser)
+
+
+def _alike(task: Task) -> list[Task]:
+    """Return the models of the same widths, with any activation."""
+    if task.spec.model != "mlp":
+        return [task]
+    found: list[Task] = []
+    for act in ACTIVATIONS:
+        spec = replace(task.spec, args={**task.spec.args, "act": act})
+        found.append(Task.build(spec, trusted=task.trusted))
+    return found
+
+
+def _tasks(seen: Observed, samples: Sequence[fit.GradientSample]) -> list[Task]:
+    """Return the models with the widths that the samples reveal."""
+    tasks: list[Task] = []
+    for widths in gradients.agreed(samples, seen.sizes):
+        tasks.extend(fit.candidates(widths))
+    return tasks
+
+
+def _is_proved(found: fit.ModelFit, solved: duals.Solved | None) -> bool:
+    """Return whether recomputed gradients equal those of the messages."""
+    if solved is not None and not abs(found.step - 1) < PROVED:
+        return False
+    return found.miss < PROVED

@@ -1,0 +1,128 @@
+"""The vectors of a log that may be gradients, if it has no server with clients."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+import torch
+
+from leakaudit.capture.tap.fitting import fit
+from leakaudit.capture.tap.guessing.observed import Observed
+from leakaudit.capture.tap.guessing.payloads import Payload
+from leakaudit.capture.tap.messages.streams import LoggedMessage, Wire
+from leakaudit.protocols.mixing import metropolis
+
+SOME = 6  # rounds or samples to use: a choice that bounds the time
+
+
+def samples(seen: Observed, payload: Payload) -> list[fit.GradientSample]:
+    """Return vectors that should be gradients, from the first rounds of several ranks.
+
+    Args:
+        seen: the messages.
+        payload: what is sent; duals yield none, because they require `duals.solve`.
+    """
+    if payload == "gradients":
+        return list(_gradients(seen))[:SOME]
+    if payload == "weights" and seen.graph.edges:
+        return list(_steps(seen))
+    return []
+
+
+def _gradients(seen: Observed) -> Iterator[fit.GradientSample]:
+    """Yield each rank's first two messages, at the models that were logged or sent with them."""
+    models: list[LoggedMessage] = []
+    for wire, stream in seen.streams.items():
+        if wire.op == "model":
+            models = stream
+            break
+    server = seen.centre
+    for rank, stream in seen.own.items():
+        if rank == server:
+            continue
+        if server is not None:
+            models = seen.streams.get(Wire(server, rank, "send"), [])
+        for message in stream[:2]:
+            near = [model for model in models if model.index == message.index]
+            points = {}
+            model = seen.whole(near[0]) if near else None
+            if model is not None:
+                points["model"] = model
+            whole = seen.whole(message)
+            if whole is not None:
+                yield fit.GradientSample(whole, points)
+                continue
+            part = seen.part(message)
+            if part is not None and points:
+                yield fit.GradientSample(seen.value(message), points, part=part)
+
+
+def _steps(seen: Observed) -> Iterator[fit.GradientSample]:
+    """Yield what decentralised SGD with Metropolis weights W subtracts in its first rounds.
+
+    w_i(t+1) = sum_j W_ij w_j(t) - alpha g_i, where g_i is computed at w_i(t) (combine) or at the
+    sum (adapt).
+    """
+    weights = metropolis(seen.graph)
+    own = seen.own
+    if seen.missing:
+        yield from _first_steps(seen)
+        return
+    for i, neighbours in list(enumerate(seen.graph.neighbours))[:SOME]:
+        around = [i, *neighbours]
+        shortest = min((len(own.get(j, [])) for j in around), default=0)
+        for t in range(min(SOME, shortest - 1)):
+            if any(own[j][t].index != t for j in around):
+                continue
+            now = {j: seen.value(own[j][t]).double() for j in around}
+            mean = torch.stack([float(weights[i, j]) * now[j] for j in around]).sum(0)
+            step = mean - seen.value(own[i][t + 1]).double()
+            points = {"combine": now[i], "adapt": mean}
+            rounding = torch.finfo(own[i][t].dtype).eps
+            yield fit.GradientSample(step, points, mean, i, t, rounding)
+
+
+def _first_steps(seen: Observed) -> Iterator[fit.GradientSample]:
+    """Yield the first steps as above, if a sketch of the others was recorded beside some columns.
+
+    Only the first models are recorded whole. If they are equal, averaging changes nothing.
+    """
+    streams = [stream for stream in seen.own.values() if stream[0].index == 0]
+    starts = [seen.whole(stream[0]) for stream in streams]
+    first = starts[0] if starts else None
+    if first is None:
+        return
+    if any(start is None or not torch.equal(start, first) for start in starts):
+        return
+    start = first.double()
+    for stream in streams[:SOME]:
+        after = seen.part(stream[1]) if len(stream) > 1 else None
+        if after is None or stream[1].index != 1:
+            continue
+        step = start - seen.value(stream[1]).double()
+        rounding = torch.finfo(stream[0].dtype).eps
+        points = {"combine": start, "adapt": start}
+        part = after.subtracted_from(start)
+        yield fit.GradientSample(step, points, start, stream[0].src, 0, rounding, part)
+
+
+def agreed(samples: Sequence[fit.GradientSample], sizes: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Return the widths of the networks that most samples indicate.
+
+    Args:
+        samples: vectors that should be gradients.
+        sizes: lengths of the parameters if they were sent one by one, followed by the model's own.
+
+    Returns:
+        Up to two tuples (inputs, hidden, outputs) or (inputs, outputs).
+    """
+    some = [sample for sample in samples[:SOME] if bool(sample.value.any())]
+    one_by_one = sizes[:-1] if len(sizes) > 2 else ()
+    if one_by_one and not some:
+        return list(islice(fit.widths(sizes[-1], one_by_one), 1))
+    votes = Counter[tuple[int, ...]]()
+    for sample in some:
+        votes.update(islice(fit.layers(sample.value, one_by_one), 3))
+    return [widths for widths, count in votes.most_common(2) if 2 * count >= len(some)]

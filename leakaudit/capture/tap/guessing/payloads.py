@@ -1,0 +1,235 @@
+"""What is sent, without a description: models, gradients, or the duals of PDMM."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice, pairwise
+from typing import Literal, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from leakaudit.capture.tap.guessing.observed import Observed
+from leakaudit.capture.tap.messages.streams import GRADIENTS, LoggedMessage, Wire
+
+Payload: TypeAlias = Literal["weights", "gradients", "duals"]
+
+# Models of ranks that train together have a cosine near 1 and move by a small fraction of their
+# length. Gradients of different ranks have a small cosine and change completely from round to
+# round. What two neighbours' duals add is opposite: cosine -1 up to the difference of two models.
+# The thresholds in between are choices; the result states its certainty, and the user confirms it.
+#
+# A server that sends models to clients that send gradients looks opposite too: w' - g and g' - w
+# are nearly w and -w. Two more relations of duals m_ij distinguish the two cases, with
+# c_i = 2 rho A_ij w_i:
+#
+# - m_ij(t+1) = m_ji(t) + c_i and m_ji(t+1) = m_ij(t) - c_j, so the sum of both changes by c_i - c_j
+#   in a round, and each of them by much more. For a model and a gradient H w + b the change of the
+#   sum has the square |dw|^2 + |dg|^2 + 2 dw H dw. If the loss is convex along the step, that is at
+#   least |dw|^2 + |dg|^2, with any optimiser.
+# - A_ij (m_ij(t+1) - m_ji(t)) = 2 rho w_i is the same on all channels of a node, up to rounding. Of
+#   a server it is w' - g_j, and clients' gradients differ. The first relation is not sufficient for
+#   certainty: clients that send the way from w to their own optimum keep the sum as duals do.
+#
+# Measured: the square of the sum's change over the sum of the squares is 9e-4 to 1.4e-2 on
+# examples/tap/ecl.py, and .77 to 1.4 in FedSGD of an mlp (with a loss that is not convex
+# everywhere).
+ALIKE = 0.9  # cosine of messages above which they may be models
+CLEARLY_ALIKE = 0.99
+OPPOSED = -0.9  # cosine of what two messages add, below which they are duals
+SAME = 1e-5  # relative difference of messages that are equal up to rounding; a choice
+KEPT = 0.1  # change of the sum on an edge, squared, over that of both messages: less for duals
+ROUNDINGS = 4  # tolerance between channels; one addition per message makes 1, the rest is a choice
+MOVE = 0.5  # maximum distance, relative to its length, by which a model moves in a round
+
+SOME = 6  # rounds to use: a choice that bounds the time
+PAIRS = 60  # pairs of messages to compare: also a choice
+
+
+@dataclass(frozen=True)
+class PayloadGuess:
+    """The payload of the messages.
+
+    Attributes:
+        payload: weights, gradients or duals.
+        sure: the certainty, in one word; the payload means nothing if it is unknown.
+        why: the evidence, in one line.
+    """
+
+    payload: Payload
+    sure: Literal["sure", "likely", "unsure", "unknown"]
+    why: str
+
+
+def payload(seen: Observed) -> PayloadGuess:
+    """Determine what is sent by comparing messages of different ranks and rounds.
+
+    Args:
+        seen: the messages.
+    """
+    pairs = list(_across(seen))
+    hooked = any(wire.op in GRADIENTS for wire in seen.streams)
+    if not pairs and not hooked:
+        why = "only one rank sends, so no comparison shows what is sent"
+        return PayloadGuess("gradients", "unknown", why)
+    across = _median(pairs, 0.0)
+    move = _median(list(_moves(seen)), 1.0)
+    if across < ALIKE:
+        found = _duals(seen)
+        if found is not None:
+            return found
+    facts = (
+        f"messages of different ranks have cosine {across:.3f} "
+        f"and move by {move:.2g} of their length per round"
+    )
+    if across > ALIKE:
+        # Clients with equal data send equal gradients, which look like models. A server's model
+        # still differs from them. Without a server, the two cases cannot be distinguished.
+        met = _median(list(_met(seen)), across)
+        if met < ALIKE:
+            why = f"{facts}, but those of two ranks that communicate have cosine {met:.3f}"
+            return PayloadGuess("gradients", "likely", why)
+    if across > ALIKE and move < MOVE:
+        sure: Literal["sure", "likely"] = "sure" if across > CLEARLY_ALIKE else "likely"
+        if _median(list(_apart(seen)), 0.0) < SAME:
+            why = f"{facts}: models that stay close, or gradients of equal data"
+            return PayloadGuess("weights", "likely", why)
+        return PayloadGuess("weights", sure, f"{facts}: models that stay close")
+    if across < ALIKE:
+        return PayloadGuess("gradients", "likely", f"{facts}: each rank has its own direction")
+    return PayloadGuess("weights", "unsure", facts)
+
+
+def _duals(seen: Observed) -> PayloadGuess | None:
+    """Return that duals are sent, if the sums of two neighbours' messages indicate it."""
+    opposed = _median(list(_swaps(seen)), 0.0)
+    if opposed > OPPOSED:
+        return None
+    kept = _median(list(_kept(seen)), 1.0)
+    if kept > KEPT:
+        return None
+    why = (
+        "what two nodes add to each other's last message is opposite "
+        f"(cosine {opposed:.3f}), and the sum of their messages is stable (it changes by "
+        f"{kept:.2g} of their changes, squared), as in PDMM and ECL"
+    )
+    agreed_wires = list(_wires_agree(seen))
+    if agreed_wires and all(agreed_wires):
+        return PayloadGuess("duals", "sure", f"{why}; all channels of a node show the same model")
+    return PayloadGuess("duals", "likely", why)
+
+
+def _across(seen: Observed) -> Iterator[float]:
+    """Yield cosines of messages that two ranks send at the same position on their channels."""
+    for one, other in _pairs(seen):
+        yield _cosine(one, other)
+
+
+def _apart(seen: Observed) -> Iterator[float]:
+    """Yield the relative difference between messages of two ranks."""
+    for one, other in _pairs(seen):
+        yield float((one - other).norm() / one.norm().clamp_min(1e-30))
+
+
+def _pairs(seen: Observed) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield messages that two ranks send at the same position on their channels."""
+    own = list(seen.own.values())
+    pairs: list[tuple[LoggedMessage, LoggedMessage]] = []
+    for one in own:
+        for other in own:
+            if other is not one:
+                pairs.extend(zip(one[:SOME], other[:SOME], strict=False))
+    for one_message, other_message in pairs[:PAIRS]:
+        yield seen.value(one_message), seen.value(other_message)
+
+
+def _met(seen: Observed) -> Iterator[float]:
+    """Yield cosines of messages that two ranks send to each other."""
+    pairs: list[tuple[LoggedMessage, LoggedMessage]] = []
+    for i, j in seen.graph.edges:
+        there = seen.streams.get(Wire(i, j, "send"), [])[:SOME]
+        back = seen.streams.get(Wire(j, i, "send"), [])[:SOME]
+        pairs.extend(zip(there, back, strict=False))
+    for one, other in pairs[:PAIRS]:
+        yield _cosine(seen.value(one), seen.value(other))
+
+
+def _moves(seen: Observed) -> Iterator[float]:
+    """Yield the relative difference between a message and the previous one on its channel."""
+    for stream in seen.own.values():
+        for before, after in islice(pairwise(stream), SOME):
+            old = seen.value(before)
+            move = seen.value(after) - old
+            yield float(move.norm() / old.norm().clamp_min(1e-30))
+
+
+def _swaps(seen: Observed) -> Iterator[float]:
+    """Yield the cosines of z_ji(t+1) - z_ij(t) and z_ij(t+1) - z_ji(t).
+
+    PDMM makes them 2 rho w_i and -2 rho w_j.
+    """
+    for i, j in seen.graph.edges:
+        there = seen.streams.get(Wire(i, j, "send"), [])
+        back = seen.streams.get(Wire(j, i, "send"), [])
+        for t in range(min(len(there), len(back), SOME) - 1):
+            one = seen.value(there[t + 1]) - seen.value(back[t])
+            two = seen.value(back[t + 1]) - seen.value(there[t])
+            yield _cosine(one, two)
+
+
+def _kept(seen: Observed) -> Iterator[float]:
+    """Yield the change of the sum of both messages of an edge, relative to the messages.
+
+    Squares are summed over rounds: the first rounds, in which duals change most, count most.
+    """
+    for i, j in seen.graph.edges:
+        there = seen.streams.get(Wire(i, j, "send"), [])[:SOME]
+        back = seen.streams.get(Wire(j, i, "send"), [])[:SOME]
+        of_sum = 0.0
+        of_both = 0.0
+        for (one, one_after), (two, two_after) in zip(
+            pairwise(there), pairwise(back), strict=False
+        ):
+            d_one = (seen.value(one_after) - seen.value(one)).double()
+            d_two = (seen.value(two_after) - seen.value(two)).double()
+            of_sum += float((d_one + d_two).square().sum())
+            of_both += float(d_one.square().sum() + d_two.square().sum())
+        if of_both > 0:
+            yield of_sum / of_both
+
+
+def _wires_agree(seen: Observed) -> Iterator[bool]:
+    """Yield whether all channels of a node show the same 2 rho w_i, for nodes with several."""
+    for i, near in enumerate(seen.graph.neighbours):
+        out = {j: seen.streams.get(Wire(i, j, "send"), []) for j in near}
+        back = {j: seen.streams.get(Wire(j, i, "send"), []) for j in near}
+        rounds = min((len(stream) for stream in (*out.values(), *back.values())), default=0)
+        if len(near) < 2:
+            continue
+        for t in range(min(rounds, SOME) - 1):
+            shown: list[Tensor] = []
+            length = 0.0
+            precision = 0.0
+            for j in near:
+                sent = seen.value(out[j][t + 1])
+                got = seen.value(back[j][t])
+                sign = 1 if i < j else -1  # A_ij
+                shown.append(sign * (sent.double() - got.double()))
+                length = max(length, float(sent.double().norm() + got.double().norm()))
+                precision = max(precision, torch.finfo(sent.dtype).eps)
+            apart = max(float((u - shown[0]).norm()) for u in shown[1:])
+            yield apart <= ROUNDINGS * precision * length
+
+
+def _median(values: Sequence[float], none: float) -> float:
+    if not values:
+        return none
+    return float(np.median(values))
+
+
+def _cosine(a: Tensor, b: Tensor) -> float:
+    a = a.double()
+    b = b.double()
+    return float(a @ b / (a.norm() * b.norm()).clamp_min(1e-300))

@@ -1,0 +1,399 @@
+"""Token sequences of a decoder-only transformer, from the spaces that its gradients span.
+
+The gradient of a fully connected layer with inputs u_1 ... u_n is a sum of terms d_i u_i^T, so its
+rows lie in the span of the inputs. With fewer inputs than the layer is wide, this span is a small
+part of all vectors, and it can be tested whether a guessed input lies in it. In a transformer, the
+inputs are functions of tokens, of which there are finitely many (Gupta et al. 2022; Petrov et al.
+2024).
+
+**Tokens.** The attention of the first block receives LN(E[v] + P[p]) for a token v at position p.
+This space only tells which tokens may stand at a position: E[v] + P[p] is a sum, so the difference
+of two tokens may be moved to another position without leaving the span.
+
+**Prefixes.** The first fully connected layer behind that attention receives, at position p, a
+vector that depends on all tokens up to p, and in a way that is not a sum. Prefixes are therefore
+extended token by token, and those whose vector lies in the space of this layer's gradient are kept.
+The result is a *tree*: every path from its root to a leaf is a sequence. Each extension costs one
+row of attention, because the keys and values of a prefix are kept.
+
+**Counts.** The output layer's gradient is sum_t c_t f_t^T over the nodes t of the tree, with f_t
+the known inputs of this layer. If they are independent, c_t follows. With n_t sequences through a
+node, p_t the predicted probabilities and k_t the numbers of each next token,
+c_t = (n_t p_t - k_t) / (b L). A token that never follows determines n_t, and the others k_t. At a
+leaf, these are the multiplicity of the sequence and the tokens behind it.
+
+For a combination of gradients at several models, the spaces contain the vectors at all of them, and
+a guess must lie in the space at every model.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Generator, Tensor
+
+from leakaudit.inversion.exact import first_layer_rows
+from leakaudit.progress import expired, step
+from leakaudit.tasks.models import Block, Decoder
+
+if TYPE_CHECKING:
+    from leakaudit.leak import GradientLeak
+    from leakaudit.tasks.task import Task
+
+# Distances from a space, in units of the root mean square that the leak's noise causes, up to which
+# a vector lies in it. The distance of a true input is a norm over many coordinates and therefore
+# close to 1; the margin is for errors that are not white, such as those of rounding.
+INSIDE = 10.0
+
+# Distances above which a vector certainly lies outside. Guesses between the two limits are kept out
+# of the tree, but then nothing is certified.
+OUTSIDE = 100.0
+
+# Prefixes kept at one position, as a multiple of the batch: more of them mean that the space does
+# not tell them apart. A choice.
+BEAM = 4
+
+CHUNK = 4096  # guesses tested at a time; a choice that limits memory
+
+# Largest distance of a count from a whole number. A choice: wrong nodes give arbitrary numbers.
+WHOLE = 0.1
+
+# Smallest singular value of the output layer's inputs, relative to the largest, at which they count
+# as independent: solving then amplifies rounding to at most 1e-16 / 1e-9 = 1e-7 in float64.
+INDEPENDENT = 1e-9
+
+
+@dataclass(frozen=True)
+class Space:
+    """The space that the rows of a layer's gradient span.
+
+    Attributes:
+        axes: (h, h) orthonormal columns, of which the first r span the space.
+        sizes: (r,) singular values of the rows, in units of the noise of one entry.
+        rounding: Relative error of a guessed vector.
+    """
+
+    axes: Tensor
+    sizes: Tensor
+    rounding: float
+
+    @property
+    def rank(self) -> int:
+        """The dimension r of the space."""
+        return len(self.sizes)
+
+    def distance(self, vectors: Tensor) -> Tensor:
+        """Return distances from the space, in units of the error to expect for a vector inside.
+
+        Noise of variance 1 in the rows S V^T turns a direction v_i by noise / s_i, so a vector
+        sum_i a_i v_i appears at a distance of sqrt((h - r) sum_i (a_i / s_i)^2).
+
+        Args:
+            vectors: (..., h).
+
+        Returns:
+            (...)
+        """
+        inside, outside = (vectors @ self.axes).split([self.rank, len(self.axes) - self.rank], -1)
+        turned = outside.shape[-1] * (inside / self.sizes).square().sum(-1)
+        rounded = self.rounding**2 * vectors.square().sum(-1)
+        expected = (turned + rounded).sqrt()
+        distances: Tensor = outside.norm(dim=-1) / expected
+        return distances
+
+
+def space(leak: GradientLeak, rows: Tensor, most: int, generator: Generator) -> Space | None:
+    """Find the space that the rows of one gradient span.
+
+    Args:
+        leak: A leak with a single equation, which states the noise of the rows.
+        rows: (n, h) rows of a layer's gradient.
+        most: Largest number of different inputs.
+        generator: Draws the random projections of the singular value decomposition.
+
+    Returns:
+        The space; None if the rows span everything, or if the end of the space is not visible.
+    """
+    width = rows.shape[1]
+    white = first_layer_rows.whiten(rows[None], leak, slice(0, 1))
+    found = first_layer_rows.span(white, min(most, width), generator)
+    # Normalised vectors have only h - 1 free coordinates as long as all biases are equal.
+    if found is None or found.batch >= width - 1:
+        return None
+    axes = torch.linalg.qr(found.basis.T, mode="complete").Q
+    precision = max(leak.wire, torch.finfo(leak.value.dtype).eps)
+    # Rounding errors of a sum of h terms grow as sqrt(h).
+    rounding = precision * math.sqrt(width)
+    return Space(axes, found.sizes[: found.batch] / found.noise, rounding)
+
+
+def decoder(task: Task, theta: Tensor) -> Decoder:
+    """Return the task's model with given parameters, in float64.
+
+    Args:
+        task: A task with the model gpt.
+        theta: Flat parameters (d,).
+    """
+    module = copy.deepcopy(task.module).double()
+    module.load_state_dict(dict(task.layout.split(theta.double())), strict=False)
+    assert isinstance(module, Decoder)
+    return module.requires_grad_(False)
+
+
+@dataclass(frozen=True)
+class Tree:
+    """The sequences whose prefixes all lie in a space.
+
+    Attributes:
+        sequences: (s, L) the leaves; all are different.
+        farthest: Largest distance of a prefix of the tree from the space.
+        nearest: Smallest distance of a rejected guess from the space.
+        stopped: Why the search ended early; "" if it is complete.
+    """
+
+    sequences: Tensor
+    farthest: float = 0.0
+    nearest: float = math.inf
+    stopped: str = ""
+
+    def nodes(self) -> tuple[Tensor, Tensor]:
+        """Return the different prefixes.
+
+        Returns:
+            Number of the node of each position (s, L), and for each node one position (n, 2) where
+            it stands: sequence and index.
+        """
+        numbers = torch.empty_like(self.sequences)
+        places = []
+        count = 0
+        for p in range(self.sequences.shape[1]):
+            _, inverse = self.sequences[:, : p + 1].unique(dim=0, return_inverse=True)
+            numbers[:, p] = inverse + count
+            for k in range(int(inverse.max()) + 1):
+                first = int((inverse == k).nonzero()[0])
+                places.append((first, p))
+            count = len(places)
+        return numbers, torch.tensor(places)
+
+
+def candidates(models: Sequence[Decoder], found: Space | None) -> list[Tensor]:
+    """Return the tokens that may stand at each position, by the space of the first attention.
+
+    Args:
+        models: The models of the gradients.
+        found: The space; None if it excludes nothing.
+
+    Returns:
+        Tokens in ascending order, for each position.
+    """
+    length, vocabulary = len(models[0].places.weight), len(models[0].tokens.weight)
+    if found is None:
+        return [torch.arange(vocabulary)] * length
+    possible = []
+    for p in range(length):
+        fits = torch.ones(vocabulary, dtype=torch.bool)
+        for model in models:
+            inputs = _first(model).norm1(model.tokens.weight + model.places.weight[p])
+            fits &= found.distance(inputs) <= INSIDE
+        possible.append(fits.nonzero().flatten())
+    return possible
+
+
+class _Growing:
+    """The prefixes of one model during the search: keys and values of the first block."""
+
+    def __init__(self, model: Decoder) -> None:
+        """Begin with the empty prefix."""
+        self.model = model
+        self.block = _first(model)
+        width = len(model.places.weight[0]) // self.block.heads
+        self.keys = torch.empty(1, self.block.heads, 0, width, dtype=torch.float64)
+        self.values = self.keys.clone()
+
+    def extended(self, rows: slice, tokens: Tensor) -> Tensor:
+        """Return the inputs (n, c, h) of the layer behind the attention for n x c new prefixes.
+
+        Args:
+            rows: The prefixes to extend.
+            tokens: (c,) the tokens to append to each.
+        """
+        keys, values = self.keys[rows], self.values[rows]
+        stream = self._stream(tokens)
+        # (1, heads, c, h / heads): the tokens take the place of positions.
+        query, key, value = self.block.parts(stream[None])
+        past = query @ keys.transpose(2, 3)
+        own = (query * key).sum(3, keepdim=True).expand(len(keys), -1, -1, -1)
+        scores = torch.cat([past, own], dim=3) / math.sqrt(query.shape[3])
+        weights = scores.softmax(3)
+        seen = weights[..., :-1] @ values + weights[..., -1:] * value
+        joined: Tensor = self.block.join(seen.transpose(1, 2).flatten(2))
+        inputs: Tensor = self.block.norm2(stream + joined)
+        return inputs
+
+    def keep(self, rows: Tensor, tokens: Tensor) -> None:
+        """Replace the prefixes by extended ones.
+
+        Args:
+            rows: (n,) the prefixes that are extended.
+            tokens: (n,) by these tokens.
+        """
+        _, key, value = self.block.parts(self._stream(tokens)[:, None])
+        self.keys = torch.cat([self.keys[rows], key], dim=2)
+        self.values = torch.cat([self.values[rows], value], dim=2)
+
+    def _stream(self, tokens: Tensor) -> Tensor:
+        here = self.keys.shape[2]
+        stream: Tensor = self.model.tokens.weight[tokens] + self.model.places.weight[here]
+        return stream
+
+
+def grow(models: Sequence[Decoder], found: Space, possible: Sequence[Tensor], batch: int) -> Tree:
+    """Find all sequences whose prefixes lie in the space of the layer behind the first attention.
+
+    Args:
+        models: The models of the gradients; a prefix must lie in the space at all of them.
+        found: The space.
+        possible: Tokens that may stand at each position.
+        batch: Number of sequences, which limits the prefixes kept at one position.
+
+    Returns:
+        The tree.
+    """
+    growing = [_Growing(model) for model in models]
+    alive = torch.empty(1, 0, dtype=torch.int64)
+    farthest, nearest = 0.0, math.inf
+    for p, tokens in enumerate(possible):
+        step("positions", p, len(possible))
+        some = max(1, CHUNK // max(1, len(tokens)))
+        parts = []
+        for start in range(0, len(alive), some):
+            these = slice(start, start + some)
+            distances = [found.distance(one.extended(these, tokens)) for one in growing]
+            parts.append(torch.stack(distances).amax(0))
+        if expired():
+            return Tree(alive[:0], stopped=f"the time limit expired at position {p + 1}")
+        distance = torch.cat(parts)
+        fits = distance <= INSIDE
+        if not bool(fits.any()):
+            return Tree(alive[:0], stopped=f"no token continues a sequence at position {p + 1}")
+        if int(fits.sum()) > BEAM * batch:
+            said = f"{int(fits.sum())} prefixes fit at position {p + 1}, more than the batch has"
+            return Tree(alive[:0], stopped=said)
+        farthest = max(farthest, float(distance[fits].max()))
+        if not bool(fits.all()):
+            nearest = min(nearest, float(distance[~fits].min()))
+        rows, columns = fits.nonzero(as_tuple=True)
+        new = tokens[columns]
+        alive = torch.cat([alive[rows], new[:, None]], dim=1)
+        for one in growing:
+            one.keep(rows, new)
+    step("positions", len(possible), len(possible))
+    return Tree(alive, farthest, nearest)
+
+
+@dataclass(frozen=True)
+class Counts:
+    """How often each sequence of a tree occurs, and the tokens behind it.
+
+    Attributes:
+        x: (b, L) sequences, with repetitions.
+        y: (b,) the token behind each.
+        off: Largest distance of a count from a whole number.
+    """
+
+    x: Tensor
+    y: Tensor
+    off: float
+
+
+def counts(
+    models: Sequence[Decoder], weights: Tensor, head: Tensor, tree: Tree, batch: int
+) -> Counts | str:
+    """Count the sequences of a tree by the gradient of the output layer.
+
+    Args:
+        models: The models of the gradients.
+        weights: (K,) coefficients of the gradients at these models in the leak.
+        head: (vocabulary, h) the combination of the output layer's gradients.
+        tree: The tree.
+        batch: Number of sequences b.
+
+    Returns:
+        The sequences; or why they do not follow, in words.
+    """
+    numbers, places = tree.nodes()
+    inputs, chances = [], []
+    for model in models:
+        final = _final(model, tree.sequences)[places[:, 0], places[:, 1]]
+        inputs.append(final)
+        chances.append(model.head(final).softmax(1))
+    stack = torch.cat(inputs)
+    if len(stack) > stack.shape[1]:
+        return f"{len(stack)} inputs of the output layer exceed its width of {stack.shape[1]}"
+    sizes = torch.linalg.svdvals(stack)
+    if float(sizes[-1]) < INDEPENDENT * float(sizes[0]):
+        return "the inputs of the output layer depend on each other"
+    # head = sum_t c_t f_t^T, one block of nodes for each model
+    slopes = torch.linalg.lstsq(stack.T, head.T).solution.unflatten(0, (len(models), -1))
+    scale = batch * tree.sequences.shape[1] / weights
+    slopes = slopes * scale[:, None, None]
+    # A token that never follows has the slope n p; others have less. At most b tokens follow.
+    share = slopes[0] / chances[0]
+    through = share.topk(batch + 1, dim=1).values.median(1).values
+    followers = through[:, None] * chances[0] - slopes[0]
+    whole = followers.round()
+    off = float((followers - whole).abs().max())
+    off = max(off, float((through - through.round()).abs().max()))
+    for slope, chance in zip(slopes[1:], chances[1:], strict=True):
+        again = through[:, None] * chance - slope
+        off = max(off, float((again - whole).abs().max()))
+    if off > WHOLE or bool((whole < 0).any()):
+        return f"the counts of tokens are not whole numbers (they are off by {off:.2g})"
+    if not torch.equal(whole.sum(1), through.round()):
+        return "the counts of tokens do not add up"
+    if _contradicts(numbers, places, tree.sequences, whole, batch):
+        return "the counts of tokens do not agree with the tree"
+    x, y = [], []
+    for k, leaf in enumerate(numbers[:, -1]):
+        after = torch.repeat_interleave(whole[leaf].long())
+        x.append(tree.sequences[k].expand(len(after), -1))
+        y.append(after)
+    return Counts(torch.cat(x), torch.cat(y), off)
+
+
+def _contradicts(
+    numbers: Tensor, places: Tensor, sequences: Tensor, whole: Tensor, batch: int
+) -> bool:
+    """Whether the counts of next tokens differ from those of the nodes behind them."""
+    through = whole.sum(1)
+    expected = torch.zeros_like(whole)
+    length = sequences.shape[1]
+    for node, (row, p) in enumerate(places.tolist()):
+        if p:
+            before = numbers[row, p - 1]
+            expected[before, sequences[row, p]] = through[node]
+    inner = places[:, 1] < length - 1
+    first = places[:, 1] == 0
+    wrong = not torch.equal(expected[inner], whole[inner])
+    return wrong or int(through[first].sum()) != batch
+
+
+def _first(model: Decoder) -> Block:
+    """Return the first block of a model."""
+    block = model.blocks[0]
+    assert isinstance(block, Block)
+    return block
+
+
+def _final(model: Decoder, x: Tensor) -> Tensor:
+    """Return the inputs (s, L, h) of the output layer."""
+    seen: list[Tensor] = []
+    hook = model.head.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    model(x)
+    hook.remove()
+    return seen[0]

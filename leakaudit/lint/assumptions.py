@@ -1,0 +1,24 @@
+"""How the messages of a trace contradict what a bound assumes."""
+
+from __future__ import annotations
+
+from leakaudit.lint import conformance, gradients, noise
+from leakaudit.lint.case import Case
+from leakaudit.lint.pitfall import Pitfall
+from leakaudit.verdict import Verdict
+
+
+def assumed(case: Case) -> list[Pitfall]:
+    """Return how the messages contradict what a bound assumes, whatever is claimed.
+
+    A bound prices the declared protocol with the declared noise.
+
+    Args:
+        case: A trace without gaps, and its truth if there is one.
+    """
+    found: dict[int, Pitfall] = {}
+    for check in (conformance.check, noise.check, gradients.check):
+        for pitfall in check(case):
+            if pitfall.verdict is Verdict.REFUTED:
+                found.setdefault(pitfall.number, pitfall)
+    return list(found.values())

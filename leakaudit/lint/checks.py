@@ -1,0 +1,81 @@
+"""All checks of a trace: its constants, declared relations and messages, and the truth."""
+
+from __future__ import annotations
+
+from leakaudit import registry
+from leakaudit.lint import (
+    bounded,
+    claimed,
+    conformance,
+    equations,
+    gradients,
+    noise,
+    seeds,
+    views,
+    wire,
+)
+from leakaudit.lint.case import Case
+from leakaudit.lint.pitfall import Pitfall, order
+from leakaudit.progress import step
+from leakaudit.trace import Trace, Truth
+from leakaudit.traces import gaps
+from leakaudit.traces.trace_file import same_run
+from leakaudit.verdict import Verdict
+
+CHECKS = (
+    conformance.check,
+    equations.check,
+    claimed.check,
+    bounded.check,
+    views.check,
+    wire.check,
+    noise.check,
+    gradients.check,
+    seeds.check,
+)
+
+
+def lint(trace: Trace, truth: Truth | None = None) -> list[Pitfall]:
+    """Check a trace for pitfalls; an empty list is not evidence of privacy.
+
+    Args:
+        trace: The recording; rounds from the first gap on are left out.
+        truth: The truth of the same run. It adds the norms of single records, the noise itself and
+            its seed.
+
+    Returns:
+        At most one finding for each pitfall and verdict, the most severe first.
+
+    Raises:
+        LeakauditError: The truth is of another run, or messages of the first round are missing.
+    """
+    if truth is not None:
+        same_run(trace, truth)
+    case = Case(gaps.before(trace), truth)
+    found: dict[tuple[int, Verdict], Pitfall] = {}
+    for k, check in enumerate(CHECKS):
+        step("checks", k, len(CHECKS))
+        for pitfall in check(case):
+            found.setdefault((pitfall.number, pitfall.verdict), pitfall)
+    step("checks", len(CHECKS), len(CHECKS))
+    return order(list(found.values()))
+
+
+def unexamined(trace: Trace, truth: Truth | None) -> list[str]:
+    """Return what a lint of these files cannot examine, and what it would require.
+
+    Args:
+        trace: The recording.
+        truth: The truth of the same run, or None.
+    """
+    found: list[str] = []
+    if trace.protocol.startswith(registry.OWN):
+        found.append(f"the messages: the protocol {trace.protocol!r} has no declaration")
+    records = "gradients of single records against the declared sensitivity (P05)"
+    if truth is None:
+        found.append(f"the noise, its seed, and {records}: requires --truth")
+    elif not truth.states:
+        found.append(f"{records}: requires a truth recorded with --states")
+    elif ":" in trace.task.model:
+        found.append(f"{records}: the model is code of your own, which a lint does not run")
+    return [*found, *equations.not_testable(Case(gaps.before(trace), truth))]

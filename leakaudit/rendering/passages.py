@@ -1,0 +1,114 @@
+"""Recovered token sequences beside the true ones, as text.
+
+Sequences are stored like images, as whole numbers in the npz files beside a record, and read when a
+report is rendered. A redacted report therefore contains none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+
+from leakaudit.errors import LeakauditError
+from leakaudit.rendering.shown import Passage
+from leakaudit.results import model
+from leakaudit.results.model import Finding, given
+from leakaudit.results.wording import clean
+from leakaudit.trace import Json
+
+MOST = 64  # sequences in a report; a choice
+LONGEST = 400  # characters that are shown of one; a choice
+BYTES = 256
+
+
+def with_passages(results: Mapping[str, Json], folder: Path) -> dict[str, Json]:
+    """Add the sequences to a record.
+
+    Args:
+        results: A record.
+        folder: Folder of its files.
+
+    Returns:
+        The record with ``passages``; unchanged if its reconstructions are not sequences.
+
+    Raises:
+        LeakauditError: A file cannot be read.
+    """
+    record = model.of_run(results)
+    if len(record.trace.shape) != 1:
+        return dict(results)
+    originals = given(record.originals, None)
+    found: list[Passage] = []
+    for finding in record.findings:
+        if len(found) < MOST:
+            found += _passages(finding, folder, originals)
+    if not found:
+        return dict(results)
+    return {**results, "passages": [asdict(one) for one in found[:MOST]]}
+
+
+def text_of(tokens: np.ndarray) -> str:
+    """Return the text of a sequence in one printable line.
+
+    Args:
+        tokens: (length,) whole numbers.
+
+    Returns:
+        Bytes are decoded as UTF-8; other tokens are shown as numbers.
+    """
+    if tokens.min() >= 0 and tokens.max() < BYTES:
+        text = bytes(tokens.tolist()).decode("utf-8", "replace")
+    else:
+        text = " ".join(map(str, tokens.tolist()))
+    return clean(text)[:LONGEST]
+
+
+def _passages(finding: Finding, folder: Path, originals: str | None) -> list[Passage]:
+    """One passage for each true record, or for each sequence if nothing was scored."""
+    if finding.images is None:
+        return []
+    found = _array(folder / finding.images.file, finding.images.x)
+    if found is None:
+        return []
+    rows: list[int | None] = list(range(len(found)))
+    true = None
+    if finding.scores is not None:
+        rows = list(finding.scores.matched)
+        if originals is not None and (folder / originals).is_file():
+            true = _array(folder / originals, f"node{finding.node}")
+    certified = given(finding.certified, 0)
+    passages = []
+    for record, row in enumerate(rows):
+        certificate = finding.certificate.name.lower()
+        if row is not None and row < certified:
+            certificate = "exact"
+        passages.append(
+            Passage(
+                attack=finding.attack,
+                adversary=finding.adversary,
+                node=finding.node,
+                record=record,
+                certificate=certificate,
+                found=None if row is None else text_of(found[row]),
+                original=None if true is None else text_of(true[record]),
+            )
+        )
+    return passages
+
+
+def _array(path: Path, name: str) -> np.ndarray | None:
+    """Read sequences (n, length) of whole numbers; None if the array holds something else."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            array: np.ndarray | None = file[name] if name in file.files else None
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise LeakauditError(
+            f"{path}: expected the sequences {name!r} of the results, could not read them: "
+            f"{str(error)[:200]}; use --redact to omit them"
+        ) from None
+    if array is None or array.ndim != 2 or array.dtype.kind not in "iu" or not array.shape[1]:
+        return None
+    return array

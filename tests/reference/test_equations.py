@@ -18,7 +18,7 @@ from leakaudit import registry
 from leakaudit.capture.equations.propose import Proposal, propose
 from leakaudit.capture.tap.fitting import min_rank
 from leakaudit.cli import main
-from leakaudit.lint import lint, unexamined
+from leakaudit.lint.checks import lint, unexamined
 from leakaudit.protocols.equations.file import read
 from leakaudit.tasks.task import Task
 from leakaudit.trace import Trace, Truth

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from leakaudit.cli import curves, imported, lint
+from leakaudit.cli import curves, equations, imported, lint
 from leakaudit.cli._options import described, formats, say, settings, shared, trust
 
 
@@ -94,6 +94,7 @@ def add(verbs: Any) -> None:
     imported.add(actions)
     curves.add(actions)
     lint.add(actions)
+    equations.add(actions)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,0 +1,1 @@
+"""Proposes the update equations of a protocol that nobody has declared."""

@@ -1,0 +1,280 @@
+"""Search for the combination of messages that leaves nothing, or only gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from leakaudit.capture.equations.streams import Streams, Term
+from leakaudit.capture.tap.fitting import min_rank
+from leakaudit.capture.tap.fitting.min_rank import Blocks, Combination
+from leakaudit.tasks.task import Task
+
+FITTED = 4  # rounds to which coefficients are fitted, at most: a choice that bounds the time
+HELD = 2  # rounds that are held back, at least
+COMPARED = 16  # rounds that are compared: also a choice
+
+
+@dataclass(frozen=True)
+class Linear:
+    """An equation whose coefficients are the same in all rounds.
+
+    Attributes:
+        kind: Kind of the messages that it defines.
+        rank: Rank of what it leaves: 0 for nothing, otherwise the number of records of gradients.
+        terms: The earlier messages that it contains.
+        weights: (term, node, sender) -> coefficient. The sender of a sum over clients is -1.
+        rounds: Rounds in which it was tested.
+        miss: Largest norm beyond the rank, in units of rounding.
+    """
+
+    kind: str
+    rank: int
+    terms: tuple[Term, ...]
+    weights: dict[tuple[Term, int, int], Fraction]
+    rounds: tuple[int, ...]
+    miss: float
+
+    def of(self, streams: Streams, node: int, t: int) -> Tensor | None:
+        """Return the combination of earlier messages (d,) in the equation of one node.
+
+        Args:
+            streams: The messages.
+            node: The node.
+            t: The round.
+
+        Returns:
+            The combination; None if one of the messages does not exist.
+        """
+        some = streams.value(self.kind, node, t)
+        if some is None:
+            return None
+        total = torch.zeros_like(some)
+        for column in columns(streams, self.terms, node):
+            weight = self.weights[column[0], node, column[1]]
+            if weight == 0:
+                continue
+            value = column_value(streams, column, t)
+            if value is None:
+                return None
+            total = total + float(weight) * value
+        return total
+
+
+def columns(
+    streams: Streams, terms: tuple[Term, ...], node: int
+) -> list[tuple[Term, int, tuple[int, ...]]]:
+    """Return the unknown coefficients of a node: term, sender, and the messages that are added.
+
+    Args:
+        streams: The messages.
+        terms: The terms.
+        node: The node whose equation contains them.
+    """
+    found: list[tuple[Term, int, tuple[int, ...]]] = []
+    for term in terms:
+        nodes = streams.nodes_of(term, node)
+        if term.who == "clients":
+            found.append((term, -1, nodes))
+        else:
+            found.extend((term, sender, (sender,)) for sender in nodes)
+    return found
+
+
+def column_value(
+    streams: Streams, column: tuple[Term, int, tuple[int, ...]], t: int, recorded: bool = False
+) -> Tensor | None:
+    """Return what one coefficient multiplies in a round.
+
+    Args:
+        streams: The messages.
+        column: The coefficient.
+        t: The round.
+        recorded: Whether the public initial model does not count.
+    """
+    term, _, nodes = column
+    total: Tensor | None = None
+    for node in nodes:
+        if recorded and t - term.lag not in streams.sent.get((term.kind, node), {}):
+            return None
+        value = streams.value(term.kind, node, t - term.lag)
+        if value is None:
+            return None
+        total = value if total is None else total + value
+    return total
+
+
+def search(streams: Streams, task: Task, kind: str, rank: int) -> Linear | None:
+    """Return the equation with the fewest terms that leaves blocks of a rank.
+
+    Args:
+        streams: The messages.
+        task: The model.
+        kind: Kind of the messages.
+        rank: The rank; 0 for an equation that leaves nothing.
+
+    Returns:
+        The equation; None if there is none for all nodes, or if coefficients are not determined.
+    """
+    for terms in candidates(streams, kind):
+        if rank == 0 and not terms:
+            continue
+        found = _for_all(streams, task, kind, rank, terms)
+        if found is not None:
+            return found
+    return None
+
+
+def candidates(streams: Streams, kind: str) -> Iterator[tuple[Term, ...]]:
+    """Yield the terms that an equation may have, those with fewer coefficients first.
+
+    Args:
+        streams: The messages.
+        kind: Kind of the messages that the equation defines.
+    """
+    own = Term(kind, 1, "own")
+    near = Term(kind, 1, "near")
+    others = tuple(one for one in streams.kinds if one != kind)
+    yield ()
+    if streams.server is not None:
+        yield from _of_star(streams, kind, others)
+        return
+    yield (own,)
+    yield (own, near)
+    yield (own, Term(kind, 2, "near"))
+    yield (own, near, Term(kind, 2, "own"))
+    yield (own, near, Term(kind, 2, "own"), Term(kind, 2, "near"))
+    for other in others:
+        for lag in (0, 1):
+            yield (own, near, Term(other, lag, "own"))
+        yield (own, near, Term(other, 1, "own"), Term(other, 1, "near"))
+
+
+def _of_star(streams: Streams, kind: str, others: tuple[str, ...]) -> Iterator[tuple[Term, ...]]:
+    """Yield the terms of equations of a server or its clients."""
+    own = Term(kind, 1, "own")
+    if streams.senders(kind) == (streams.server,):
+        for other in others:
+            yield (Term(other, 1, "clients"),)
+            yield (own, Term(other, 1, "clients"))
+            yield (own, Term(kind, 2, "own"), Term(other, 1, "clients"))
+        return
+    for other in others:
+        if streams.senders(other) == (streams.server,):
+            yield (Term(other, 0, "server"),)
+            yield (Term(other, 0, "server"), own)
+
+
+def _for_all(
+    streams: Streams, task: Task, kind: str, rank: int, terms: tuple[Term, ...]
+) -> Linear | None:
+    """Return the equation with these terms if it holds for every sender of its kind."""
+    weights: dict[tuple[Term, int, int], Fraction] = {}
+    tested: set[int] = set()
+    worst = 0.0
+    for node in streams.senders(kind):
+        rounds = _rounds(streams, kind, terms, node)
+        if len(rounds) < 1 + HELD:
+            return None
+        blocks = _blocks(streams, task, kind, terms, node, rounds)
+        exact = _exact(blocks, rank, starts(streams, terms, node))
+        if exact is None:
+            return None
+        values, miss = exact
+        worst = max(worst, miss)
+        tested.update(rounds)
+        for column, value in zip(columns(streams, terms, node), values, strict=True):
+            weights[column[0], node, column[1]] = value
+    return Linear(kind, rank, terms, weights, tuple(sorted(tested)), worst)
+
+
+def _rounds(streams: Streams, kind: str, terms: tuple[Term, ...], node: int) -> list[int]:
+    """Return the rounds in which a message and all terms of its equation were recorded."""
+    found: list[int] = []
+    for t in sorted(streams.sent[kind, node]):
+        some = columns(streams, terms, node)
+        if all(column_value(streams, one, t, recorded=True) is not None for one in some):
+            found.append(t)
+    return found[:COMPARED]
+
+
+def _blocks(
+    streams: Streams,
+    task: Task,
+    kind: str,
+    terms: tuple[Term, ...],
+    node: int,
+    rounds: list[int],
+) -> Blocks:
+    """Return the first layer's block of the messages and terms of a node."""
+    targets: list[np.ndarray] = []
+    rows: list[np.ndarray] = []
+    for t in rounds:
+        targets.append(block(task, streams.sent[kind, node][t]))
+        some: list[np.ndarray] = []
+        for column in columns(streams, terms, node):
+            value = column_value(streams, column, t)
+            if value is not None:
+                some.append(block(task, value))
+        rows.append(np.stack(some) if some else np.zeros((0, *targets[0].shape)))
+    return Blocks(np.stack(targets), np.stack(rows), streams.eps)
+
+
+def block(task: Task, value: Tensor) -> np.ndarray:
+    """Return the weights (H, n) of the first fully connected layer beside its bias (H, 1).
+
+    Args:
+        task: The model.
+        value: (d,) a vector of the model's size.
+    """
+    weight, bias = (task.layout.slices[name] for name in task.first_linear or () if name)
+    b = value[bias].double().numpy()
+    rows = value[weight].double().numpy().reshape(len(b), -1)
+    joined: np.ndarray = np.concatenate([rows, b[:, None]], axis=1)
+    return joined
+
+
+def starts(streams: Streams, terms: tuple[Term, ...], node: int) -> list[np.ndarray]:
+    """Return coefficients from which to search: averages, and the node's own message.
+
+    Args:
+        streams: The messages.
+        terms: The terms.
+        node: The node.
+    """
+    some = columns(streams, terms, node)
+    count = len(some)
+    if not count:
+        return [np.zeros(0)]
+    newest = np.array([float(term.lag <= 1) for term, _, _ in some])
+    own = np.array([float(term.lag <= 1 and term.who == "own") for term, _, _ in some])
+    found = [newest / newest.sum(), np.full(count, 1 / count)]
+    if own.any():
+        found.append(own)
+    return found
+
+
+def _exact(
+    blocks: Blocks, rank: int, begin: list[np.ndarray]
+) -> tuple[list[Fraction], float] | None:
+    """Return exact coefficients that hold in the rounds held back as well, and their miss."""
+    many = min(FITTED, len(blocks.target) - HELD)
+    found: Combination | None = min_rank.fit(blocks.rounds(slice(0, many)), rank, begin)
+    if found is None:
+        return None
+    values: list[Fraction] = []
+    for value, width in zip(found.values, found.width, strict=True):
+        simple = min_rank.simplest(float(value), float(width))
+        if simple is None:
+            return None
+        values.append(simple)
+    c = np.array([float(value) for value in values])
+    miss = min_rank.miss(blocks, c, rank)
+    if miss > min_rank.FLOORS or not min_rank.is_clear(blocks, c, rank):
+        return None
+    return values, miss

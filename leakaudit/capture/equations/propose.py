@@ -1,0 +1,139 @@
+"""Propose the equations of a protocol from the messages of a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from leakaudit.capture.equations import linear, steps
+from leakaudit.capture.equations.streams import Streams
+from leakaudit.capture.equations.written import Equation, Writer
+from leakaudit.errors import LeakauditError
+from leakaudit.tasks.task import Task
+from leakaudit.trace import Trace
+
+RECORDS = 6  # records of a batch whose rank is looked for, at most: a choice
+# Rounding above which nothing is fitted, as where optimisers are named: with that of bfloat16,
+# different coefficients explain the same messages.
+COARSE = 1e-4
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """What was found.
+
+    Attributes:
+        text: The protocol file; None if an equation is not known.
+        said: What each equation explains, or why it is not known: one line each.
+        nodes: The equation of every node, with its rounds: one line each.
+    """
+
+    text: str | None
+    said: tuple[str, ...]
+    nodes: tuple[str, ...] = ()
+
+
+def propose(trace: Trace, task: Task, name: str) -> Proposal:
+    """Propose the equations of a protocol.
+
+    Args:
+        trace: The messages. Its declared protocol is not used.
+        task: The model.
+        name: Name of the protocol in the file.
+
+    Returns:
+        The equations if the messages prove all of them.
+    """
+    why = _obstacle(trace, task)
+    if why:
+        return Proposal(None, (why,))
+    try:
+        streams = Streams.of(trace)
+    except LeakauditError as error:
+        return Proposal(None, (str(error),))
+    if not streams.kinds:
+        return Proposal(None, ("the trace contains no messages",))
+    found: list[Equation] = []
+    said: list[str] = []
+    for kind in streams.kinds:
+        equation, line = _equation(streams, task, kind)
+        said.append(line)
+        if equation is not None:
+            found.append(equation)
+    if len(found) < len(streams.kinds):
+        return Proposal(None, tuple(said))
+    try:
+        text = Writer(streams, task, found).text(name)
+    except LeakauditError as error:
+        return Proposal(None, (*said, f"not known: {error}"))
+    nodes: list[str] = []
+    for one in found:
+        nodes.extend(_of_nodes(streams, one))
+    return Proposal(text, tuple(said), tuple(nodes))
+
+
+def _obstacle(trace: Trace, task: Task) -> str:
+    """Return why no equation can be fitted to a trace; empty if there is no reason."""
+    if task.first_linear is None or task.first_linear[1] is None:
+        return "the model has no fully connected first layer with a bias"
+    if trace.columns != (0, trace.layout.size):
+        return "only some of the parameters were recorded"
+    if not trace.messages or not len(trace):
+        return "the trace contains no messages"
+    if torch.finfo(trace.dtype).eps > COARSE:
+        return f"messages in {trace.dtype} are rounded too coarsely"
+    return ""
+
+
+def _equation(streams: Streams, task: Task, kind: str) -> tuple[Equation | None, str]:
+    """Return the proved equation of a kind of messages, and a line about it."""
+    found = linear.search(streams, task, kind, 0)
+    if found is not None:
+        return Equation(found, None), f"{kind}: a combination of earlier messages{_tested(found)}"
+    found = linear.search(streams, task, kind, 1)
+    if found is not None:
+        step = steps.prove(streams, task, found)
+        if step is not None:
+            line = f"{kind}: recomputed gradients explain what remains up to {step.miss:.1g}"
+            return Equation(found, step), line + _tested(found)
+        return None, f"{kind}: not known: no recomputed gradient explains what remains"
+    for rank in range(2, RECORDS + 1):
+        found = linear.search(streams, task, kind, rank)
+        if found is not None:
+            weights = ", ".join(_weights(found, streams.senders(kind)[0]))
+            return None, (
+                f"{kind}: not known: with the coefficients {weights or 'none'}, what remains has "
+                f"rank {rank} in the first layer, as gradients of {rank} records would; without "
+                "them, neither the step size nor the model of the gradients is proved"
+            )
+    return None, f"{kind}: not known: no combination of messages leaves gradients of few records"
+
+
+def _of_nodes(streams: Streams, one: Equation) -> Iterator[str]:
+    """Yield the equation of every node that sends messages of a kind."""
+    kind = one.linear.kind
+    for node in streams.senders(kind):
+        terms = list(_weights(one.linear, node))
+        if one.step is not None:
+            terms.append(f"{one.step.rate} g[t]")
+        if one.step is not None and one.step.other:
+            before = {"momentum": "of what remained in round t-1", "difference": "g[t-1]"}
+            terms.append(f"{one.step.other} {before[one.step.form]}")
+        first, last = one.linear.rounds[0], one.linear.rounds[-1]
+        yield f"node {node}, rounds {first} to {last}: {kind}[t] = {' + '.join(terms)}"
+
+
+def _tested(found: linear.Linear) -> str:
+    return f" in rounds {found.rounds[0]} to {found.rounds[-1]}"
+
+
+def _weights(found: linear.Linear, node: int) -> Iterator[str]:
+    """Yield the terms of the equation of one node."""
+    for (term, owner, sender), weight in found.weights.items():
+        if owner != node or not weight:
+            continue
+        age = "t" if term.lag == 0 else f"t-{term.lag}"
+        who = f"the sum of {term.kind}" if sender == -1 else f"{term.kind} of node {sender}"
+        yield f"{weight} {who}[{age}]"

@@ -1,0 +1,308 @@
+"""Prove what an equation leaves: gradients that are recomputed at the record that they reveal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from leakaudit.capture.equations.linear import FITTED, Linear, block
+from leakaudit.capture.equations.streams import Streams, Term
+from leakaudit.capture.tap.fitting import min_rank
+from leakaudit.capture.tap.fitting.fit import recomputed
+from leakaudit.inversion.exact.pixel_grid import Grid
+from leakaudit.tasks.task import Task
+
+Form: TypeAlias = Literal["single", "momentum", "difference"]
+FORMS: tuple[Form, ...] = ("single", "momentum", "difference")
+LABELS = 100  # classes that are tried, at most: a choice that bounds the time
+# The record is read from the same rounded numbers as the step, so that the recomputed gradient is a
+# few times less accurate than the step. A gradient computed in the number format of the messages
+# has errors of some units in the last place. Both factors are choices with a margin.
+ROUNDINGS = 10.0
+LAST_PLACES = 100.0
+# Another model as the argument of the gradient counts as excluded if it misses by so much more.
+APART = 3.0
+# Below this rounding, messages show that a program rounded its pixels k/255 to single precision.
+SINGLE = 1e-10
+COARSE = 0.01  # miss above which nothing is proved, however coarse the rounding
+
+
+@dataclass(frozen=True)
+class Step:
+    """What the equation of every node leaves.
+
+    Attributes:
+        form: `single`: R_t = a g_t. `momentum`: R_t = b R_{t-1} + a g_t.
+            `difference`: R_t = a (g_t - g_{t-1}), so that b = -a.
+        point: The model at which g_t is evaluated; None for the combination itself.
+        rate: The coefficient a.
+        other: The coefficient b; 0 for a single gradient.
+        records: Node -> record (1, *shape) and label (1,).
+        miss: Largest difference from a recomputed gradient, relative to what is left.
+    """
+
+    form: Form
+    point: Term | None
+    rate: Fraction
+    other: Fraction
+    records: Mapping[int, tuple[Tensor, Tensor]]
+    miss: float
+
+
+@dataclass(frozen=True)
+class Left:
+    """What an equation leaves of the messages of one node.
+
+    Attributes:
+        values: Round -> (d,) float64.
+        noise: Round -> size of its rounding errors, relative to it.
+    """
+
+    values: Mapping[int, Tensor]
+    noise: Mapping[int, float]
+
+
+def left(streams: Streams, linear: Linear, node: int, rounds: tuple[int, ...]) -> Left:
+    """Return what an equation leaves in some rounds.
+
+    Args:
+        streams: The messages.
+        linear: The combination of messages.
+        node: The node.
+        rounds: The rounds.
+    """
+    values: dict[int, Tensor] = {}
+    noise: dict[int, float] = {}
+    for t in rounds:
+        message = streams.sent[linear.kind, node].get(t)
+        combined = linear.of(streams, node, t)
+        if message is None or combined is None:
+            continue
+        rest = message - combined
+        size = float(rest.norm())
+        if size == 0:
+            continue
+        values[t] = rest
+        noise[t] = streams.eps * float(message.norm() + combined.norm()) / size
+    return Left(values, noise)
+
+
+def prove(streams: Streams, task: Task, linear: Linear) -> Step | None:
+    """Return the step that recomputed gradients prove for every node.
+
+    Args:
+        streams: The messages.
+        task: The model.
+        linear: An equation that leaves blocks of rank one.
+
+    Returns:
+        The step; None if there is none, or if several points explain the messages.
+    """
+    if linear.rank != 1 or task.spec.loss not in ("cross_entropy", "binary"):
+        return None
+    nodes = streams.senders(linear.kind)
+    rests = {node: left(streams, linear, node, linear.rounds) for node in nodes}
+    for form in FORMS:
+        found: list[Step] = []
+        for point in points(streams, linear):
+            step = _at(streams, task, linear, rests, form, point)
+            if step is not None:
+                found.append(step)
+        found.sort(key=lambda one: one.miss)
+        if len(found) > 1 and found[1].miss < APART * found[0].miss:
+            return None
+        if found:
+            return found[0]
+    return None
+
+
+def points(streams: Streams, linear: Linear) -> Iterator[Term | None]:
+    """Yield the models at which gradients may have been computed.
+
+    Args:
+        streams: The messages.
+        linear: The combination of messages.
+    """
+    if len(linear.terms) > 1:
+        yield None
+    if streams.server is not None:
+        for kind in streams.kinds:
+            if streams.senders(kind) == (streams.server,):
+                yield Term(kind, 0, "server")
+        return
+    for kind in streams.kinds:
+        yield Term(kind, 1, "own")
+        if kind != linear.kind:
+            yield Term(kind, 0, "own")
+
+
+def model(streams: Streams, linear: Linear, point: Term | None, node: int, t: int) -> Tensor | None:
+    """Return the model (d,) at which a gradient may have been computed.
+
+    Args:
+        streams: The messages.
+        linear: The combination of messages.
+        point: The model; None for the combination itself.
+        node: The node.
+        t: The round.
+    """
+    if point is None:
+        return linear.of(streams, node, t)
+    (sender,) = streams.nodes_of(point, node)
+    return streams.value(point.kind, sender, t - point.lag)
+
+
+def _at(
+    streams: Streams,
+    task: Task,
+    linear: Linear,
+    rests: Mapping[int, Left],
+    form: Form,
+    point: Term | None,
+) -> Step | None:
+    """Return the step with gradients at one point if it holds for all nodes with equal factors."""
+    chosen: tuple[Fraction, Fraction] | None = None
+    records: dict[int, tuple[Tensor, Tensor]] = {}
+    worst = 0.0
+    for node, rest in rests.items():
+        x = _record(task, rest, streams.eps)
+        if x is None:
+            return None
+        best: tuple[float, Tensor, tuple[Fraction, Fraction]] | None = None
+        for y in range(min(LABELS, max(2, task.spec.classes))):
+            label = torch.tensor([y])
+            gradients = _gradients(streams, task, linear, point, node, rest, (x, label))
+            fitted = _fitted(form, rest, gradients, streams.eps)
+            if fitted is not None and (best is None or fitted[0] < best[0]):
+                best = (fitted[0], label, fitted[1])
+        if best is None or (chosen is not None and best[2] != chosen):
+            return None
+        chosen = best[2]
+        records[node] = (x, best[1])
+        worst = max(worst, best[0])
+    if chosen is None:
+        return None
+    return Step(form, point, chosen[0], chosen[1], records, worst)
+
+
+def _record(task: Task, rest: Left, eps: float) -> Tensor | None:
+    """Return the record (1, *shape) that all rounds have in common."""
+    if not rest.values:
+        return None
+    scaled = [block(task, value) / float(value.norm()) for value in rest.values.values()]
+    _, sizes, vh = np.linalg.svd(np.concatenate(scaled), full_matrices=False)
+    grid = Grid.of(task)
+    row = torch.from_numpy(vh[:1])
+    if (len(sizes) > 1 and sizes[1] > COARSE * sizes[0]) or float(row[0, -1]) == 0:
+        return None
+    x = grid.pixels(row)
+    if eps > SINGLE and bool(grid.holds(x)[0]):
+        x = grid.snapped(x)
+    return x.reshape(1, *task.spec.shape)
+
+
+def _gradients(
+    streams: Streams,
+    task: Task,
+    linear: Linear,
+    point: Term | None,
+    node: int,
+    rest: Left,
+    record: tuple[Tensor, Tensor],
+) -> dict[int, Tensor]:
+    """Return the gradient (d,) of every round, and of the one before the first."""
+    found: dict[int, Tensor] = {}
+    rounds = sorted(rest.values)
+    for t in (rounds[0] - 1, *rounds):
+        theta = model(streams, linear, point, node, t)
+        if theta is None:
+            continue
+        g = recomputed(task, *record, theta)
+        if g is not None:
+            found[t] = g
+    return found
+
+
+def parts(
+    form: Form, t: int, values: Mapping[int, Tensor], gradients: Mapping[int, Tensor]
+) -> list[Tensor] | None:
+    """Return what a form adds up in a round; None if a part of it is not known.
+
+    Args:
+        form: The form.
+        t: The round.
+        values: What the equation leaves, by round.
+        gradients: The gradients by round.
+    """
+    before = {"single": gradients, "momentum": values, "difference": gradients}[form]
+    if t not in gradients or (form != "single" and t - 1 not in before):
+        return None
+    if form == "single":
+        return [gradients[t]]
+    if form == "difference":
+        return [gradients[t] - gradients[t - 1]]
+    return [gradients[t], before[t - 1]]
+
+
+def allowed(noise: float, eps: float) -> float:
+    """Return how far a recomputed gradient may be from what is left, relative to it.
+
+    Args:
+        noise: Size of the rounding errors of what is left, relative to it.
+        eps: Distance from 1 to the next number in the number format of the messages.
+    """
+    return min(COARSE, ROUNDINGS * noise + LAST_PLACES * eps)
+
+
+def _fitted(
+    form: Form, rest: Left, gradients: Mapping[int, Tensor], eps: float
+) -> tuple[float, tuple[Fraction, Fraction]] | None:
+    """Return the largest miss and the exact factors of a form; None if it does not hold."""
+    rows: list[tuple[Tensor, Tensor, float]] = []  # parts (d, k), value (d,), allowed miss
+    for t, value in rest.values.items():
+        some = parts(form, t, rest.values, gradients)
+        if some is None:
+            continue
+        noise = rest.noise[t]
+        if form == "momentum":
+            noise = max(noise, rest.noise[t - 1])
+        size = float(value.norm())
+        rows.append((torch.stack(some, dim=1) / size, value / size, allowed(noise, eps)))
+    many = min(FITTED, len(rows) - 2)
+    if many < 1:
+        return None
+    matrix = torch.cat([one[0] for one in rows[:many]])
+    target = torch.cat([one[1] for one in rows[:many]])
+    factors = torch.linalg.lstsq(matrix, target[:, None], driver="gelsd").solution[:, 0]
+    if not all(_miss(one, factors) < one[2] for one in rows):
+        return None
+    # What is missed has a norm of at most miss per round. An error of that size that lies in the
+    # space of the gradients moves a factor by no more than this.
+    missed = max(_miss(one, factors) for one in rows[:many]) * many**0.5
+    inverse = torch.linalg.pinv(matrix.T @ matrix).diagonal().sqrt()
+    widths = (inverse * missed).tolist()
+    exact: list[Fraction] = []
+    for value, width in zip(factors.tolist(), widths, strict=True):
+        simple = min_rank.simplest(value, width)
+        if simple is None:
+            return None
+        exact.append(simple)
+    used = torch.tensor([float(one) for one in exact], dtype=torch.float64)
+    misses = [_miss(one, used) for one in rows]
+    if not all(miss < one[2] for miss, one in zip(misses, rows, strict=True)):
+        return None
+    if form == "momentum" and exact[1] == 0:
+        return None  # a simpler form
+    other = {"single": Fraction(0), "momentum": exact[-1], "difference": -exact[0]}
+    return max(misses), (exact[0], other[form])
+
+
+def _miss(row: tuple[Tensor, Tensor, float], factors: Tensor) -> float:
+    """Return how far the parts, times their factors, are from the value, which has norm 1."""
+    return float((row[1] - row[0] @ factors).norm())

@@ -1,0 +1,435 @@
+"""Write proved equations as a protocol file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import torch
+from torch import Tensor
+
+from leakaudit.capture.equations import steps
+from leakaudit.capture.equations.linear import Linear
+from leakaudit.capture.equations.steps import Step
+from leakaudit.capture.equations.streams import Streams, Term
+from leakaudit.capture.tap.fitting import min_rank
+from leakaudit.capture.tap.fitting.fit import recomputed
+from leakaudit.errors import LeakauditError
+from leakaudit.protocols.equations.check import WORDS
+from leakaudit.protocols.equations.syntax import FUNCTIONS, GROUPS
+from leakaudit.tasks.task import Task
+
+NAME = re.compile(r"[A-Za-z_][A-Za-z_0-9]*")
+MATRICES = "ABCDEFGH"
+
+
+@dataclass(frozen=True)
+class Equation:
+    """The equation of one kind of messages, with its proof.
+
+    Attributes:
+        linear: The combination of earlier messages.
+        step: What it leaves; None if it leaves nothing.
+    """
+
+    linear: Linear
+    step: Step | None
+
+
+class Writer:
+    """Writes the equations of all kinds.
+
+    Args:
+        streams: The messages.
+        task: The model.
+        equations: The equation of every kind.
+    """
+
+    def __init__(self, streams: Streams, task: Task, equations: Sequence[Equation]) -> None:
+        self.streams = streams
+        self.task = task
+        self.equations = _ordered(streams, equations)
+        self.kinds = [one.linear.kind for one in self.equations]
+        for kind in self.kinds:
+            taken = kind in WORDS or kind in FUNCTIONS or kind in GROUPS or kind in MATRICES
+            if taken or not NAME.fullmatch(kind):
+                raise LeakauditError(
+                    f"messages of kind {kind!r} cannot have this name in a protocol file"
+                )
+        self.constants: dict[str, Fraction] = {}
+        self.matrices: dict[str, list[list[Fraction]]] = {}
+
+    def text(self, name: str) -> str:
+        """Return the text of the file.
+
+        Args:
+            name: The protocol's name.
+
+        Raises:
+            LeakauditError: The first rounds do not follow the equations, in a way that a file
+                cannot state.
+        """
+        start: list[str] = []
+        first: list[str] = []
+        round: list[str] = []
+        early: list[str] = []  # what the server does at the beginning of a round, and at its end
+        late: list[str] = []
+        for one in self.equations:
+            if self._is_server(one):
+                head, tail = self._of_server(one)
+                start.append(self._start_of_server(one))
+                early.append(head)
+                late.append(tail)
+                continue
+            body, state = self._body(one)
+            begin, opening = self._beginning(one, body, state)
+            start.extend(begin)
+            round.extend(body)
+            first.extend(opening or body)
+        lines = [f'name = "{name}"', 'summary = "Equations that were fitted to a recording."']
+        if self.streams.server is not None:
+            lines.append('graph = "server"')
+        blocks = [("start", start), ("round", [*early, *round, *late])]
+        if first != round:
+            blocks.insert(1, ("first", [*early, *first, *late]))
+        for key, some in blocks:
+            if some:
+                lines += ["", f'{key} = """', *some, '"""']
+        if self.constants:
+            lines += ["", "[constants]"]
+            lines += [f"{key} = {_number(value)}" for key, value in self.constants.items()]
+        if self.matrices:
+            lines += ["", "[matrices]"]
+            for key, rows in self.matrices.items():
+                written = ", ".join(
+                    "[" + ", ".join(f'"{value}"' for value in row) + "]" for row in rows
+                )
+                lines.append(f"{key} = [{written}]")
+        return "\n".join(lines) + "\n"
+
+    def _is_server(self, one: Equation) -> bool:
+        return self.streams.senders(one.linear.kind) == (self.streams.server,)
+
+    # --- one round ---
+
+    def _body(self, one: Equation) -> tuple[list[str], list[str]]:
+        """Return the equations of a round, and the initial values of what they add."""
+        kind = one.linear.kind
+        lines: list[str] = []
+        state: list[str] = []
+        combined = self._combination(one.linear)
+        step = one.step
+        if step is not None:
+            if step.point is None:
+                lines.append(f"mixed_{kind}[i] = {combined}")
+                combined = f"mixed_{kind}[i]"
+            gradient = f"grad({self._point(kind, step.point)})"
+            if step.form == "momentum":
+                beta = self._constant("beta", step.other)
+                lines.append(f"velocity_{kind}[i] = {beta} * velocity_{kind}[i] + {gradient}")
+                state.append(f"velocity_{kind}[i] = 0")
+                gradient = f"velocity_{kind}[i]"
+            if step.form == "difference":
+                lines.append(f"gradient_{kind}[i] = {gradient}")
+                gradient = f"gradient_{kind}[i]"
+            combined = self._plus(combined, step.rate, "alpha", gradient)
+            if step.form == "difference":
+                combined = self._plus(combined, step.other, "alpha", f"gradient_{kind}[i,t-1]")
+        lines.append(f"{kind}[i] = {combined or '0'}")
+        lines.append(self._send(kind))
+        return lines, state
+
+    def _send(self, kind: str) -> str:
+        receivers = "neighbours" if self.streams.server is None else "server"
+        return f"{kind}[i -> {receivers}] = {kind}[i]"
+
+    def _point(self, kind: str, point: Term | None) -> str:
+        if point is None:
+            return f"mixed_{kind}[i]"
+        if point.who == "server":
+            return f"{point.kind}[server -> i]"
+        return self._vector(point.kind, "i", point.lag)
+
+    def _vector(self, kind: str, node: str, lag: int) -> str:
+        if lag == 0:
+            return f"{kind}[{node}]"
+        return f"{kind}[{node},t-{lag}]"
+
+    def _constant(self, name: str, value: Fraction) -> str:
+        """Return the name of a constant with a value."""
+        chosen = name
+        number = 2
+        while chosen in self.kinds or self.constants.get(chosen, value) != value:
+            chosen = f"{name}{number}"
+            number += 1
+        self.constants[chosen] = value
+        return chosen
+
+    def _plus(self, before: str, factor: Fraction, name: str, vector: str) -> str:
+        """Return a sum with one more term."""
+        sign = "-" if factor < 0 else "+"
+        term = vector
+        if abs(factor) != 1:
+            term = f"{self._constant(name, abs(factor))} * {vector}"
+        if not before:
+            return term if factor > 0 else f"-{term}"
+        return f"{before} {sign} {term}"
+
+    def _combination(self, linear: Linear) -> str:
+        """Return the terms of earlier messages, one for every kind and age."""
+        groups: dict[tuple[str, int, bool], dict[tuple[int, int], Fraction]] = {}
+        for (term, node, sender), weight in linear.weights.items():
+            key = (term.kind, term.lag, term.who == "server")
+            groups.setdefault(key, {})[node, sender] = weight
+        said = ""
+        for (kind, lag, of_server), weights in groups.items():
+            if not any(weights.values()):
+                continue
+            if of_server:
+                common = _common(weights)
+                if common is None:
+                    raise LeakauditError("clients use the server's messages with other factors")
+                said = self._plus(said, common, "c", f"{kind}[server -> i]")
+                continue
+            own = {(i, j): value for (i, j), value in weights.items() if i == j}
+            common = _common(own)
+            alone = not any(value for (i, j), value in weights.items() if i != j)
+            if common is not None and alone:
+                said = self._plus(said, common, "c", self._vector(kind, "i", lag))
+                continue
+            if self.streams.server is not None:
+                raise LeakauditError("clients use their own earlier messages with other factors")
+            matrix = self._matrix(weights)
+            older = self._vector(kind, "j", lag)
+            average = f"sum(j in closed_neighbours: {matrix}[i,j] * {older})"
+            said = self._plus(said, Fraction(1), "", average)
+        return said
+
+    def _matrix(self, weights: dict[tuple[int, int], Fraction]) -> str:
+        """Return the name of a matrix."""
+        nodes = self.streams.graph.nodes
+        rows = [[weights.get((i, j), Fraction(0)) for j in range(nodes)] for i in range(nodes)]
+        for name, known in self.matrices.items():
+            if known == rows:
+                return name
+        name = MATRICES[len(self.matrices)]
+        self.matrices[name] = rows
+        return name
+
+    # --- the server ---
+
+    def _of_server(self, one: Equation) -> tuple[str, str]:
+        """Return what the server sends in a round, and what it does at its end."""
+        kind = one.linear.kind
+        said = ""
+        for (term, _, sender), weight in one.linear.weights.items():
+            if weight == 0:
+                continue
+            if sender == -1:
+                clients = self.streams.graph.nodes - 1
+                body = f"mean(i in clients: {term.kind}[i -> server])"
+                said = self._plus(said, weight * clients, "rate", body)
+            elif term.lag == 1:
+                said = self._plus(said, weight, "c", f"{kind}[server]")
+            else:
+                raise LeakauditError("the server uses models that are older than the last one")
+        return f"{kind}[server -> clients] = {kind}[server]", f"{kind}[server] = {said}"
+
+    def _start_of_server(self, one: Equation) -> str:
+        """Return the server's first model: the public one, or a secret."""
+        history = self.streams.sent[one.linear.kind, self._server]
+        value = "secret()"
+        if self.streams.start is not None and torch.equal(
+            history[min(history)], self.streams.start
+        ):
+            value = "w0"
+        return f"{one.linear.kind}[server] = {value}"
+
+    @property
+    def _server(self) -> int:
+        return self.streams.graph.nodes - 1
+
+    # --- the beginning ---
+
+    def _beginning(
+        self, one: Equation, body: list[str], state: list[str]
+    ) -> tuple[list[str], list[str] | None]:
+        """Return the equations of the start, and those of the first round if they differ."""
+        kind = one.linear.kind
+        sends_at_start = 0 in self.streams.sent[kind, self.streams.senders(kind)[0]]
+        oldest = max((term.lag for term in one.linear.terms), default=0)
+        difference = one.step is not None and one.step.form == "difference"
+        if oldest == 0 and not difference:
+            return state, None
+        if sends_at_start:
+            return self._sent_at_start(one, state), None
+        if self._holds_from_start(one):
+            return [f"{kind}[i] = w0", *state], None
+        if not state and self._first_step(one) and one.step is not None:
+            gradient = f"grad({kind}[i,t-1])"
+            lines = [self._send(kind)]
+            if difference:
+                lines.insert(0, f"gradient_{kind}[i] = {gradient}")
+                gradient = f"gradient_{kind}[i]"
+            said = self._plus(f"{kind}[i,t-1]", one.step.rate, "alpha", gradient)
+            lines.insert(len(lines) - 1, f"{kind}[i] = {said}")
+            return [f"{kind}[i] = w0"], lines
+        if oldest > 1 or state or difference:
+            raise LeakauditError(
+                f"the first messages of kind {kind!r} do not follow the equation of later ones, "
+                "and it contains older messages"
+            )
+        return [], [f"{kind}[i] = secret()", self._send(kind)]
+
+    def _sent_at_start(self, one: Equation, state: list[str]) -> list[str]:
+        """Return the equations of messages that were sent before the first round."""
+        kind = one.linear.kind
+        if one.step is not None and one.step.form == "difference":
+            if not self._first_is_gradient(one):
+                raise LeakauditError(f"the first messages of kind {kind!r} are not gradients")
+            gradient = f"gradient_{kind}[i]"
+            said = self._plus("", one.step.rate, "alpha", gradient)
+            begin = [f"{gradient} = grad({self._point_at_start(one)})", f"{kind}[i] = {said}"]
+            return [*begin, self._send(kind)]
+        if state:
+            raise LeakauditError(f"messages of kind {kind!r} have momentum before the first round")
+        return [f"{kind}[i] = secret()", self._send(kind)]
+
+    def _point_at_start(self, one: Equation) -> str:
+        point = None if one.step is None else one.step.point
+        if point is None or point.lag != 0:
+            raise LeakauditError("the first gradients are not those of the public model")
+        return f"{point.kind}[i]"
+
+    def _holds_from_start(self, one: Equation) -> bool:
+        """Return whether the first round follows the equation if all nodes start at the model."""
+        linear = one.linear
+        for node in self.streams.senders(linear.kind):
+            t = min(self.streams.sent[linear.kind, node])
+            combined = linear.of(self.streams, node, t)
+            message = self.streams.value(linear.kind, node, t)
+            if t != 1 or combined is None or message is None:
+                return False
+            rest = message - combined
+            if one.step is None:
+                size = float(message.norm() + combined.norm())
+                if float(rest.norm()) > min_rank.FLOORS * self.streams.eps * size:
+                    return False
+                continue
+            if one.step.form == "difference":
+                return False
+            theta = steps.model(self.streams, linear, one.step.point, node, t)
+            if not self._is_gradient(one.step, node, rest, theta, message):
+                return False
+        return True
+
+    def _first_step(self, one: Equation) -> bool:
+        """Return whether the first message is the public model and a step from it.
+
+        The rounds after it, whose older messages are that model, have to follow the equation.
+        """
+        start = self.streams.start
+        if one.step is None or one.step.point != Term(one.linear.kind, 1, "own") or start is None:
+            return False
+        if not all(self._follows(one, t) for t in range(2, one.linear.rounds[0])):
+            return False
+        for node in self.streams.senders(one.linear.kind):
+            message = self.streams.value(one.linear.kind, node, 1)
+            if message is None:
+                return False
+            if not self._is_gradient(one.step, node, message - start, start, message):
+                return False
+        return True
+
+    def _follows(self, one: Equation, t: int) -> bool:
+        """Return whether a round follows an equation that contains the public model."""
+        step = one.step
+        if step is None:
+            return False
+        for node in self.streams.senders(one.linear.kind):
+            rest = steps.left(self.streams, one.linear, node, (t,))
+            gradients: dict[int, Tensor] = {}
+            for moment in (t - 1, t):
+                theta = steps.model(self.streams, one.linear, step.point, node, moment)
+                if theta is None:
+                    continue
+                gradient = recomputed(self.task, *step.records[node], theta)
+                if gradient is not None:
+                    gradients[moment] = gradient
+            some = steps.parts(step.form, t, rest.values, gradients)
+            if some is None or t not in rest.values:
+                return False
+            expected = float(step.rate) * some[0]
+            if step.form == "momentum":
+                expected = expected + float(step.other) * some[1]
+            away = float((rest.values[t] - expected).norm() / rest.values[t].norm())
+            if away > steps.allowed(rest.noise[t], self.streams.eps):
+                return False
+        return True
+
+    def _first_is_gradient(self, one: Equation) -> bool:
+        """Return whether the message before the first round is a gradient at the public model."""
+        start = self.streams.start
+        if one.step is None or start is None:
+            return False
+        for node in self.streams.senders(one.linear.kind):
+            message = self.streams.value(one.linear.kind, node, 0)
+            if message is None:
+                return False
+            if not self._is_gradient(one.step, node, message, start, message):
+                return False
+        return True
+
+    def _is_gradient(
+        self, step: Step, node: int, rest: Tensor, theta: Tensor | None, message: Tensor
+    ) -> bool:
+        """Return whether a vector is the first gradient of a node, times the rate."""
+        if theta is None:
+            return False
+        gradient = recomputed(self.task, *step.records[node], theta)
+        if gradient is None:
+            return False
+        size = float(rest.norm())
+        eps = self.streams.eps
+        noise = eps * float(message.norm()) / max(size, 1e-300)
+        away = float((rest - float(step.rate) * gradient).norm())
+        return away < steps.allowed(2 * noise, eps) * size
+
+
+def _ordered(streams: Streams, equations: Sequence[Equation]) -> list[Equation]:
+    """Return the equations in an order in which each uses vectors that exist."""
+    waiting = list(equations)
+    found: list[Equation] = []
+    while waiting:
+        ready = [one for one in waiting if not _needs(one, waiting)]
+        if not ready:
+            raise LeakauditError("the messages of a round depend on each other")
+        found.extend(ready)
+        waiting = [one for one in waiting if one not in ready]
+    return found
+
+
+def _needs(one: Equation, waiting: Sequence[Equation]) -> bool:
+    """Return whether an equation uses messages of its round that have none yet."""
+    used = {term.kind for term in one.linear.terms if term.lag == 0 and term.who != "server"}
+    point = None if one.step is None else one.step.point
+    if point is not None and point.lag == 0 and point.who != "server":
+        used.add(point.kind)
+    return any(other.linear.kind in used for other in waiting if other is not one)
+
+
+def _common(weights: dict[tuple[int, int], Fraction]) -> Fraction | None:
+    """Return the value that all weights have in common."""
+    values = set(weights.values())
+    if len(values) == 1:
+        return values.pop()
+    return None
+
+
+def _number(value: Fraction) -> str:
+    """Return a constant as TOML. A reader converts it to the nearest simple fraction."""
+    if value.denominator == 1:
+        return str(value.numerator)
+    return repr(float(value))

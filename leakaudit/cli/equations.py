@@ -1,0 +1,85 @@
+"""`leakaudit trace equations`: propose the update equations of a protocol that is not declared."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from leakaudit.cli._options import INCONCLUSIVE, described, say, settings, shared, trust
+
+OWN = "own:"  # how the name of a protocol without a declaration begins
+FITTED = "fitted"  # name in the file if the protocol of the trace is a bundled one
+
+
+def add(actions: Any) -> None:
+    """Add the action's parser.
+
+    Args:
+        actions: The subparsers of `leakaudit trace`.
+    """
+    sub = actions.add_parser(
+        "equations",
+        help="propose the update equations of a protocol that is not declared",
+        **described(
+            "Fits update equations to the messages of a trace, whatever protocol it declares, and "
+            "writes them as a protocol file. An equation is written only if it predicts rounds "
+            "that were held back, and if recomputed gradients explain what it leaves; otherwise "
+            "the exit code is 3.",
+            "leakaudit trace equations trace.pt -o protocol.toml",
+            "leakaudit trace lint trace.pt --plugin protocol.toml",
+        ),
+    )
+    sub.add_argument("trace", type=Path, help="trace file, or folder of shards")
+    sub.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        default=Path("protocol.toml"),
+        metavar="FILE",
+        help="protocol file to write; replaces an existing one (default protocol.toml)",
+    )
+    sub.add_argument(
+        "--trust-model",
+        action="store_true",
+        help="allow the model that the trace names (package.module:factory) to execute its code",
+    )
+    shared(sub, "threads")
+    sub.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the equations of every node and write the file.
+
+    Args:
+        args: The parsed arguments.
+
+    Returns:
+        The exit code: 3 if an equation is not known.
+    """
+    settings(args)
+    from leakaudit import registry
+    from leakaudit._util.files import replacing
+    from leakaudit.capture.equations.propose import propose
+    from leakaudit.tasks.task import Task
+    from leakaudit.traces import trace_file
+
+    trace = trace_file.load(args.trace)
+    task = Task.build(trace.task, dtype=trace.dtype, trusted=trust(args.trust_model))
+    name = FITTED
+    if trace.protocol.startswith(OWN) or registry.TEXT in trace.provenance:
+        name = trace.protocol
+    found = propose(trace, task, name)
+    if found.text is None:
+        sys.stderr.write(f"leakaudit trace equations: {'; '.join(found.said)}\n")
+        return INCONCLUSIVE
+    for line in (*found.nodes, *found.said):
+        sys.stdout.write(f"{line}\n")
+    with replacing(args.output) as file:
+        file.write(found.text.encode())
+    next = f"check them: leakaudit trace lint {args.trace} --plugin {args.output}"
+    if name == FITTED:
+        next = f"to use them, record the program with protocol = '{args.output}'"
+    say(f"{args.output}: {next}", args)
+    return 0

@@ -126,9 +126,7 @@ class Peeled:
         assert isinstance(m, nn.Conv2d)
         shape = list(self.layer.parameters["weight"].shape)
         image = x.reshape(1, *self.layer.shape)
-        found: Tensor = conv2d_weight(
-            image, shape, slope, m.stride, _pair(m.padding), m.dilation
-        )
+        found: Tensor = conv2d_weight(image, shape, slope, m.stride, _pair(m.padding), m.dilation)
         return found.flatten()
 
 

@@ -14,6 +14,7 @@ if not __name__.startswith("leakaudit."):
 
 if TYPE_CHECKING:
     from leakaudit.attacks.analytic import Analytic
+    from leakaudit.attacks.cone import Cone
     from leakaudit.attacks.differential import Differential
     from leakaudit.attacks.dlg import DLG
     from leakaudit.attacks.exact import Exact
@@ -30,6 +31,7 @@ __all__ = [
     "IDLG",
     "RGAP",
     "Analytic",
+    "Cone",
     "Differential",
     "Exact",
     "GradInversion",

@@ -162,6 +162,53 @@ class ConvNet:
 
 
 @dataclass(frozen=True)
+class Cnn:
+    """Convolutions of one kernel size and stride, each with ReLU, then fully connected layers.
+
+    Attributes:
+        channels: Channels of the convolutions.
+        kernel: Side of the kernels, an odd number; the padding is half of it.
+        stride: Stride of the convolutions.
+        hidden: Widths of the fully connected layers before the outputs.
+        act: Activation of these layers.
+    """
+
+    convex: ClassVar[bool] = False
+    note: ClassVar[str] = (
+        "Convolutions with ReLU, then fully connected layers; "
+        "the default is one 3x3 convolution of 32 channels, stride 2, and 256 neurons."
+    )
+    channels: Sequence[int] = param((32,), "channels of the convolutions, e.g. 32 or 32,128")
+    kernel: int = param(3, "side of the kernels, an odd number; the padding is half of it")
+    stride: int = param(2, "stride of the convolutions")
+    hidden: Sequence[int] = param((256,), "widths of the fully connected layers before the outputs")
+    act: Literal["relu", "sigmoid", "tanh"] = param("relu", "activation of the connected layers")
+
+    def __post_init__(self) -> None:
+        """Check the sizes."""
+        widths = [*self.channels, *self.hidden]
+        sound = all(1 <= width <= WIDEST for width in widths) and self.channels and self.hidden
+        if not sound or len(widths) > DEEPEST or self.kernel % 2 == 0 or self.stride < 1:
+            raise LeakauditError(
+                "cnn: expected channels=32 or channels=32,128, hidden=256, an odd kernel "
+                f"and stride >= 1, got channels={written(self.channels)!r}, "
+                f"hidden={written(self.hidden)!r}, kernel={self.kernel}, stride={self.stride}"
+            )
+
+    def __call__(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
+        """Build it for any image size."""
+        strides = (self.stride,) * len(self.channels)
+        module = _convolutions(
+            "cnn", shape, self.hidden[0], self.kernel, self.channels, strides, "relu"
+        )
+        layers = OrderedDict(module.named_children())
+        for i, (before, after) in enumerate(pairwise([*self.hidden, outputs]), 1):
+            layers[f"fc_act{i}"] = ACTIVATIONS[self.act]()
+            layers[f"fc{i + 1}"] = nn.Linear(before, after)
+        return nn.Sequential(layers)
+
+
+@dataclass(frozen=True)
 class ResNet10:
     """torchvision's ResNet with one basic block per stage, untrained.
 
@@ -317,6 +364,7 @@ MODELS: dict[str, type[Model]] = {
     "mlp": Mlp,
     "lenet": LeNet,
     "convnet": ConvNet,
+    "cnn": Cnn,
     "resnet10": ResNet10,
     "resnet18": ResNet18,
     "gpt": Gpt,
@@ -357,10 +405,10 @@ def _convolutions(
     shape: tuple[int, ...],
     outputs: int,
     kernel: int,
-    channels: tuple[int, ...],
-    strides: tuple[int, ...],
+    channels: Sequence[int],
+    strides: Sequence[int],
     act: str,
-) -> nn.Module:
+) -> nn.Sequential:
     """Build convolutions with padding kernel // 2, each with an activation, then a linear layer."""
     _needs_image(name, shape)
     layers: OrderedDict[str, nn.Module] = OrderedDict()

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Generator, Tensor
 
-from leakaudit.inversion.exact import first_layer_rows, slopes, uniqueness
+from leakaudit.inversion.exact import first_layer_rows, grid_lattice, slopes, uniqueness
 from leakaudit.inversion.exact.pixel_errors import SURE, UNEVEN, Estimates, wrong_pixel
 from leakaudit.inversion.exact.pixel_grid import Grid, others_between
 from leakaudit.reconstruction import Certificate
@@ -288,6 +288,10 @@ def batch(heard: Heard, x: Tensor, estimates: Tensor) -> Batch:
             unlisted.add(k)
         elif len(found):
             choices[k] = found
+    if (choices or unlisted) and not strays and len(x) == span.batch and heard.task.spec.is_image:
+        lone = grid_lattice.alone(x, grid.levels)
+        choices = {k: some for k, some in choices.items() if not bool(lone[k])}
+        unlisted = {k for k in unlisted if not bool(lone[k])}
     if choices and not unlisted and bool(sure.all()):
         chosen = slopes.by_slopes(heard, x, choices)
         if chosen is not None:

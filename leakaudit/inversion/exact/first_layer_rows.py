@@ -32,6 +32,7 @@ from torch import Generator, Tensor
 
 if TYPE_CHECKING:
     from leakaudit.leak import GradientLeak
+    from leakaudit.tasks.build_task import LinearNames
     from leakaudit.tasks.task import Task
 
 # Number of directions beyond the batch that are also computed, to observe the noise; half of them
@@ -125,28 +126,43 @@ def absent(leak: GradientLeak, task: Task) -> str | None:
     """
     if task.first_linear is None:
         return f"the first layer of {task.spec.model} is not fully connected"
-    weight, bias = task.first_linear
+    return not_leaked(leak, task, task.first_linear)
+
+
+def not_leaked(leak: GradientLeak, task: Task, layer: LinearNames) -> str | None:
+    """Explain why a leak does not contain the rows of a layer with bias.
+
+    Args:
+        leak: Gradients of some columns of the parameters.
+        task: The learning task.
+        layer: Names of its weight and bias.
+
+    Returns:
+        The reason, or None if the leak contains the rows.
+    """
+    weight, bias = layer
     if bias is None:
-        return f"the first layer {weight} has no bias, so only the direction of inputs is known"
+        return f"the layer {weight} has no bias, so only the direction of inputs is known"
     where = [task.layout.slices[weight], task.layout.slices[bias]]
     first, last = leak.columns
     if any(s.start < first or s.stop > last for s in where):
         return (
             f"the leak contains columns {first}:{last}, "
-            f"but the first layer requires {where[0].start}:{where[1].stop}"
+            f"but the layer {weight} requires {where[0].start}:{where[1].stop}"
         )
     return None
 
 
-def rows(leak: GradientLeak, task: Task) -> Tensor:
-    """Extract the rows of the first layer from a leak.
+def rows(leak: GradientLeak, task: Task, layer: LinearNames | None = None) -> Tensor:
+    """Extract the rows of the first layer, or of another linear one, from a leak.
 
     Weight decay adds multiples of the weights to a gradient. It is subtracted if the models are
     known.
 
     Args:
-        leak: Gradients that contain the first layer (see `missing`).
+        leak: Gradients that contain the layer (see `missing`).
         task: The learning task.
+        layer: Names of its weight and bias; None stands for the first layer.
 
     Returns:
         (m, H, p) in float64, weights and bias side by side, so that p is the number of inputs + 1.
@@ -155,21 +171,24 @@ def rows(leak: GradientLeak, task: Task) -> Tensor:
     if task.l2 and leak.theta is not None:
         models = leak.theta.double()[:, slice(*leak.columns)]
         value = value - task.l2 * leak.combination.double() @ models
-    return entries(value, leak, task)
+    return entries(value, leak, task, layer)
 
 
-def entries(value: Tensor, leak: GradientLeak, task: Task) -> Tensor:
-    """Arrange columns of a leak as rows of the first layer.
+def entries(
+    value: Tensor, leak: GradientLeak, task: Task, layer: LinearNames | None = None
+) -> Tensor:
+    """Arrange columns of a leak as rows of the first layer, or of another linear one.
 
     Args:
         value: (m, c), such as the leak's values or the mask of those that are determined.
         leak: The leak, which states the columns.
         task: The learning task.
+        layer: Names of the layer's weight and bias; None stands for the first layer.
 
     Returns:
         (m, H, p), weights and bias side by side.
     """
-    weight, bias = (task.layout.slices[n] for n in task.first_linear or () if n)
+    weight, bias = (task.layout.slices[n] for n in layer or task.first_linear or () if n)
     start = leak.columns[0]
     units = bias.stop - bias.start
     of_weights = value[:, weight.start - start : weight.stop - start]

@@ -1,0 +1,130 @@
+"""Whole batches from ONE gradient, through convolutions: samples as extreme rays of a cone.
+
+Inputs of a linear layer that are never negative are extreme rays of a cone in the row space of its
+gradient (`leakaudit.inversion.exact.extreme_rays`), and linear programs find them. This needs no
+ReLU after the layer, no second round, and no label.
+
+* If the layer is the first one, its inputs are the pixels, which also have an upper limit.
+* If convolutions and ReLUs come before it, its inputs are features. `peel` solves for the pixels,
+with the known weights, if there are enough equations.
+
+docs/cone.md has the idea in full, its certificate and its limits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Generator, Tensor
+
+from leakaudit.errors import AttackError
+from leakaudit.inversion.exact import extreme_rays, features, first_layer_rows, proof
+from leakaudit.inversion.exact.certify import Heard
+from leakaudit.inversion.exact.duals_to_inputs import KnownInputs
+from leakaudit.inversion.exact.extreme_rays import Array
+from leakaudit.inversion.exact.pixel_grid import OFF_SEARCHED, Grid
+from leakaudit.leak import GradientLeak
+from leakaudit.reconstruction import Attack, Certificate, Reconstruction
+from leakaudit.registry import attack, param
+
+if TYPE_CHECKING:
+    from leakaudit.tasks.task import Task
+
+INVISIBLE = (
+    "the singular values do not show the batch size: "
+    "the batch is too large for these rows, or the noise hides it"
+)
+
+
+@attack("cone")
+@dataclass(frozen=True)
+class Cone(Attack):
+    """Recovery of batches from non-negative inputs or features, by linear programs."""
+
+    exact: ClassVar[bool] = True
+    rank: ClassVar[int] = 3
+    reads: ClassVar[str] = (
+        "one gradient, or one difference, of a linear layer whose inputs are pixels "
+        "or come out of convolutions with ReLU"
+    )
+    paper: ClassVar[str] = (
+        "unpublished; the row space of one gradient is used by Dimitrov et al. 2024 (SPEAR)"
+    )
+    cost: ClassVar[str] = (
+        "one to three linear programs per sample: a second for 16 samples, half a minute for 64"
+    )
+
+    rounds: int = param(3, "number of gradients to try, those with the least noise first")
+
+    def refuses(self, leak: GradientLeak, task: Task) -> str | None:
+        """Require pixels in [0, 1] and a first linear layer, with nothing but ReLU before it."""
+        if not task.spec.is_image or not task.spec.levels:
+            return "it requires images with pixels k/levels"
+        if task.first_linear is not None:
+            return first_layer_rows.missing(leak, task)
+        return features.missing(leak, task)
+
+    def __call__(self, leak: GradientLeak, task: Task, generator: Generator) -> Reconstruction:
+        """Reconstruct the batch.
+
+        EXACT requires what `certify` requires of pixels, or `features` of features.
+        """
+        why = self.refuses(leak, task)
+        if why:
+            raise AttackError(f"cone cannot use this leak: {why}")
+        if task.first_linear is not None:
+            return _pixels(leak, task, generator)
+        best: Reconstruction | None = None
+        for equation in _quietest(leak, self.rounds):
+            found = features.recover(leak, task, equation, generator)
+            if best is None or _rank(found) > _rank(best):
+                best = found
+            if found.certificate is Certificate.EXACT:
+                break
+        assert best is not None  # a leak has at least one equation
+        return best
+
+
+def _quietest(leak: GradientLeak, most: int) -> Iterator[int]:
+    """Yield the equations with the largest ratio of signal to noise first."""
+    size = leak.value.double().norm(dim=1)
+    rounding = torch.finfo(leak.value.dtype).eps * float(size.max())
+    ratio = size / leak.std.double().clamp_min(max(rounding, torch.finfo(torch.float64).tiny))
+    yield from ratio.argsort(descending=True)[:most].tolist()
+
+
+def _rank(found: Reconstruction) -> tuple[int, int]:
+    return found.certified, len(found.x)
+
+
+def _pixels(leak: GradientLeak, task: Task, generator: Generator) -> Reconstruction:
+    """Recover the inputs of a first linear layer from all rounds."""
+    stack = first_layer_rows.rows(leak, task)
+    white = first_layer_rows.whiten(stack, leak, slice(None))
+    span = first_layer_rows.span(white, leak.batch, generator)
+    if span is None:
+        none = torch.empty(0, *task.spec.shape)
+        return Reconstruction(
+            leak.node, "cone", none, None, Certificate.FAILED, 1.0, note=INVISIBLE
+        )
+    grid = Grid.of(task)
+    heard = Heard(leak, task, stack, white, span, grid, generator)
+    one = span.basis[:, -1]
+    # The layer receives (x - mean) / std, and the column of its bias is 1.
+    pixels = span.basis[:, :-1] * grid.std + one[:, None] * grid.mean
+    gain = float(torch.hypot(grid.std, grid.mean).max())
+    box = torch.cat([pixels, one[:, None] - pixels, one[:, None]], dim=1)
+    cone = extreme_rays.Cone.of(box, one, span.sizes[: span.batch], gain * span.noise)
+
+    def image(ray: Array) -> Tensor:
+        return torch.from_numpy(ray).to(pixels) @ pixels
+
+    def accepts(ray: Array) -> bool:
+        return bool(grid.holds(image(ray)[None], OFF_SEARCHED)[0])
+
+    rays = extreme_rays.rays(cone, span.batch, accepts, generator)
+    x = grid.snapped(torch.stack([image(ray) for ray in rays])) if len(rays) else pixels[:0]
+    return proof.reconstruction("cone", proof.proven(KnownInputs(x, pixels[:0]), heard), heard)

@@ -1,0 +1,353 @@
+"""Whole batches through convolutions: features as extreme rays, pixels by peeling, and the proof.
+
+The inputs of the first linear layer are features of the images, known up to a basis of their space.
+`extreme_rays` finds them, and `peel` solves for the pixels. What makes an image exact:
+
+1. **Evidence.** The singular values of the gradient's rows end at the noise, after as many as there
+are samples (times the models that take part in a difference).
+2. **Zeros.** The zeros of the features determine the ray even without any third of them. A mixture
+of samples vanishes where several samples happen to cancel, and such a coincidence is one column.
+3. **Pixels.** The image lies on the grid. Mixtures do not: convolution and ReLU of the rounded
+image must give the features again, zeros included, to a tolerance that a change of any tested pixel
+by one level exceeds ten times.
+4. **Gradient.** If all samples are found, the whole gradient is computed again with their labels,
+and must equal the leaked one up to rounding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Generator, Tensor, nn
+
+from leakaudit.inversion.exact import certify, extreme_rays, first_layer_rows
+from leakaudit.inversion.exact.extreme_rays import Cone
+from leakaudit.inversion.exact.peel import Peeled, closed, peel
+from leakaudit.inversion.exact.pixel_grid import OFF, Grid
+from leakaudit.inversion.labels import batch_labels
+from leakaudit.inversion.search import objectives
+from leakaudit.reconstruction import Certificate, Reconstruction
+from leakaudit.tasks import layer_chain, sequential
+from leakaudit.tasks.activations import ACTIVATIONS
+from leakaudit.tasks.layer_chain import Layer
+from leakaudit.tasks.sequential import Role
+
+if TYPE_CHECKING:
+    from leakaudit.inversion.exact.first_layer_rows import Span
+    from leakaudit.leak import GradientLeak
+    from leakaudit.tasks.build_task import LinearNames
+    from leakaudit.tasks.task import Task
+
+# Difference between features computed again and those of the leak, relative to the largest one,
+# that the rounding of models in float32 explains.
+ROUNDED = 1e-5
+
+# The same in standard deviations of the error of a feature.
+FITS = 8.0
+
+# Maximum relative residual of the whole gradient, in units of what the leak's errors explain.
+EXPLAINED = 3.0
+
+
+def missing(leak: GradientLeak, task: Task) -> str | None:
+    """Explain why features of a leak cannot be recovered and peeled.
+
+    Args:
+        leak: The leak.
+        task: The learning task.
+    """
+    if leak.gaps:
+        return leak.gaps
+    layer = _first_linear(task)
+    if isinstance(layer, str):
+        return layer
+    why = first_layer_rows.not_leaked(leak, task, layer)
+    if why:
+        return why
+    if leak.theta is None:
+        return "the weights of the convolutions are needed, but this adversary does not know them"
+    if leak.inner > 1:
+        return f"it reads single gradients, but each is a sum over {leak.inner} inner steps"
+    return None
+
+
+def recover(leak: GradientLeak, task: Task, equation: int, generator: Generator) -> Reconstruction:
+    """Recover the images behind one equation of a leak.
+
+    Args:
+        leak: Gradients or differences at known models (see `missing`).
+        task: The learning task.
+        equation: Which row of the leak.
+        generator: Source of all random choices.
+    """
+    layer = _first_linear(task)
+    assert not isinstance(layer, str)
+    stack = first_layer_rows.rows(leak, task, layer)
+    white = first_layer_rows.whiten(stack, leak, slice(equation, equation + 1))
+    models = leak.combination[equation].nonzero().flatten()
+    expected = leak.batch * len(models) if leak.batch else None
+    span = first_layer_rows.span(white, expected, generator)
+    if span is None:
+        return _failed(leak, task, "the singular values do not show the number of samples")
+    one = span.basis[:, -1]
+    cone = Cone.of(span.basis[:, :-1], one, span.sizes[: span.batch], span.noise)
+    accepts = _Firm(cone, generator)
+    rays = extreme_rays.rays(cone, span.batch, accepts, generator)
+    why = _doubt(leak, span, white, expected)
+    images = _images(Found(leak, task, equation, layer, stack[equation], span, cone, rays))
+    return _reported(leak, task, images, span, why)
+
+
+@dataclass(frozen=True)
+class Found:
+    """Rays of one equation.
+
+    Attributes:
+        leak: The leak.
+        task: The learning task.
+        equation: Row of the leak.
+        layer: Names of the first linear layer.
+        rows: (H, n + 1) the layer's rows.
+        span: Their space.
+        cone: Its cone.
+        rays: (k, b) samples.
+    """
+
+    leak: GradientLeak
+    task: Task
+    equation: int
+    layer: LinearNames
+    rows: Tensor
+    span: Span
+    cone: Cone
+    rays: extreme_rays.Array
+
+    @property
+    def chains(self) -> list[tuple[list[Layer], Tensor]]:
+        """For each model that takes part: the layers before the linear one, and its weights."""
+        assert self.leak.theta is not None
+        used = self.leak.combination[self.equation].nonzero().flatten()
+        found = []
+        for theta in self.leak.theta[used].double():
+            chain = layer_chain.layers(self.task, theta)
+            names = [f"{one.name}.weight" for one in chain]
+            at = names.index(self.layer[0])
+            found.append((chain[:at], chain[at].parameters["weight"]))
+        return found
+
+    @property
+    def slopes(self) -> Tensor:
+        """(H, k) slopes of the samples in the linear layer; those of missing ones are left out."""
+        rays = torch.from_numpy(self.rays).to(self.rows)
+        inside = self.rows @ self.span.basis.T
+        found: Tensor = torch.linalg.lstsq(rays.T, inside.T, driver="gelsd").solution.T
+        return found
+
+    def gradient(self, name: str) -> Tensor | None:
+        """Return the equation's value for one parameter, without weight decay; None if not leaked.
+
+        Args:
+            name: Name of the parameter.
+        """
+        leak = self.leak
+        start, stop = leak.columns
+        columns = self.task.layout.slices[name]
+        if columns.start < start or columns.stop > stop:
+            return None
+        value = leak.value[self.equation].double()[columns.start - start : columns.stop - start]
+        if self.task.l2 and leak.theta is not None:
+            mixed = leak.combination[self.equation].double() @ leak.theta.double()[:, columns]
+            value = value - self.task.l2 * mixed
+        return value
+
+
+@dataclass(frozen=True)
+class _Firm:
+    """Accepts rays whose zeros determine them."""
+
+    cone: Cone
+    generator: Generator
+
+    def __call__(self, ray: extreme_rays.Array) -> bool:
+        rng = extreme_rays.random(self.generator)
+        return self.cone.firm(ray, rng)
+
+
+@dataclass(frozen=True)
+class _Images:
+    """Images that were peeled from features.
+
+    Attributes:
+        exact: (k, *shape) images on the grid whose features are those of the leak.
+        close: (n, *shape) other images.
+        why: Why some rays gave no image.
+    """
+
+    exact: Tensor
+    close: Tensor
+    why: str
+
+
+def _images(found: Found) -> _Images:
+    """Peel every ray, close what is open, and compare features."""
+    task = found.task
+    grid = Grid.of(task)
+    peeled: list[tuple[Peeled, list[Layer], Tensor, float]] = []
+    reasons: list[str] = []
+    slopes: list[Tensor] = []
+    neurons = found.slopes
+    chains = found.chains
+    for k, ray in enumerate(torch.from_numpy(found.rays).to(found.rows)):
+        values = ray @ found.span.basis[:, :-1]
+        error = found.cone.error(found.rays[k]) / float(values.max())
+        best: tuple[float, Peeled, list[Layer], Tensor] | None = None
+        for chain, weight in chains:
+            one = peel(chain, values, error)
+            if isinstance(one, str):
+                reasons.append(one)
+                continue
+            away = _away(one, grid)
+            if best is None or away < best[0]:
+                best = away, one, chain, weight
+        if best is not None:
+            peeled.append((best[1], best[2], values, error))
+            slopes.append(neurons[:, k] @ best[3])
+    samples = [one for one, *_ in peeled]
+    inputs = _closed(found, samples, slopes, grid) or [one.x for one in samples]
+    exact: list[Tensor] = []
+    close: list[Tensor] = []
+    for x, (_, chain, values, error) in zip(inputs, peeled, strict=True):
+        image = task.denormalise(x.reshape(1, *task.spec.shape))
+        snapped = _exact(image, values, error, chain, grid, task)
+        if snapped is None:
+            close.append(image[0])
+        else:
+            exact.append(snapped)
+    none = torch.empty(0, *task.spec.shape, dtype=found.rows.dtype)
+    return _Images(
+        torch.stack(exact).unique(dim=0) if exact else none,
+        torch.stack(close) if close else none,
+        reasons[0] if reasons else "",
+    )
+
+
+def _away(peeled: Peeled, grid: Grid) -> float:
+    """Return the root mean square distance of the determined pixels from the grid."""
+    pixels = (peeled.x * grid.std + grid.mean)[peeled.determined] * grid.levels
+    return float((pixels - pixels.round()).square().mean().sqrt())
+
+
+def _closed(
+    found: Found, samples: list[Peeled], slopes: list[Tensor], grid: Grid
+) -> list[Tensor] | None:
+    """Close open directions if all samples are there and the first convolution has leaked."""
+    if not samples or len(samples) != found.span.batch:
+        return None
+    layer = samples[0].layer
+    gradient = found.gradient(f"{layer.name}.weight")
+    if gradient is None:
+        return None
+    return closed(samples, torch.stack(slopes, dim=1), gradient, grid)
+
+
+def _exact(
+    x: Tensor, values: Tensor, error: float, chain: list[Layer], grid: Grid, task: Task
+) -> Tensor | None:
+    """Return the rounded image if its features are those of the leak; None if they are not."""
+    away = (x * grid.levels - (x * grid.levels).round()).square().mean().sqrt()
+    if not float(away) < OFF:
+        return None
+    snapped = grid.snapped(x)
+    allowed = max(ROUNDED, FITS * error) * float(values.max())
+    if not float((_features(chain, snapped, task) - values).abs().max()) < allowed:
+        return None
+    flat = snapped.flatten()
+    places = torch.linspace(0, len(flat) - 1, min(certify.PROBES, len(flat))).round().long()
+    for place in places.tolist():
+        other = flat.clone()
+        other[place] += (-1 if other[place] > 0.5 else 1) / grid.levels
+        moved = _features(chain, other.reshape(x.shape), task) - values
+        if not float(moved.abs().max()) > certify.WORSE * allowed:
+            return None
+    return snapped[0]
+
+
+def _features(chain: list[Layer], x: Tensor, task: Task) -> Tensor:
+    return layer_chain.run(chain, task.normalise(x)).flatten()
+
+
+def _doubt(leak: GradientLeak, span: Span, white: Tensor, expected: int | None) -> str:
+    """Explain why the rows do not show the number of samples with certainty; empty if they do."""
+    if not certify.ends(span, white):
+        return "a singular value after those of the batch is larger than message rounding explains"
+    if expected is None or not certify.steady(leak):
+        return "the batch size is not known; record it (samples)"
+    if expected != span.batch:
+        return f"{expected} samples appear as {span.batch}: some are equal, or nearly"
+    return ""
+
+
+def _reported(
+    leak: GradientLeak, task: Task, images: _Images, span: Span, why: str
+) -> Reconstruction:
+    """Report images with their certificates."""
+    wanted = leak.batch or span.batch
+    exact = images.exact
+    x = torch.cat([exact, images.close])[:wanted]
+    if not len(x):
+        return _failed(leak, task, images.why or "no sample was found among the rays")
+    y = None
+    left = 1.0
+    if len(exact) == wanted:
+        y = batch_labels.labels(leak, task, exact)
+    if y is not None:
+        target = objectives.target(leak, task, 1, torch.float64)
+        left = objectives.misfit(target, task, exact, y)
+        if left > max(certify.ROUNDED, EXPLAINED * target.noise):
+            why = why or "the whole gradient of these images differs from the leaked one"
+    elif len(exact) == wanted:
+        why = why or "the labels were not found, so the whole gradient was not compared"
+    certified = 0 if why else min(len(exact), len(x))
+    certificate = Certificate.EXACT if certified == wanted else Certificate.APPROXIMATE
+    sentence = f"{len(exact)} of {wanted} images reproduce their features"
+    note = "; ".join(filter(None, (sentence, why, images.why if certified < wanted else "")))
+    return Reconstruction(
+        leak.node,
+        "cone",
+        x.clamp(0, 1).to(task.dtype),
+        y,
+        certificate,
+        left,
+        note=note,
+        certified=certified,
+    )
+
+
+def _failed(leak: GradientLeak, task: Task, why: str) -> Reconstruction:
+    none = torch.empty(0, *task.spec.shape)
+    return Reconstruction(leak.node, "cone", none, None, Certificate.FAILED, 1.0, note=why)
+
+
+def _first_linear(task: Task) -> LinearNames | str:
+    """Return the first linear layer after convolutions with ReLU; or why there is none."""
+    parts = sequential.parts(task.module)
+    if parts is None:
+        return f"{task.spec.model} is not a plain chain of layers"
+    rectified = False
+    for part in parts:
+        m = part.module
+        if isinstance(m, nn.Linear):
+            if not rectified:
+                return f"the inputs of {part.name} do not come out of a ReLU"
+            bias = None if m.bias is None else f"{part.name}.bias"
+            return f"{part.name}.weight", bias
+        if isinstance(m, nn.Conv2d) and not sequential.plain(m):
+            return f"{part.name} is a convolution with groups or with padding other than zeros"
+        invertible = part.role is Role.ACTIVATION and ACTIVATIONS[type(m)].undo is not None
+        if part.role in (Role.OTHER, Role.ACTIVATION) and not invertible:
+            return f"{part.name} is a {type(m).__name__}, which cannot be inverted"
+        if part.role in (Role.LAYER, Role.ACTIVATION):
+            rectified = isinstance(m, nn.ReLU)
+    return "there is no linear layer"

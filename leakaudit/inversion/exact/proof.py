@@ -1,0 +1,182 @@
+"""From the inputs that an attack found to a reconstruction: what is proven, what is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from leakaudit.inversion.exact import certify
+from leakaudit.inversion.exact.certify import Heard
+from leakaudit.inversion.exact.duals_to_inputs import KnownInputs
+from leakaudit.inversion.exact.pixel_grid import Grid
+from leakaudit.inversion.labels import batch_labels, consistency
+from leakaudit.reconstruction import SHOWN, Certificate, Reconstruction
+
+# Root mean square distance from which two estimates count as different. A choice: five grey levels
+# of 255.
+APART = 0.02
+
+# Maximum root mean square distance from [0, 1] of an estimate that is shown. A choice: beyond it,
+# the estimate is a mixture with large factors, and nothing is recognisable.
+LEAVES = 0.15
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What is proven about a batch; inputs are in the order in which they are reported.
+
+    Attributes:
+        x: (k, p) inputs, the proven ones first.
+        exact: Number of proven inputs.
+        choices: For each index, other images that explain the rows equally well.
+        why: The first condition that is not met, or what was observed.
+        interval: Half-widths for data without a grid, or None.
+    """
+
+    x: Tensor
+    exact: int
+    choices: Mapping[int, Tensor]
+    why: str
+    interval: Tensor | None
+
+
+def proven(found: KnownInputs, heard: Heard) -> Proof:
+    """Judge inputs on the grid, or by intervals if there is none, and append estimates.
+
+    Args:
+        found: Inputs on the grid, and estimates.
+        heard: The rows and their source.
+    """
+    wanted = heard.span.batch
+    grid = heard.grid
+    image = heard.task.spec.is_image
+    if not grid.levels and found.complete:
+        judged = certify.table(heard, found.open)
+        rest = _distinct(replace(found, open=judged.x), wanted, image)
+        return Proof(rest, 0, {}, judged.note, judged.interval)
+    found = _rounded(found, wanted, grid)
+    batch = certify.batch(heard, found.certified, found.open)
+    proven = torch.tensor(batch.exact, dtype=torch.bool)
+    order = [*proven.nonzero().flatten().tolist(), *(~proven).nonzero().flatten().tolist()]
+    choices = {place: batch.choices[k] for place, k in enumerate(order) if k in batch.choices}
+    rest = grid.denoised(_distinct(found, wanted - len(found.certified), image))
+    x = torch.cat([batch.x[proven], batch.x[~proven], rest])
+    return Proof(x, int(proven.sum()), choices, batch.why, None)
+
+
+def reconstruction(name: str, proof: Proof, heard: Heard) -> Reconstruction:
+    """Report what is proven and how certain each input is.
+
+    Args:
+        name: Name of the attack.
+        proof: What is proven.
+        heard: The rows and their source.
+    """
+    leak = heard.leak
+    task = heard.task
+    wanted = heard.span.batch
+    certificate, sentence = verdict(proof, wanted)
+    x = proof.x.clamp(0, 1) if task.spec.is_image else proof.x
+    x = x.reshape(-1, *task.spec.shape).to(task.dtype)
+    seen = f"batch of {wanted} by a drop of {heard.span.clear:.0e} in the singular values"
+    if leak.batch is not None and leak.batch != wanted:
+        seen += f", {leak.batch} samples declared: some are equal or have a zero gradient"
+    y = None
+    if len(x) == wanted:
+        if wanted == 1:
+            y = consistency.label(leak, task, x)
+        else:
+            y = batch_labels.labels(leak, task, x)
+    others = _candidates(proof.choices, proof.x, heard.grid)
+    shown: dict[int, Tensor] = {}
+    for k, some in proof.choices.items():
+        shown[k] = some[:SHOWN].reshape(-1, *task.spec.shape).to(task.dtype)
+    return Reconstruction(
+        leak.node,
+        name,
+        x,
+        y,
+        certificate,
+        _residual(proof.x, heard.white, heard.grid),
+        note="; ".join(filter(None, (sentence, proof.why, *others, seen))),
+        certified=proof.exact,
+        interval=proof.interval if certificate is Certificate.INTERVAL else None,
+        choices=shown,
+    )
+
+
+def verdict(proof: Proof, wanted: int) -> tuple[Certificate, str]:
+    """Return the certificate of a batch and its description for the note.
+
+    Args:
+        proof: What is proven.
+        wanted: Number of different inputs.
+    """
+    if proof.exact == wanted:
+        return Certificate.EXACT, f"all {wanted} different inputs are exact"
+    if proof.interval is not None and len(proof.x) == wanted:
+        return Certificate.INTERVAL, f"all {wanted} different inputs are found"
+    if not len(proof.x):
+        return Certificate.FAILED, f"no input was isolated out of a batch of {wanted}"
+    approximate = len(proof.x) - proof.exact
+    missing = max(0, wanted - len(proof.x))
+    return Certificate.APPROXIMATE, (
+        f"{proof.exact} of {wanted} inputs exact (the first ones), "
+        f"{approximate} approximate, {missing} not isolated"
+    )
+
+
+def _candidates(choices: Mapping[int, Tensor], x: Tensor, grid: Grid) -> Iterator[str]:
+    """Describe, for each input with other candidates, how many there are and how far apart."""
+    for k, others in choices.items():
+        levels = float((others - x[k]).abs().max()) * grid.levels
+        yield (
+            f"input {k + 1} is one of {len(others) + 1} candidates "
+            f"that differ by up to {levels:.0f} levels"
+        )
+
+
+def _rounded(found: KnownInputs, wanted: int, grid: Grid) -> KnownInputs:
+    """Round the estimates as well if every dual vector was found.
+
+    Activity may then prove them, even if their pixels are only black and white, which the grid
+    cannot judge.
+    """
+    if not grid.levels or not found.complete or len(found.certified) + len(found.open) != wanted:
+        return found
+    every = torch.cat([found.certified, grid.snapped(found.open)])
+    return replace(found, certified=every, open=found.open[:0])
+
+
+def _distinct(found: KnownInputs, room: int, image: bool) -> Tensor:
+    """Choose estimates that differ from the certified inputs and from each other.
+
+    Args:
+        found: Certified inputs and estimates.
+        room: Maximum number to choose.
+        image: Whether they must stay near [0, 1].
+
+    Returns:
+        (k, p) estimates.
+    """
+    kept = found.certified
+    for x in found.open:
+        inside = not image or float((x - x.clamp(0, 1)).square().mean().sqrt()) < LEAVES
+        apart = not len(kept) or float((kept - x).square().mean(1).sqrt().min()) > APART
+        space = len(kept) < len(found.certified) + room
+        if inside and apart and space and bool(x.isfinite().all()):
+            kept = torch.cat([kept, x[None]])
+    return kept[len(found.certified) :]
+
+
+def _residual(x: Tensor, white: Tensor, grid: Grid) -> float:
+    """Share of the whitened rows that the inputs (b, p) do not explain."""
+    if not len(x):
+        return 1.0
+    flat = white.flatten(0, 1)
+    basis = torch.linalg.qr(grid.rows(x).T).Q
+    size = flat.norm().clamp_min(torch.finfo(flat.dtype).tiny)
+    return float((flat - flat @ basis @ basis.T).norm() / size)

@@ -1,0 +1,286 @@
+"""The cone attack: whole batches from one gradient, through convolutions, and its certificates."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lookalikes
+import numpy as np
+import pytest
+import torch
+from torch import Generator, Tensor
+
+from leakaudit.attacks import Cone
+from leakaudit.inversion.exact import extreme_rays, grid_lattice
+from leakaudit.leak import GradientLeak
+from leakaudit.protocols.scenario import Scenario
+from leakaudit.reconstruction import Certificate, Reconstruction
+from leakaudit.tasks.task import Task
+from leakaudit.trace import TaskSpec
+
+# Rounding of a gradient of sums over thousands of terms, in units of the number format.
+ROUNDING = 8.0
+
+
+def digits(count: int, seed: int) -> Tensor:
+    """Bright strokes on black, smoothed, on the grid: black pixels and grey edges, as MNIST."""
+    g = Generator().manual_seed(seed)
+    strokes = torch.zeros(count, 1, 20, 20, dtype=torch.float64)
+    for k in range(count):
+        for _ in range(3):
+            row, column = torch.randint(3, 17, (2,), generator=g).tolist()
+            length = int(torch.randint(4, 12, (), generator=g))
+            if torch.rand((), generator=g) < 0.5:
+                strokes[k, 0, row, column : column + length] = 1
+            else:
+                strokes[k, 0, row : row + length, column] = 1
+    blurred = torch.nn.functional.avg_pool2d(strokes, 3, 1, 1) * 2.2
+    tones = blurred * (0.7 + 0.3 * torch.rand(strokes.shape, generator=g, dtype=torch.float64))
+    return (tones.clamp(0, 1) * 255).round() / 255
+
+
+def leak_of(
+    task: Task, x: Tensor, y: Tensor, dtype: torch.dtype, thetas: list[Tensor] | None = None
+) -> GradientLeak:
+    """Plant the gradient at one model, or the difference of the gradients at two."""
+    models = torch.stack(thetas or [task.init(Generator().manual_seed(0))]).to(dtype)
+    combination = torch.tensor([[1.0, -1.0][: len(models)]], dtype=torch.float64)
+    gradients = torch.stack([task.gradient(w, x.to(dtype), y) for w in models]).double()
+    size = float(gradients.square().mean().sqrt())
+    return GradientLeak(
+        0,
+        torch.arange(1, len(models) + 1),
+        combination,
+        combination @ gradients,
+        torch.tensor([ROUNDING * torch.finfo(dtype).eps * size]),
+        (0, task.layout.size),
+        theta=models.double(),
+        batch=len(x),
+        wire=torch.finfo(dtype).eps,
+    )
+
+
+def faces(count: int, seed: int) -> Tensor:
+    """Ordinary faces."""
+    plan = lookalikes.planned(
+        Scenario(victim="fedsgd", nodes=2, data="faces", samples=count, seed=seed), "ordinary", seed
+    )
+    found: Tensor = (plan.source.x[plan.rows[-1]].double() * 255).round() / 255
+    return found
+
+
+def through_convolutions(**settings: Any) -> Task:
+    spec = TaskSpec(
+        "cnn",
+        {"channels": (16,), "hidden": (64,), **settings},
+        shape=(1, 25, 25),
+        classes=10,
+        mean=(0.5,),
+        std=(0.25,),
+        levels=255,
+    )
+    return Task.build(spec, dtype=torch.float64)
+
+
+def check(found: Reconstruction, x: Tensor, y: Tensor) -> None:
+    """All images are exact, bit for bit, with their labels."""
+    assert found.certificate is Certificate.EXACT, found.note
+    assert len(found.x) == len(x)
+    order = [int((x - one).abs().flatten(1).amax(1).argmin()) for one in found.x.double()]
+    assert sorted(order) == list(range(len(x)))
+    assert bool((found.x == x[order].to(found.x.dtype)).all())
+    assert found.y is not None
+    assert found.y.tolist() == y[order].tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("act", ["relu", pytest.param("sigmoid", marks=pytest.mark.slow)])
+def test_a_batch_comes_back_through_a_convolution(dtype: torch.dtype, act: str) -> None:
+    task = through_convolutions(act=act)
+    x = faces(12, seed=1)
+    y = torch.arange(12) % 10
+    found = Cone()(leak_of(task, x, y, dtype), task, Generator().manual_seed(2))
+    check(found, x, y)
+
+
+@pytest.mark.slow
+def test_two_convolutions_are_peeled() -> None:
+    task = through_convolutions(channels=(16, 160), kernel=3)
+    x = faces(3, seed=2)
+    y = torch.arange(3)
+    found = Cone()(leak_of(task, x, y, torch.float64), task, Generator().manual_seed(2))
+    check(found, x, y)
+
+
+def test_a_difference_of_two_gradients_suffices() -> None:
+    task = through_convolutions()
+    x = faces(6, seed=3)
+    y = torch.arange(6)
+    first = task.init(Generator().manual_seed(0)).double()
+    second = first + 0.02 * torch.randn(
+        first.shape, generator=Generator().manual_seed(1), dtype=torch.float64
+    )
+    leak = leak_of(task, x, y, torch.float64, [first, second])
+    found = Cone()(leak, task, Generator().manual_seed(2))
+    check(found, x, y)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_black_pixels_suffice_behind_a_smooth_activation(dtype: torch.dtype) -> None:
+    spec = TaskSpec(
+        "mlp", {"hidden": (64,), "act": "sigmoid"}, shape=(1, 20, 20), classes=10, levels=255
+    )
+    task = Task.build(spec, dtype=torch.float64)
+    x = digits(8, seed=4)
+    y = torch.arange(8)
+    found = Cone()(leak_of(task, x, y, dtype), task, Generator().manual_seed(2))
+    check(found, x, y)
+
+
+def test_what_is_not_there_is_not_found() -> None:
+    """A convolution with too few channels leaves most pixels open, and says so."""
+    task = through_convolutions(channels=(2,))
+    x = faces(2, seed=5)
+    leak = leak_of(task, x, torch.arange(2), torch.float64)
+    found = Cone()(leak, task, Generator().manual_seed(2))
+    assert not found.certified
+    assert "leave more than a few inputs open" in found.note
+
+
+def test_a_batch_that_is_larger_than_declared_is_not_certified() -> None:
+    task = through_convolutions()
+    x = faces(6, seed=6)
+    leak = leak_of(task, x, torch.arange(6), torch.float64)
+    wrong = GradientLeak(**{**vars(leak), "batch": 5})
+    found = Cone()(wrong, task, Generator().manual_seed(2))
+    assert found.certificate is not Certificate.EXACT
+    assert not found.certified
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        "burst",
+        *[pytest.param(name, marks=pytest.mark.slow) for name in sorted(lookalikes.FAMILIES)],
+    ],
+)
+def test_similar_images_are_never_called_exact_wrongly(family: str) -> None:
+    case = Scenario(
+        victim="fedsgd",
+        nodes=2,
+        rounds=1,
+        data="faces",
+        samples=4,
+        model="cnn",
+        set={"channels": 16, "hidden": 64},
+        seed=3,
+    )
+    count = lookalikes.attacked(case, family, 3, attack="cone")
+    assert count.images
+    assert not count.false, count.cases
+
+
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        ("convnet", None),
+        pytest.param("resnet10", "not a plain chain", marks=pytest.mark.slow),
+        ("lenet", "Sigmoid|sigmoid|ReLU"),
+    ],
+)
+def test_what_it_cannot_read_it_refuses_in_one_line(model: str, why: str | None) -> None:
+    task = Task.build(TaskSpec(model, {}, shape=(1, 25, 25), classes=10, levels=255))
+    leak = leak_of(task, torch.rand(2, 1, 25, 25), torch.arange(2), torch.float32)
+    said = Cone().refuses(leak, task)
+    if why is None:
+        assert said is None
+    else:
+        assert said is not None
+        assert "\n" not in said
+        assert any(word in said for word in why.split("|"))
+
+
+# ------------------------------------------------------------------------------------------------
+# Rays and the lattice
+# ------------------------------------------------------------------------------------------------
+
+
+def test_rays_of_sparse_vectors_are_found() -> None:
+    rng = np.random.default_rng(0)
+    samples = rng.random((10, 400)) * (rng.random((10, 400)) < 0.5)
+    samples[:, -1] = 1
+    _, sizes, right = np.linalg.svd(samples, full_matrices=False)
+    rows = torch.from_numpy(right)
+    cone = extreme_rays.Cone.of(rows[:, :-1], rows[:, -1], torch.from_numpy(sizes), 1e-13)
+    found = extreme_rays.rays(
+        cone, 10, lambda ray: cone.firm(ray, np.random.default_rng(1)), Generator().manual_seed(0)
+    )
+    entries = found @ right
+    distance = np.abs(entries[:, None] - samples[None]).max(2)
+    assert sorted(distance.argmin(1)) == list(range(10))
+    assert distance.min(1).max() < 1e-9
+
+
+def test_a_mixture_is_not_firm() -> None:
+    rng = np.random.default_rng(0)
+    samples = rng.random((5, 300)) * (rng.random((5, 300)) < 0.5)
+    samples[:, -1] = 1
+    _, sizes, right = np.linalg.svd(samples, full_matrices=False)
+    rows = torch.from_numpy(right)
+    cone = extreme_rays.Cone.of(rows[:, :-1], rows[:, -1], torch.from_numpy(sizes), 1e-13)
+    inside = samples @ right.T
+    assert cone.firm(inside[0], rng)
+    assert not cone.firm((inside[0] + inside[1]) / 2, rng)
+
+
+def levels(rows: list[list[int]]) -> Tensor:
+    return torch.tensor(rows, dtype=torch.float64) / 255
+
+
+def test_distinct_images_are_alone_on_the_grid() -> None:
+    g = Generator().manual_seed(0)
+    x = torch.randint(0, 256, (4, 60), generator=g)
+    x[x < 60] = 0
+    x[x > 200] = 255
+    assert grid_lattice.alone(x.double() / 255, 255).all()
+
+
+def test_images_with_another_one_between_them_are_not_alone() -> None:
+    """(x + y) / 2 is on the grid: the lattice is not primitive."""
+    g = Generator().manual_seed(0)
+    x = torch.randint(0, 120, (60,), generator=g)
+    y = x + 2 * torch.randint(0, 60, (60,), generator=g)
+    assert not grid_lattice.alone(torch.stack([x, y]).double() / 255, 255).any()
+
+
+def test_images_with_another_one_beyond_them_are_not_alone() -> None:
+    """2 y - x stays in the box; a third, different image is still alone."""
+    g = Generator().manual_seed(0)
+    x = torch.randint(50, 200, (60,), generator=g)
+    y = x + torch.randint(-1, 2, (60,), generator=g)
+    other = torch.randint(0, 256, (60,), generator=g)
+    other[:30] = 0
+    found = grid_lattice.alone(torch.stack([x, y, other]).double() / 255, 255)
+    assert found.tolist()[:2] == [False, False]
+
+
+def test_the_lattice_agrees_with_a_search_over_all_images() -> None:
+    """Two images of few levels: every other image of their line is found by trying."""
+    rng = np.random.default_rng(0)
+    agreed = 0
+    for _ in range(60):
+        pair = rng.integers(0, 8, (2, 5))
+        if np.linalg.matrix_rank(np.c_[pair, [1, 1]]) < 2:
+            continue
+        side = pair[1] - pair[0]
+        at = int(np.abs(side).argmax())
+        others = 0
+        for level in range(8):
+            moved = pair[0] + side * (level - pair[0][at]) / side[at]
+            whole = np.abs(moved - moved.round()).max() < 1e-9
+            if whole and moved.min() >= 0 and moved.max() <= 7 and level not in pair[:, at]:
+                others += 1
+        alone = bool(grid_lattice.alone(torch.from_numpy(pair) / 7.0, 7).all())
+        assert not (alone and others)
+        agreed += alone and not others
+    assert agreed > 5

@@ -53,7 +53,7 @@ MORE = 8
 REPAIRS = 12
 
 # A ray that is not accepted is improved at most this many times, by a program whose weights prefer
-# entries that are nearly zero (Candes, Wakin and Boyd 2008).
+# entries that are nearly zero (Candes et al. 2008).
 SPARSER = 8
 
 # Entries from this share of the largest one count as different from zero in these weights.

@@ -199,8 +199,8 @@ def _newton(blocks: Blocks, rank: int, start: np.ndarray) -> tuple[np.ndarray, n
         u, _, vh = np.linalg.svd(blocks.left(c))
         left = u[:, :, rank:]
         right = vh[:, rank:, :]
-        now = np.einsum("tha,thp,tbp->tab", left, blocks.left(c), right, optimize=True)
-        slopes = np.einsum("tha,tkhp,tbp->tabk", left, blocks.terms, right, optimize=True)
+        now = np.einsum("tma,tmp,tbp->tab", left, blocks.left(c), right, optimize=True)
+        slopes = np.einsum("tma,tkmp,tbp->tabk", left, blocks.terms, right, optimize=True)
         scale = size[:, None, None]
         matrix = (slopes / scale[..., None]).reshape(-1, len(c))
         change = np.linalg.lstsq(matrix, (now / scale).ravel(), rcond=None)[0]

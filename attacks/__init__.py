@@ -14,6 +14,7 @@ if not __name__.startswith("leakaudit."):
 
 if TYPE_CHECKING:
     from leakaudit.attacks.analytic import Analytic
+    from leakaudit.attacks.completion import Completion
     from leakaudit.attacks.cone import Cone
     from leakaudit.attacks.differential import Differential
     from leakaudit.attacks.dlg import DLG
@@ -31,6 +32,7 @@ __all__ = [
     "IDLG",
     "RGAP",
     "Analytic",
+    "Completion",
     "Cone",
     "Differential",
     "Exact",

@@ -65,6 +65,8 @@ READS = {
     "leakaudit/tasks/exported/program.py:_module": EXPORTED,
     "leakaudit/tasks/exported/program.py:_own_layers": EXPORTED,
     "leakaudit/trace.py:TaskSpec.is_program": NAMED,
+    "leakaudit/capture/equations/written.py": FORMAT,
+    "leakaudit/cli/equations.py:run": NAMED,
     "leakaudit/capture/gloo/engine.py:_said": "the stderr of a child process",
     "leakaudit/capture/gloo/faults.py": TYPED,
     "leakaudit/capture/gloo/merge.py:Logs.read": FORMAT,

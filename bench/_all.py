@@ -217,6 +217,7 @@ LEFT_OUT = {
     "recal_table.py": "a replay of errors on data outside the project; it compares no times",
     "record_level.py": "it compares bounds with attained values, not times",
     "certificates.py": "it counts how often EXACT is wrong, in an hour; it compares no times",
+    "cone.py": "it counts images that come back, in ten minutes; it compares no times",
     "verbs.py": "it compares two installations, but a checkout contains one",
     "gate.py": "it counts how often a gate is right, in ten minutes; it compares no times",
 }

@@ -28,7 +28,7 @@ def add(actions: Any) -> None:
             "that were held back, and if recomputed gradients explain what it leaves; otherwise "
             "the exit code is 3.",
             "leakaudit trace equations trace.pt -o protocol.toml",
-            "leakaudit trace lint trace.pt --plugin protocol.toml",
+            "leakaudit trace equations folder/ -o fitted.toml",
         ),
     )
     sub.add_argument("trace", type=Path, help="trace file, or folder of shards")

@@ -28,8 +28,8 @@ import pytest
 PROJECT = Path(__file__).resolve().parent.parent
 LEFT_OUT = PROJECT / "tests" / "left_out.txt"
 SOURCES = ("leakaudit", "attacks", "victims", "reports")
-LEAST = 0.1  # seconds of the processor, below which leaving a case out gains nothing
-SINGLE = 1.0  # the same for the last case of a function
+LEAST = 0.03  # seconds of the processor, below which leaving a case out gains nothing
+SINGLE = 0.3  # the same for the last case of a function
 CONTRACT = "tests/contract/"
 PROCESSES = 2
 HEADER = "# Cases that only the full run takes, written by tests/quick.py; do not edit.\n"

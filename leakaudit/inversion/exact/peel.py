@@ -51,6 +51,9 @@ NEAR = 0.1
 # Change of the pixels, in levels, at which they have settled.
 SETTLED = 1e-3
 
+# Change of an output, in units of its error, that shows: it exceeds any error ten times.
+VISIBLE = 80.0
+
 # Number of directions that are computed to find the open ones, of which some must not be open: for
 # most images, and for those with large plain areas.
 FEW = 12
@@ -74,6 +77,8 @@ class Peeled:
         layer: The first convolution.
         after: The layers that follow it.
         output: (1, o, h, w) its output as the features show it, with -1 for what is not positive.
+        plain: Whether a change of any pixel by one level shows in the features, so that an image on
+            the grid with these features needs no other evidence.
     """
 
     x: Tensor
@@ -81,6 +86,7 @@ class Peeled:
     layer: Layer
     after: list[Layer]
     output: Tensor
+    plain: bool
 
     @property
     def determined(self) -> Tensor:
@@ -130,13 +136,14 @@ class Peeled:
         return found.flatten()
 
 
-def peel(chain: list[Layer], features: Tensor, error: float) -> Peeled | str:
+def peel(chain: list[Layer], features: Tensor, error: float, grid: Grid) -> Peeled | str:
     """Solve for the input of a chain of convolutions and activations.
 
     Args:
         chain: Layers with the parameters of one model, those before the features.
         features: (n,) output of the chain, flattened.
         error: Relative error of the features.
+        grid: Grid of the chain's input.
 
     Returns:
         The input, or why the equations do not determine it.
@@ -150,13 +157,14 @@ def peel(chain: list[Layer], features: Tensor, error: float) -> Peeled | str:
         if solved is None:
             return f"the positive outputs of {layer.name} leave more than a few inputs open"
         x, directions, growth = solved
-        error = error * growth
         if not any(sequential.ROLES[type(one.module)] is Role.LAYER for one in chain[:k]):
             value = torch.where(output.known, output.value, -1.0)[None]
-            return Peeled(x, directions, layer, chain[k + 1 :], value)
+            plain = not directions.shape[1] and _shows(layer, output, error, grid)
+            return Peeled(x, directions, layer, chain[k + 1 :], value, plain)
         if directions.shape[1]:
             return f"the positive outputs of {layer.name} do not determine all inputs"
         h = x.reshape(layer.shape)
+        error = error * growth
 
 
 def closed(
@@ -204,6 +212,13 @@ def closed(
         if moved * grid.levels * float(grid.std.max()) < SETTLED:
             break
     return found
+
+
+def _shows(layer: Layer, output: Output, error: float, grid: Grid) -> bool:
+    """Whether a change of any single pixel by one level shows in the known outputs of a layer."""
+    known = output.known.flatten().numpy()
+    change = abs(_matrix(layer)[known]).max(axis=0).toarray() / (grid.std.numpy() * grid.levels)
+    return bool(change.min() > VISIBLE * error * float(output.value.max()))
 
 
 def _rounded(x: Tensor, grid: Grid) -> Tensor:

@@ -66,7 +66,7 @@ class Tokens(Attack):
             return leak.gaps
         name = task.embeddings[0]
         if name is None:
-            return "no embedding of its own receives the tokens, or its weights are used twice"
+            return "the tokens are not read by an embedding, or its weights are also used elsewhere"
         if not label_signs.plain_rows(leak):
             return "it reads a single gradient that is not zero"
         if _block(leak, task, name) is None:

@@ -20,7 +20,6 @@ from leakaudit._util import vocabulary
 from leakaudit._util.plain import Figures
 from leakaudit.adversary import Adversary
 from leakaudit.errors import LeakauditError, suggest
-from leakaudit.lint import noise
 from leakaudit.lint.case import Case
 from leakaudit.lint.equations import inconsistency
 from leakaudit.lint.pitfall import Pitfall
@@ -223,7 +222,12 @@ def _consistency(case: Case) -> Iterator[Deviation]:
 
 def _noise(trace: Trace) -> Iterator[Deviation]:
     """Test whether the messages contain the declared noise, whatever the gradients are."""
-    for pitfall in noise.check(Case(trace, None)):
+    case = Case(trace, None)
+    if not case.laws:
+        return
+    from leakaudit.lint import noise  # slow to import, and most recordings declare none
+
+    for pitfall in noise.check(case):
         if pitfall.verdict is Verdict.REFUTED:
             about = "quiet" if pitfall.number == QUIET else "distribution"
             yield Deviation(about, pitfall.says)

@@ -12,8 +12,6 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from scipy.special import ndtr
-
 from leakaudit.lint.substitute import Noise
 
 # Shifts of the coefficient up to this are ignored. A gradient that another framework computed in
@@ -79,4 +77,4 @@ class Fit:
         """Probability that pure noise shifts the coefficient as far; 1 for shifts up to `CLOSE`."""
         if not abs(self.shift) > CLOSE:
             return 1.0
-        return 2 * float(ndtr(-abs(self.shift) / self.error))
+        return math.erfc(abs(self.shift) / self.error / math.sqrt(2))

@@ -121,12 +121,14 @@ def left(made: Recording, declared: Relations) -> Left:
     known = _recorded(made, declared, rounds)
     whole = _Pass(declared, known, _Gradients(made, guessed=False), rounds)
     without = _Pass(declared, known, _no_gradient, rounds, only=whole.taken)
-    guess = _Pass(declared, known, _Gradients(made, guessed=True), rounds, only=whole.taken)
     missed, size, broken = _missed(declared, whole, without, torch.finfo(made.trace.dtype).eps)
     drawn: dict[int, list[int]] = {}  # node -> its noise vectors
     for place, vector in enumerate(declared.vectors):
         if vector.kind == "noise" and vector.owner is not None and place in whole.values:
             drawn.setdefault(vector.owner, []).append(place)
+    if not drawn:
+        return Left((), missed, size, broken)
+    guess = _Pass(declared, known, _Gradients(made, guessed=True), rounds, only=whole.taken)
     noise = [
         _noise(declared, node, places, whole, without, guess)
         for node, places in sorted(drawn.items())
@@ -261,8 +263,11 @@ class _Pass:
         self.over[at] = (total, max(sizes))
 
     def _sum(self, terms: Mapping[int, Fraction]) -> Tensor:
-        parts = [self.values[place] * float(factor) for place, factor in terms.items()]
-        return torch.stack(parts).sum(0)
+        places = list(terms)
+        total = self.values[places[0]] * float(terms[places[0]])
+        for place in places[1:]:
+            total.add_(self.values[place], alpha=float(terms[place]))
+        return total
 
 
 def _affordable(declared: Relations, made: Recording) -> int:

@@ -11,8 +11,6 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from scipy.special import chdtr, chdtrc, ndtr
-
 from leakaudit.lint.fit import CLOSE, Fit
 from leakaudit.lint.substitute import Left, Noise
 from leakaudit.protocols.deviation import Deviation
@@ -93,7 +91,8 @@ class Values:
         # better.
         if not fit.margin or fit.beyond >= -HALF * fit.margin:
             return
-        if ndtr(fit.beyond / math.sqrt(fit.margin)) < LEVEL:
+        # A normal number is as small as this with probability erfc(...) / 2.
+        if math.erfc(-fit.beyond / math.sqrt(2 * fit.margin)) / 2 < LEVEL:
             says = (
                 "the truth does not explain the messages better than the mean of all other records "
                 "does: they belong to other data"
@@ -105,6 +104,8 @@ class Values:
         excess = math.sqrt(self.energy) - CLOSE * math.sqrt(self.fit.power)
         if not self.numbers or excess <= 0:
             return
+        from scipy.special import chdtrc  # slow to import
+
         # The sum of n squared standard normal numbers has a chi-square distribution with n degrees
         # of freedom.
         if float(chdtrc(self.numbers, excess**2)) < LEVEL:
@@ -116,7 +117,11 @@ class Values:
 
     def quiet(self) -> str | None:
         """Test whether less remains than the declared noise; returns a sentence, or None."""
-        if not self.numbers or float(chdtr(self.numbers, self.energy)) >= LEVEL:
+        if not self.numbers:
+            return None
+        from scipy.special import chdtr  # slow to import
+
+        if float(chdtr(self.numbers, self.energy)) >= LEVEL:
             return None
         return f"the messages contain {self._size:.3g} times the declared noise"
 

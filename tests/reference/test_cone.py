@@ -205,13 +205,19 @@ def test_what_it_cannot_read_it_refuses_in_one_line(model: str, why: str | None)
 # ------------------------------------------------------------------------------------------------
 
 
-def test_rays_of_sparse_vectors_are_found() -> None:
+def sparse(count: int) -> tuple[np.ndarray, np.ndarray, extreme_rays.Cone]:
+    """Half-empty samples (count, 400), a basis of their space, and their cone."""
     rng = np.random.default_rng(0)
-    samples = rng.random((10, 400)) * (rng.random((10, 400)) < 0.5)
+    samples = rng.random((count, 400)) * (rng.random((count, 400)) < 0.5)
     samples[:, -1] = 1
     _, sizes, right = np.linalg.svd(samples, full_matrices=False)
     rows = torch.from_numpy(right)
     cone = extreme_rays.Cone.of(rows[:, :-1], rows[:, -1], torch.from_numpy(sizes), 1e-13)
+    return samples, right, cone
+
+
+def test_rays_of_sparse_vectors_are_found() -> None:
+    samples, right, cone = sparse(10)
     found = extreme_rays.rays(
         cone, 10, lambda ray: cone.firm(ray, np.random.default_rng(1)), Generator().manual_seed(0)
     )
@@ -222,12 +228,8 @@ def test_rays_of_sparse_vectors_are_found() -> None:
 
 
 def test_a_mixture_is_not_firm() -> None:
-    rng = np.random.default_rng(0)
-    samples = rng.random((5, 300)) * (rng.random((5, 300)) < 0.5)
-    samples[:, -1] = 1
-    _, sizes, right = np.linalg.svd(samples, full_matrices=False)
-    rows = torch.from_numpy(right)
-    cone = extreme_rays.Cone.of(rows[:, :-1], rows[:, -1], torch.from_numpy(sizes), 1e-13)
+    samples, right, cone = sparse(5)
+    rng = np.random.default_rng(1)
     inside = samples @ right.T
     assert cone.firm(inside[0], rng)
     assert not cone.firm((inside[0] + inside[1]) / 2, rng)
@@ -237,30 +239,30 @@ def levels(rows: list[list[int]]) -> Tensor:
     return torch.tensor(rows, dtype=torch.float64) / 255
 
 
-def test_distinct_images_are_alone_on_the_grid() -> None:
+def test_distinct_images_are_irreplaceable() -> None:
     g = Generator().manual_seed(0)
     x = torch.randint(0, 256, (4, 60), generator=g)
     x[x < 60] = 0
     x[x > 200] = 255
-    assert grid_lattice.alone(x.double() / 255, 255).all()
+    assert grid_lattice.irreplaceable(x.double() / 255, 255).all()
 
 
-def test_images_with_another_one_between_them_are_not_alone() -> None:
+def test_images_with_another_one_between_them_are_not() -> None:
     """(x + y) / 2 is on the grid: the lattice is not primitive."""
     g = Generator().manual_seed(0)
     x = torch.randint(0, 120, (60,), generator=g)
     y = x + 2 * torch.randint(0, 60, (60,), generator=g)
-    assert not grid_lattice.alone(torch.stack([x, y]).double() / 255, 255).any()
+    assert not grid_lattice.irreplaceable(torch.stack([x, y]).double() / 255, 255).any()
 
 
-def test_images_with_another_one_beyond_them_are_not_alone() -> None:
-    """2 y - x stays in the box; a third, different image is still alone."""
+def test_images_with_another_one_beyond_them_are_not() -> None:
+    """2 y - x stays in the box."""
     g = Generator().manual_seed(0)
     x = torch.randint(50, 200, (60,), generator=g)
     y = x + torch.randint(-1, 2, (60,), generator=g)
     other = torch.randint(0, 256, (60,), generator=g)
     other[:30] = 0
-    found = grid_lattice.alone(torch.stack([x, y, other]).double() / 255, 255)
+    found = grid_lattice.irreplaceable(torch.stack([x, y, other]).double() / 255, 255)
     assert found.tolist()[:2] == [False, False]
 
 
@@ -280,7 +282,7 @@ def test_the_lattice_agrees_with_a_search_over_all_images() -> None:
             whole = np.abs(moved - moved.round()).max() < 1e-9
             if whole and moved.min() >= 0 and moved.max() <= 7 and level not in pair[:, at]:
                 others += 1
-        alone = bool(grid_lattice.alone(torch.from_numpy(pair) / 7.0, 7).all())
-        assert not (alone and others)
-        agreed += alone and not others
+        certain = bool(grid_lattice.irreplaceable(torch.from_numpy(pair) / 7.0, 7).all())
+        assert not (certain and others)
+        agreed += certain and not others
     assert agreed > 5

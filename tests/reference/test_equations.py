@@ -232,7 +232,7 @@ def test_a_command_writes_equations_that_the_lint_confirms(
     assert not (tmp_path / "no.toml").exists()
 
 
-# --- the mathematics --------------------------------------------------------------------------------------------------
+# --- the mathematics ------------------------------------------------------------------
 
 
 def test_coefficients_come_back_from_blocks_of_small_rank() -> None:

@@ -1,4 +1,4 @@
-"""Models that read tokens, the sequences that their gradients reveal, and when they must not be certified."""
+"""Models that read tokens, the sequences that gradients reveal, and what must not be certified."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ class Streams:
 
 
 def _server(graph: Graph, sent: set[tuple[str, int]]) -> int | None:
-    """Return the last node if it alone sends its kinds and is connected to all others."""
+    """Return the last node if no other sends its kinds and it is connected to all others."""
     last = graph.nodes - 1
     own = {kind for kind, node in sent if node == last}
     others = {kind for kind, node in sent if node != last}

@@ -195,8 +195,8 @@ class Writer:
                 continue
             own = {(i, j): value for (i, j), value in weights.items() if i == j}
             common = _common(own)
-            alone = not any(value for (i, j), value in weights.items() if i != j)
-            if common is not None and alone:
+            unmixed = not any(value for (i, j), value in weights.items() if i != j)
+            if common is not None and unmixed:
                 said = self._plus(said, common, "c", self._vector(kind, "i", lag))
                 continue
             if self.streams.server is not None:

@@ -289,9 +289,9 @@ def batch(heard: Heard, x: Tensor, estimates: Tensor) -> Batch:
         elif len(found):
             choices[k] = found
     if (choices or unlisted) and not strays and len(x) == span.batch and heard.task.spec.is_image:
-        lone = grid_lattice.alone(x, grid.levels)
-        choices = {k: some for k, some in choices.items() if not bool(lone[k])}
-        unlisted = {k for k in unlisted if not bool(lone[k])}
+        settled = grid_lattice.irreplaceable(x, grid.levels)
+        choices = {k: some for k, some in choices.items() if not bool(settled[k])}
+        unlisted = {k for k in unlisted if not bool(settled[k])}
     if choices and not unlisted and bool(sure.all()):
         chosen = slopes.by_slopes(heard, x, choices)
         if chosen is not None:

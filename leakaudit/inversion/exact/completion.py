@@ -156,7 +156,7 @@ def single(stack: Tensor, seen: Tensor, std: Tensor, step: Tensor) -> Completed 
 
 
 def _entries(stack: Tensor, seen: Tensor, std: Tensor) -> _Entries:
-    """List the observed entries of neurons that have at least two; one alone tells nothing."""
+    """List the observed entries of neurons that have at least two, because one reveals nothing."""
     neurons = stack.shape[1]
     useful = seen & (seen.sum(2, keepdim=True) > 1)
     equation, neuron, pixel = useful.nonzero(as_tuple=True)

@@ -94,7 +94,10 @@ def recover(leak: GradientLeak, task: Task, equation: int, generator: Generator)
         return _failed(leak, task, "the singular values do not show the number of samples")
     one = span.basis[:, -1]
     cone = Cone.of(span.basis[:, :-1], one, span.sizes[: span.batch], span.noise)
-    accepts = _Firm(cone, generator)
+
+    def accepts(ray: extreme_rays.Array) -> bool:
+        return cone.firm(ray, extreme_rays.random(generator))
+
     rays = extreme_rays.rays(cone, span.batch, accepts, generator)
     why = _doubt(leak, span, white, expected)
     images = _images(Found(leak, task, equation, layer, stack[equation], span, cone, rays))
@@ -162,18 +165,6 @@ class Found:
             mixed = leak.combination[self.equation].double() @ leak.theta.double()[:, columns]
             value = value - self.task.l2 * mixed
         return value
-
-
-@dataclass(frozen=True)
-class _Firm:
-    """Accepts rays whose zeros determine them."""
-
-    cone: Cone
-    generator: Generator
-
-    def __call__(self, ray: extreme_rays.Array) -> bool:
-        rng = extreme_rays.random(self.generator)
-        return self.cone.firm(ray, rng)
 
 
 @dataclass(frozen=True)
@@ -309,7 +300,7 @@ def _reported(
         certified = wanted
     if y is not None:
         target = objectives.target(leak, task, 1, torch.float64)
-        left = objectives.misfit(target, task, exact, y)
+        left = objectives.misfit(target, task, exact.to(target.value), y.to(target.value.device))
         if left > max(certify.ROUNDED, EXPLAINED * target.noise):
             why = why or "the whole gradient of these images differs from the leaked one"
     elif len(exact) == wanted:

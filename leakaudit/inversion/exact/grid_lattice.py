@@ -10,7 +10,7 @@ a_k are integers: a denominator would be a prime modulo which the rows depend on
 
 If every a_k lies strictly between -1 and 2, then a_k is 0 or 1, and since they add up to 1, x is
 one of the batch: no other image on the grid exists in the whole space. Similar images have wider
-bounds, such as 2 x_1 - x_2. Then each other image is examined alone: with a_k = 1, are the
+bounds, such as 2 x_1 - x_2. Then each other image is examined separately: with a_k = 1, are the
 coefficients of the similar ones zero?
 """
 
@@ -43,7 +43,7 @@ LARGEST = TRIED**2
 LOOSE = 8
 
 
-def alone(x: Tensor, levels: int) -> Tensor:
+def irreplaceable(x: Tensor, levels: int) -> Tensor:
     """Decide which images are certain to be in every batch on the grid with the same span.
 
     Args:

@@ -29,7 +29,7 @@ import numpy as np
 STEPS = 15  # of Newton's method; from a good start, five are enough
 SETTLED = 1e-12  # change of the coefficients below which they no longer move
 SIDE = 16  # rows and columns of the sketch on which coefficients are searched: a choice
-SPARE = 2  # rows and columns beyond the rank without which a rank says nothing
+SPARE = 2  # rows and columns beyond the rank that are required for it to be evidence
 # What remained beyond the right rank was .2 to .6 of the floor in the bundled protocols; that of
 # wrong combinations was 30 or more. The exact value in between is a choice.
 FLOORS = 3.0

@@ -181,8 +181,8 @@ def _of_clients(
 ) -> Model:
     """Return the model if the same training explains every client; else without its constants.
 
-    Half of the clients are no proof here, because one sentence says how all of them train; nor is
-    anything that looks like one record where clients say that they have more.
+    Half of the clients prove nothing here, because one sentence describes how all of them train.
+    Neither does anything that looks like one record if the clients state that they have more.
     """
     unproved = replace(model, found=None)
     if model.task is None or not examples <= {1}:

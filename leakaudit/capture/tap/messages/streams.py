@@ -277,7 +277,7 @@ def assemble(
             wire = _wire(log, event)
             key = (wire, event.tag if by_tag else None)
             complete = _add(pending[key], event, sizes)
-            if complete is None:  # it is no part of a message
+            if complete is None:  # it is not part of a message
                 vectors += 1
                 others[_other(event)] += 1
                 if "parameters" in event.notes:

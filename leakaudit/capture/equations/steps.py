@@ -1,21 +1,31 @@
-"""Prove what an equation leaves: gradients that are recomputed at the record that they reveal."""
+"""Prove what an equation leaves: gradients that are recomputed at the records that they reveal.
+
+The first layer's block of what is left is sum_k delta_k [x_k 1] for the records x_k. All rounds
+together reveal the records: one record as the direction of all rows, several by the attack `exact`.
+With them, the block yields the vector delta_k of every record, and its label is the one whose
+recomputed delta_k is nearest. None of this has to be believed: the whole gradient of these records
+and labels, in all parameters and all rounds, equals what is left, or nothing is proved.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Literal, TypeAlias
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
+from leakaudit import registry
 from leakaudit.capture.equations.linear import FITTED, Linear, block
 from leakaudit.capture.equations.streams import Streams, Term
 from leakaudit.capture.tap.fitting import min_rank
 from leakaudit.capture.tap.fitting.fit import recomputed
 from leakaudit.inversion.exact.pixel_grid import Grid
+from leakaudit.leak import GradientLeak
 from leakaudit.tasks.task import Task
 
 Form: TypeAlias = Literal["single", "momentum", "difference"]
@@ -28,7 +38,7 @@ ROUNDINGS = 10.0
 LAST_PLACES = 100.0
 # Another model as the argument of the gradient counts as excluded if it misses by so much more.
 APART = 3.0
-# Below this rounding, messages show that a program rounded its pixels k/255 to single precision.
+# Below this rounding, messages show whether a program rounded its pixels k/255 to single precision.
 SINGLE = 1e-10
 COARSE = 0.01  # miss above which nothing is proved, however coarse the rounding
 
@@ -43,7 +53,7 @@ class Step:
         point: The model at which g_t is evaluated; None for the combination itself.
         rate: The coefficient a.
         other: The coefficient b; 0 for a single gradient.
-        records: Node -> record (1, *shape) and label (1,).
+        records: Node -> records (b, *shape) and labels (b,).
         miss: Largest difference from a recomputed gradient, relative to what is left.
     """
 
@@ -62,10 +72,13 @@ class Left:
     Attributes:
         values: Round -> (d,) float64.
         noise: Round -> size of its rounding errors, relative to it.
+        inputs: The records (b, *shape) that it reveals, in each way in which a program may have
+            stored them.
     """
 
     values: Mapping[int, Tensor]
     noise: Mapping[int, float]
+    inputs: tuple[Tensor, ...] = ()
 
 
 def left(streams: Streams, linear: Linear, node: int, rounds: tuple[int, ...]) -> Left:
@@ -99,15 +112,22 @@ def prove(streams: Streams, task: Task, linear: Linear) -> Step | None:
     Args:
         streams: The messages.
         task: The model.
-        linear: An equation that leaves blocks of rank one.
+        linear: An equation that leaves blocks of a small rank.
 
     Returns:
         The step; None if there is none, or if several points explain the messages.
     """
-    if linear.rank != 1 or task.spec.loss not in ("cross_entropy", "binary"):
+    if not linear.rank or task.spec.loss not in ("cross_entropy", "binary"):
         return None
-    nodes = streams.senders(linear.kind)
-    rests = {node: left(streams, linear, node, linear.rounds) for node in nodes}
+    rests: dict[int, Left] = {}
+    for node in streams.senders(linear.kind):
+        rest = left(streams, linear, node, linear.rounds)
+        inputs = _inputs(task, rest, linear.rank, streams.eps)
+        if not inputs:
+            return None
+        rests[node] = replace(rest, inputs=inputs)
+    if _shared(rests):
+        return None
     for form in FORMS:
         found: list[Step] = []
         for point in points(streams, linear):
@@ -171,59 +191,159 @@ def _at(
     records: dict[int, tuple[Tensor, Tensor]] = {}
     worst = 0.0
     for node, rest in rests.items():
-        x = _record(task, rest, streams.eps)
-        if x is None:
-            return None
-        best: tuple[float, Tensor, tuple[Fraction, Fraction]] | None = None
-        for y in range(min(LABELS, max(2, task.spec.classes))):
-            label = torch.tensor([y])
-            gradients = _gradients(streams, task, linear, point, node, rest, (x, label))
+        thetas = _models(streams, linear, point, node, rest)
+        best: tuple[float, tuple[Tensor, Tensor], tuple[Fraction, Fraction]] | None = None
+        for x in rest.inputs:
+            y = _labels(task, form, rest, thetas, x)
+            if y is None:
+                continue
+            gradients = _gradients(task, x, y, thetas)
             fitted = _fitted(form, rest, gradients, streams.eps)
             if fitted is not None and (best is None or fitted[0] < best[0]):
-                best = (fitted[0], label, fitted[1])
+                best = (fitted[0], (x, y), fitted[1])
         if best is None or (chosen is not None and best[2] != chosen):
             return None
         chosen = best[2]
-        records[node] = (x, best[1])
+        records[node] = best[1]
         worst = max(worst, best[0])
     if chosen is None:
         return None
     return Step(form, point, chosen[0], chosen[1], records, worst)
 
 
-def _record(task: Task, rest: Left, eps: float) -> Tensor | None:
-    """Return the record (1, *shape) that all rounds have in common."""
+def _inputs(task: Task, rest: Left, rank: int, eps: float) -> tuple[Tensor, ...]:
+    """Return the records that all rounds have in common, as a program may have stored them."""
     if not rest.values:
-        return None
+        return ()
+    if rank == 1:
+        x = _record(task, rest)
+    else:
+        x = _batch(task, rest, rank)
+    if x is None:
+        return ()
+    grid = Grid.of(task)
+    shape = (rank, *task.spec.shape)
+    if not bool(grid.holds(x).all()):
+        return (x.reshape(shape),)
+    x = grid.snapped(x).reshape(shape)
+    if eps > SINGLE:
+        return (x,)
+    return (x, x.float().double())
+
+
+def _record(task: Task, rest: Left) -> Tensor | None:
+    """Return the one record (1, p) that all rounds have in common."""
     scaled = [block(task, value) / float(value.norm()) for value in rest.values.values()]
     _, sizes, vh = np.linalg.svd(np.concatenate(scaled), full_matrices=False)
-    grid = Grid.of(task)
     row = torch.from_numpy(vh[:1])
     if (len(sizes) > 1 and sizes[1] > COARSE * sizes[0]) or float(row[0, -1]) == 0:
         return None
-    x = grid.pixels(row)
-    if eps > SINGLE and bool(grid.holds(x)[0]):
-        x = grid.snapped(x)
-    return x.reshape(1, *task.spec.shape)
+    return Grid.of(task).pixels(row)
+
+
+def _batch(task: Task, rest: Left, rank: int) -> Tensor | None:
+    """Return the records (b, p) that all rounds have in common, if the attack `exact` finds all."""
+    rounds = sorted(rest.values)
+    values = torch.stack([rest.values[t] / rest.values[t].norm() for t in rounds])
+    errors = torch.tensor([rest.noise[t] for t in rounds], dtype=torch.float64)
+    leak = GradientLeak(
+        node=0,
+        rounds=torch.tensor(rounds),
+        combination=torch.eye(len(rounds), dtype=torch.float64),
+        value=values,
+        std=errors / values.shape[1] ** 0.5,
+        columns=(0, values.shape[1]),
+        batch=rank,
+    )
+    found = registry.get("attacks", "exact")()(leak, task, Generator().manual_seed(0))
+    if len(found.x) != rank:
+        return None
+    x: Tensor = found.x.double().flatten(1)
+    return x
+
+
+def _shared(rests: Mapping[int, Left]) -> bool:
+    """Return whether two nodes reveal the same record.
+
+    A node that passes on the average of all gradients seems to hold the records of all nodes.
+    """
+    rows = torch.cat([rest.inputs[0].flatten(1) for rest in rests.values()])
+    return len(torch.unique(rows, dim=0)) < len(rows)
+
+
+def _models(
+    streams: Streams, linear: Linear, point: Term | None, node: int, rest: Left
+) -> dict[int, Tensor]:
+    """Return the models of all rounds, and of those before them, as far as they are known."""
+    found: dict[int, Tensor] = {}
+    for t in sorted({*rest.values, *(t - 1 for t in rest.values)}):
+        theta = model(streams, linear, point, node, t)
+        if theta is not None:
+            found[t] = theta
+    return found
+
+
+def _labels(
+    task: Task, form: Form, rest: Left, thetas: Mapping[int, Tensor], x: Tensor
+) -> Tensor | None:
+    """Return the label of each record whose first layer is nearest to what is left.
+
+    Args:
+        task: The model.
+        form: The form.
+        rest: What an equation leaves.
+        thetas: The models by round.
+        x: (b, *shape) the records.
+
+    Returns:
+        (b,) the labels; None if no label can be compared.
+    """
+    inverse = torch.linalg.pinv(Grid.of(task).rows(x.flatten(1).double()))
+    deltas = {t: torch.from_numpy(block(task, v)) @ inverse for t, v in rest.values.items()}
+    labels: list[int] = []
+    for k in range(len(x)):
+        values = {t: delta[:, k] for t, delta in deltas.items()}
+        rounds = [t for t in values if parts(form, t, values, thetas) is not None][:FITTED]
+        away: dict[int, float] = {}
+        for y in range(min(LABELS, max(2, task.spec.classes))):
+            needed = {t: thetas[t] for t in {*rounds, *(t - 1 for t in rounds)} if t in thetas}
+            gradients = _gradients(task, x[k : k + 1], torch.tensor([y]), needed)
+            some = {t: torch.from_numpy(block(task, g))[:, -1] for t, g in gradients.items()}
+            away[y] = _away(form, values, some, rounds)
+        if not rounds or not away:
+            return None
+        labels.append(min(away, key=lambda y: away[y]))
+    return torch.tensor(labels)
+
+
+def _away(
+    form: Form, values: Mapping[int, Tensor], gradients: Mapping[int, Tensor], rounds: list[int]
+) -> float:
+    """Return how far the best multiples of the parts of a form are from some values."""
+    rows: list[Tensor] = []
+    targets: list[Tensor] = []
+    for t in rounds:
+        some = parts(form, t, values, gradients)
+        if some is None:
+            return math.inf
+        size = values[t].norm()
+        rows.append(torch.stack(some, dim=1) / size)
+        targets.append(values[t] / size)
+    if not rows:
+        return math.inf
+    matrix = torch.cat(rows)
+    target = torch.cat(targets)
+    factors = torch.linalg.lstsq(matrix, target[:, None], driver="gelsd").solution[:, 0]
+    return float((target - matrix @ factors).norm())
 
 
 def _gradients(
-    streams: Streams,
-    task: Task,
-    linear: Linear,
-    point: Term | None,
-    node: int,
-    rest: Left,
-    record: tuple[Tensor, Tensor],
+    task: Task, x: Tensor, y: Tensor, thetas: Mapping[int, Tensor]
 ) -> dict[int, Tensor]:
-    """Return the gradient (d,) of every round, and of the one before the first."""
+    """Return the gradient (d,) of every round whose model is known."""
     found: dict[int, Tensor] = {}
-    rounds = sorted(rest.values)
-    for t in (rounds[0] - 1, *rounds):
-        theta = model(streams, linear, point, node, t)
-        if theta is None:
-            continue
-        g = recomputed(task, *record, theta)
+    for t, theta in thetas.items():
+        g = recomputed(task, x, y, theta)
         if g is not None:
             found[t] = g
     return found

@@ -10,7 +10,7 @@ and labels, in all parameters and all rounds, equals what is left, or nothing is
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Literal, TypeAlias
@@ -20,7 +20,7 @@ import torch
 from torch import Generator, Tensor
 
 from leakaudit import registry
-from leakaudit.capture.equations.linear import FITTED, Linear, block
+from leakaudit.capture.equations.linear import FITTED, HELD, Linear, block
 from leakaudit.capture.equations.streams import Streams, Term
 from leakaudit.capture.tap.fitting import min_rank
 from leakaudit.capture.tap.fitting.fit import recomputed
@@ -187,28 +187,31 @@ def _at(
     point: Term | None,
 ) -> Step | None:
     """Return the step with gradients at one point if it holds for all nodes with equal factors."""
-    chosen: tuple[Fraction, Fraction] | None = None
     records: dict[int, tuple[Tensor, Tensor]] = {}
-    worst = 0.0
+    rows: dict[int, list[_Row]] = {}
     for node, rest in rests.items():
         thetas = _models(streams, linear, point, node, rest)
-        best: tuple[float, tuple[Tensor, Tensor], tuple[Fraction, Fraction]] | None = None
+        best = 1.0  # largest miss in units of what is allowed
         for x in rest.inputs:
-            y = _labels(task, form, rest, thetas, x)
-            if y is None:
-                continue
-            gradients = _gradients(task, x, y, thetas)
-            fitted = _fitted(form, rest, gradients, streams.eps)
-            if fitted is not None and (best is None or fitted[0] < best[0]):
-                best = (fitted[0], (x, y), fitted[1])
-        if best is None or (chosen is not None and best[2] != chosen):
+            y = _labels(task, form, rest, thetas, x, streams.eps)
+            some = _rows(form, rest, _gradients(task, x, y, thetas), streams.eps)
+            away = _away(some)
+            if len(some) > HELD and away < best:
+                best = away
+                records[node] = (x, y)
+                rows[node] = some
+        if node not in records:
             return None
-        chosen = best[2]
-        records[node] = best[1]
-        worst = max(worst, best[0])
-    if chosen is None:
+    fitted = [row for some in rows.values() for row in some[:-HELD]]
+    exact = _exact(fitted)
+    if exact is None or (form == "momentum" and exact[1] == 0):  # the latter is a simpler form
         return None
-    return Step(form, point, chosen[0], chosen[1], records, worst)
+    used = torch.tensor([float(one) for one in exact], dtype=torch.float64)
+    every = [row for some in rows.values() for row in some]
+    if not all(row.miss(used) < row.allowed for row in every):
+        return None
+    other = {"single": Fraction(0), "momentum": exact[-1], "difference": -exact[0]}
+    return Step(form, point, exact[0], other[form], records, max(row.miss(used) for row in every))
 
 
 def _inputs(task: Task, rest: Left, rank: int, eps: float) -> tuple[Tensor, ...]:
@@ -284,8 +287,8 @@ def _models(
 
 
 def _labels(
-    task: Task, form: Form, rest: Left, thetas: Mapping[int, Tensor], x: Tensor
-) -> Tensor | None:
+    task: Task, form: Form, rest: Left, thetas: Mapping[int, Tensor], x: Tensor, eps: float
+) -> Tensor:
     """Return the label of each record whose first layer is nearest to what is left.
 
     Args:
@@ -294,47 +297,25 @@ def _labels(
         rest: What an equation leaves.
         thetas: The models by round.
         x: (b, *shape) the records.
+        eps: Distance from 1 to the next number in the number format of the messages.
 
     Returns:
-        (b,) the labels; None if no label can be compared.
+        (b,) the labels.
     """
     inverse = torch.linalg.pinv(Grid.of(task).rows(x.flatten(1).double()))
     deltas = {t: torch.from_numpy(block(task, v)) @ inverse for t, v in rest.values.items()}
+    rounds = [t for t in rest.values if parts(form, t, deltas, thetas) is not None][:FITTED]
+    needed = {t: thetas[t] for t in {*rounds, *(t - 1 for t in rounds)} if t in thetas}
     labels: list[int] = []
     for k in range(len(x)):
-        values = {t: delta[:, k] for t, delta in deltas.items()}
-        rounds = [t for t in values if parts(form, t, values, thetas) is not None][:FITTED]
-        away: dict[int, float] = {}
+        mine = replace(rest, values={t: delta[:, k] for t, delta in deltas.items()})
+        away: list[float] = []
         for y in range(min(LABELS, max(2, task.spec.classes))):
-            needed = {t: thetas[t] for t in {*rounds, *(t - 1 for t in rounds)} if t in thetas}
             gradients = _gradients(task, x[k : k + 1], torch.tensor([y]), needed)
-            some = {t: torch.from_numpy(block(task, g))[:, -1] for t, g in gradients.items()}
-            away[y] = _away(form, values, some, rounds)
-        if not rounds or not away:
-            return None
-        labels.append(min(away, key=lambda y: away[y]))
+            first = {t: torch.from_numpy(block(task, g))[:, -1] for t, g in gradients.items()}
+            away.append(_away(_rows(form, mine, first, eps)))
+        labels.append(min(range(len(away)), key=lambda y: away[y]))
     return torch.tensor(labels)
-
-
-def _away(
-    form: Form, values: Mapping[int, Tensor], gradients: Mapping[int, Tensor], rounds: list[int]
-) -> float:
-    """Return how far the best multiples of the parts of a form are from some values."""
-    rows: list[Tensor] = []
-    targets: list[Tensor] = []
-    for t in rounds:
-        some = parts(form, t, values, gradients)
-        if some is None:
-            return math.inf
-        size = values[t].norm()
-        rows.append(torch.stack(some, dim=1) / size)
-        targets.append(values[t] / size)
-    if not rows:
-        return math.inf
-    matrix = torch.cat(rows)
-    target = torch.cat(targets)
-    factors = torch.linalg.lstsq(matrix, target[:, None], driver="gelsd").solution[:, 0]
-    return float((target - matrix @ factors).norm())
 
 
 def _gradients(
@@ -380,49 +361,67 @@ def allowed(noise: float, eps: float) -> float:
     return min(COARSE, ROUNDINGS * noise + LAST_PLACES * eps)
 
 
-def _fitted(
-    form: Form, rest: Left, gradients: Mapping[int, Tensor], eps: float
-) -> tuple[float, tuple[Fraction, Fraction]] | None:
-    """Return the largest miss and the exact factors of a form; None if it does not hold."""
-    rows: list[tuple[Tensor, Tensor, float]] = []  # parts (d, k), value (d,), allowed miss
+@dataclass(frozen=True)
+class _Row:
+    """What is left in one round, and the parts that should add up to it.
+
+    Attributes:
+        parts: (m, k), rotated into the few directions that occur.
+        value: (m,) of norm 1, likewise.
+        allowed: How far from each other they may be.
+    """
+
+    parts: Tensor
+    value: Tensor
+    allowed: float
+
+    def miss(self, factors: Tensor) -> float:
+        """Return how far the parts, times their factors, are from the value."""
+        return float((self.value - self.parts @ factors).norm())
+
+
+def _rows(form: Form, rest: Left, gradients: Mapping[int, Tensor], eps: float) -> list[_Row]:
+    """Return what is left of all rounds in which the parts of a form are known."""
+    found: list[_Row] = []
     for t, value in rest.values.items():
         some = parts(form, t, rest.values, gradients)
-        if some is None:
+        size = value.norm()
+        if some is None or not float(size):
             continue
         noise = rest.noise[t]
         if form == "momentum":
             noise = max(noise, rest.noise[t - 1])
-        size = float(value.norm())
-        rows.append((torch.stack(some, dim=1) / size, value / size, allowed(noise, eps)))
-    many = min(FITTED, len(rows) - 2)
-    if many < 1:
-        return None
-    matrix = torch.cat([one[0] for one in rows[:many]])
-    target = torch.cat([one[1] for one in rows[:many]])
+        columns = torch.stack([*some, value], dim=1) / size
+        rotated = torch.linalg.qr(columns, mode="r").R
+        found.append(_Row(rotated[:, :-1], rotated[:, -1], allowed(noise, eps)))
+    return found
+
+
+def _solved(rows: Sequence[_Row]) -> tuple[Tensor, Tensor]:
+    """Return factors (k,) and how far the exact ones may be from them (k,)."""
+    matrix = torch.cat([row.parts / row.allowed for row in rows])
+    target = torch.cat([row.value / row.allowed for row in rows])
     factors = torch.linalg.lstsq(matrix, target[:, None], driver="gelsd").solution[:, 0]
-    if not all(_miss(one, factors) < one[2] for one in rows):
-        return None
-    # What is missed has a norm of at most miss per round. An error of that size that lies in the
-    # space of the gradients moves a factor by no more than this.
-    missed = max(_miss(one, factors) for one in rows[:many]) * many**0.5
-    inverse = torch.linalg.pinv(matrix.T @ matrix).diagonal().sqrt()
-    widths = (inverse * missed).tolist()
+    # An error as large as what is missed that lies in the space of the gradients, where it is not
+    # seen, moves a factor by no more than this.
+    missed = (target - matrix @ factors).norm()
+    return factors, torch.linalg.pinv(matrix).norm(dim=1) * missed
+
+
+def _away(rows: Sequence[_Row]) -> float:
+    """Return the largest miss with the best factors, in units of what is allowed."""
+    if not rows:
+        return math.inf
+    factors, _ = _solved(rows)
+    return max(row.miss(factors) / row.allowed for row in rows)
+
+
+def _exact(rows: Sequence[_Row]) -> list[Fraction] | None:
+    """Return the exact factors; None if the rounds do not single them out."""
     exact: list[Fraction] = []
-    for value, width in zip(factors.tolist(), widths, strict=True):
+    for value, width in zip(*(one.tolist() for one in _solved(rows)), strict=True):
         simple = min_rank.simplest(value, width)
         if simple is None:
             return None
         exact.append(simple)
-    used = torch.tensor([float(one) for one in exact], dtype=torch.float64)
-    misses = [_miss(one, used) for one in rows]
-    if not all(miss < one[2] for miss, one in zip(misses, rows, strict=True)):
-        return None
-    if form == "momentum" and exact[1] == 0:
-        return None  # a simpler form
-    other = {"single": Fraction(0), "momentum": exact[-1], "difference": -exact[0]}
-    return max(misses), (exact[0], other[form])
-
-
-def _miss(row: tuple[Tensor, Tensor, float], factors: Tensor) -> float:
-    """Return how far the parts, times their factors, are from the value, which has norm 1."""
-    return float((row[1] - row[0] @ factors).norm())
+    return exact

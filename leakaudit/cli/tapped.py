@@ -232,7 +232,8 @@ def unclear(trace: Trace, args: argparse.Namespace) -> list[str]:
     from leakaudit.traces import trace_file
 
     if trace.protocol.startswith(registry.OWN):
-        say(f"{trace.protocol} is not declared; next: leakaudit trace equations {args.output}", args)
+        next = f"leakaudit trace equations {args.output}"
+        say(f"{trace.protocol} is not declared; next: {next}", args)
         return []
     truth = None
     if args.truth:

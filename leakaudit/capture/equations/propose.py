@@ -99,6 +99,9 @@ def _incomplete(trace: Trace) -> str:
 
 def _equation(streams: Streams, task: Task, kind: str) -> tuple[Equation | None, str]:
     """Return the proved equation of a kind of messages, and a line about it."""
+    silent = _silent(streams, kind)
+    if silent:
+        return None, f"{kind}: not known: no messages of nodes {', '.join(map(str, silent))}"
     found = linear.search(streams, task, kind, 0)
     if found is not None:
         return Equation(found, None), f"{kind}: a combination of earlier messages{_tested(found)}"
@@ -119,6 +122,18 @@ def _equation(streams: Streams, task: Task, kind: str) -> tuple[Equation | None,
             f"{rank} in the first layer, but no recomputed gradient of {rank} records explains it"
         )
     return None, f"{kind}: not known: no combination of messages leaves gradients of few records"
+
+
+def _silent(streams: Streams, kind: str) -> list[int]:
+    """Return the nodes whose messages are missing, so that their equations are unknown.
+
+    What a server alone sends looks as if it computed the gradients of all clients itself.
+    """
+    senders = streams.senders(kind)
+    if senders == (streams.server,):
+        return []
+    others = set(range(streams.graph.nodes)) - {streams.server}
+    return sorted(others - set(senders))
 
 
 def _of_nodes(streams: Streams, one: Equation) -> Iterator[str]:

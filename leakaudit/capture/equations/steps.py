@@ -191,9 +191,9 @@ def _at(
     rows: dict[int, list[_Row]] = {}
     for node, rest in rests.items():
         thetas = _models(streams, linear, point, node, rest)
+        y = _labels(task, form, rest, thetas, streams.eps)
         best = 1.0  # largest miss in units of what is allowed
         for x in rest.inputs:
-            y = _labels(task, form, rest, thetas, x, streams.eps)
             some = _rows(form, rest, _gradients(task, x, y, thetas), streams.eps)
             away = _away(some)
             if len(some) > HELD and away < best:
@@ -227,7 +227,7 @@ def _inputs(task: Task, rest: Left, rank: int, eps: float) -> tuple[Tensor, ...]
     grid = Grid.of(task)
     shape = (rank, *task.spec.shape)
     if not bool(grid.holds(x).all()):
-        return (x.reshape(shape),)
+        return (x.reshape(shape),) if rank == 1 else ()
     x = grid.snapped(x).reshape(shape)
     if eps > SINGLE:
         return (x,)
@@ -270,8 +270,10 @@ def _shared(rests: Mapping[int, Left]) -> bool:
 
     A node that passes on the average of all gradients seems to hold the records of all nodes.
     """
-    rows = torch.cat([rest.inputs[0].flatten(1) for rest in rests.values()])
-    return len(torch.unique(rows, dim=0)) < len(rows)
+    rows = torch.cat([rest.inputs[0].flatten(1) for rest in rests.values()]).double()
+    if len(rows) < 2:
+        return False
+    return float(torch.pdist(rows).min()) < COARSE * float(rows.norm(dim=1).max())
 
 
 def _models(
@@ -287,7 +289,7 @@ def _models(
 
 
 def _labels(
-    task: Task, form: Form, rest: Left, thetas: Mapping[int, Tensor], x: Tensor, eps: float
+    task: Task, form: Form, rest: Left, thetas: Mapping[int, Tensor], eps: float
 ) -> Tensor:
     """Return the label of each record whose first layer is nearest to what is left.
 
@@ -296,12 +298,12 @@ def _labels(
         form: The form.
         rest: What an equation leaves.
         thetas: The models by round.
-        x: (b, *shape) the records.
         eps: Distance from 1 to the next number in the number format of the messages.
 
     Returns:
         (b,) the labels.
     """
+    x = rest.inputs[0]
     inverse = torch.linalg.pinv(Grid.of(task).rows(x.flatten(1).double()))
     deltas = {t: torch.from_numpy(block(task, v)) @ inverse for t, v in rest.values.items()}
     rounds = [t for t in rest.values if parts(form, t, deltas, thetas) is not None][:FITTED]

@@ -288,9 +288,7 @@ def _models(
     return found
 
 
-def _labels(
-    task: Task, form: Form, rest: Left, thetas: Mapping[int, Tensor], eps: float
-) -> Tensor:
+def _labels(task: Task, form: Form, rest: Left, thetas: Mapping[int, Tensor], eps: float) -> Tensor:
     """Return the label of each record whose first layer is nearest to what is left.
 
     Args:
@@ -324,9 +322,7 @@ def _labels(
     return torch.tensor(labels)
 
 
-def _gradients(
-    task: Task, x: Tensor, y: Tensor, thetas: Mapping[int, Tensor]
-) -> dict[int, Tensor]:
+def _gradients(task: Task, x: Tensor, y: Tensor, thetas: Mapping[int, Tensor]) -> dict[int, Tensor]:
     """Return the gradient (d,) of every round whose model is known."""
     found: dict[int, Tensor] = {}
     for t, theta in thetas.items():

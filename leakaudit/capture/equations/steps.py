@@ -20,7 +20,7 @@ import torch
 from torch import Generator, Tensor
 
 from leakaudit import registry
-from leakaudit.capture.equations.linear import HELD, Linear, block
+from leakaudit.capture.equations.linear import FITTED, HELD, Linear, block
 from leakaudit.capture.equations.streams import Streams, Term
 from leakaudit.capture.tap.fitting import min_rank
 from leakaudit.capture.tap.fitting.fit import recomputed
@@ -304,12 +304,8 @@ def _labels(task: Task, form: Form, rest: Left, thetas: Mapping[int, Tensor], ep
     x = rest.inputs[0]
     inverse = torch.linalg.pinv(Grid.of(task).rows(x.flatten(1).double()))
     deltas = {t: torch.from_numpy(block(task, v)) @ inverse for t, v in rest.values.items()}
-    # The first and the last round differ most. All others take part in the proof only.
-    rounds = [t for t in rest.values if parts(form, t, deltas, thetas) is not None]
-    wanted = {*rounds[:1], *rounds[-1:]}
-    if form == "difference":
-        wanted |= {t - 1 for t in wanted}
-    needed = {t: thetas[t] for t in wanted}
+    rounds = [t for t in rest.values if parts(form, t, deltas, thetas) is not None][:FITTED]
+    needed = {t: thetas[t] for t in {*rounds, *(t - 1 for t in rounds)} if t in thetas}
     labels: list[int] = []
     for k in range(len(x)):
         mine = replace(rest, values={t: delta[:, k] for t, delta in deltas.items()})

@@ -215,7 +215,8 @@ def test_what_the_messages_do_not_determine_is_not_known(
     assert any("not known" in line for line in found.said)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, pytest.param(torch.float32, marks=slow)])
+@slow
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_the_equations_of_batches_are_found(tmp_path: Path, dtype: torch.dtype) -> None:
     trace, truth = invented(tmp_path / "own.pt", one_way, dtype, records=3)
     found = proposed(trace)

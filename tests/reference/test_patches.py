@@ -114,7 +114,7 @@ def test_a_model_that_cannot_be_built_is_refused() -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("depth", [1, 2])
 def test_one_image_is_exact(dtype: torch.dtype, depth: int) -> None:
-    made, x = task(depth=depth, patch=4), images(1)
+    made, x = task(depth=depth), images(1)
     found = recovered(planted(made, x, dtype), made)
     assert found.certificate is Certificate.EXACT, found.note
     assert equal(found, x)
@@ -164,7 +164,8 @@ def test_the_search_finds_tokens_only() -> None:
         upper,
         block.norm2,
     )
-    found = vision_tokens.tokens(layers, Generator().manual_seed(0))
+    with torch.no_grad():
+        found = vision_tokens.tokens(layers, Generator().manual_seed(0))
     apart = torch.cdist(found, tokens, compute_mode="donot_use_mm_for_euclid_dist")
     assert sorted(apart.argmin(1).tolist()) == list(range(len(tokens)))
     assert float(apart.amin(1).max()) < 1e-6
@@ -184,7 +185,8 @@ def test_images_off_the_grid_are_not_certified() -> None:
     found = recovered(planted(made, x), made)
     assert found.certificate is Certificate.APPROXIMATE
     assert "grid" in found.note
-    assert float((found.x - x).abs().max()) < 1e-6 or float((found.x - x.flip(0)).abs().max()) < 1e-6
+    apart = (found.x[:, None] - x).flatten(2).abs().amax(2)
+    assert float(apart.amin(0).max()) < 1e-6
 
 
 def test_a_gradient_of_something_else_is_not_certified() -> None:

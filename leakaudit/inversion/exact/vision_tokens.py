@@ -41,8 +41,8 @@ from torch import Generator, Tensor, nn
 from leakaudit.progress import expired, step
 from leakaudit.tasks.models import Block, VisionTransformer
 
-# Most steps of a search on the sphere, and without its constraint. Choices: nearly all searches need
-# 10 to 20 of the first, and quadratic convergence 3 or 4 of the second.
+# Most steps of a search on the sphere, and without its constraint. Choices: nearly all searches
+# need 10 to 20 of the first, and quadratic convergence 3 or 4 of the second.
 STEPS = 60
 POLISH = 8
 
@@ -168,7 +168,9 @@ class _Search:
         turned = free * (hidden @ self.hidden.T * self.layers.hidden_errors).square().sum(1)
         moved = (points * self.layers.input_errors).square().sum(1)
         gain = self.layers.weight.square().sum()
-        rounded = torch.finfo(hidden.dtype).eps ** 2 * hidden.square().sum(1)
+        # Rounding errors of a sum of h terms grow at most as h.
+        precision = self.layers.weight.shape[1] * torch.finfo(hidden.dtype).eps
+        rounded = (precision * hidden).square().sum(1)
         expected: Tensor = (turned + gain * moved + rounded).sqrt()
         return expected
 
@@ -237,9 +239,7 @@ def gelu_slope(x: Tensor) -> Tensor:
     return torch.special.ndtr(x) + x * density
 
 
-def images(
-    net: VisionTransformer, gradient: Gradient, inputs: Tensor, batch: int
-) -> Tensor | str:
+def images(net: VisionTransformer, gradient: Gradient, inputs: Tensor, batch: int) -> Tensor | str:
     """Compute the images from the tokens in front of the first block's last two layers.
 
     Args:

@@ -71,7 +71,7 @@ def planted(model: str, difference: bool, batch: int = 1) -> tuple[GradientLeak,
 WITHOUT_INPUTS = {"labels"}
 # Of models that read pixels they refuse all; test_exported.py and test_text.py plant their leaks.
 OF_TOKENS = {"sequences", "tokens"}
-OF_VIT = {"patches"}  # of other models it refuses all; see test_patches.py
+OF_VIT = {"patches"}  # of other models it refuses all; see test_vision.py
 OF_GAPS = {"completion"}  # of leaks without gaps it refuses all; see test_completion.py
 LEAKS = [(model, difference) for model in ("mlp", "lenet") for difference in (False, True)]
 

@@ -31,6 +31,10 @@ LOWER = ("blocks.0.down.weight", "blocks.0.down.bias")
 # are measured as a norm over many coordinates, which is close to 1; the margin is for rounding.
 FITS = 3.0
 
+# Largest distance of any pixel from the grid, half of what rounds it wrongly. The errors of the
+# pixels of a patch are of similar size, so if one were rounded wrongly, others would lie between.
+CLEAR = 0.25
+
 # Largest error of a pixel of a single image, in grey levels: a fifth of what rounds it wrongly.
 SURE = 0.1
 
@@ -191,14 +195,18 @@ def _judged(leak: GradientLeak, task: Task, x: Tensor, doubt: str) -> Reconstruc
     grid = Grid.of(task)
     flat = x.flatten(1)
     snapped = grid.snapped(flat)
-    away = ((flat - snapped) * grid.levels).square().mean(1).sqrt()
-    inside = bool((away < OFF).all())
+    away = ((flat - snapped) * grid.levels).abs()
+    typical = away.square().mean(1).sqrt()
+    inside = bool((typical < OFF).all()) and float(away.max()) < CLEAR
     images = snapped.reshape(x.shape)
     shown = images if inside else x
     y = batch_labels.labels(leak, task, shown)
     residual = 1.0
     if not inside:
-        doubt = doubt or "the images do not lie on the grid of the data"
+        doubt = doubt or (
+            "the images do not lie on the grid of the data: "
+            f"pixels are up to {float(away.max()):.1g} levels away from it"
+        )
     if y is None:
         doubt = doubt or "the labels were not found, so the whole gradient was not compared"
     else:

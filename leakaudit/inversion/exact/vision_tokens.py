@@ -52,10 +52,6 @@ STARTS = 16
 # Sets of starts without a new token after which the search gives up. A choice.
 PATIENCE = 20
 
-# Starts near a known token are at up to its own norm from it, and down to 10 to this power of it.
-# A choice: class tokens of random models differ by 1e-2 to 1e-1.
-NEAREST = -3
-
 # Residual relative to the hidden values at the start, below which a search leaves the sphere. The
 # sphere is only approximate, because a normalisation adds a small number to the variance.
 NEAR = 1e-2
@@ -113,11 +109,9 @@ def tokens(layers: Layers, generator: Generator) -> Tensor:
     while len(found) < wanted and in_vain < PATIENCE and not expired():
         step("tokens", len(found), wanted)
         before = len(found)
-        if in_vain and before:
-            starts = search.near(found, generator)
-        else:
-            starts = search.apart(found, generator)
-        for point in search.run(starts):
+        # Orthogonal to all tokens but one, starts do not differ, so they are not always.
+        avoided = found[:0] if in_vain else found
+        for point in search.run(avoided, generator):
             near = (found - point).norm(dim=1)
             if len(found) < wanted and not bool((near < APART * point.norm()).any()):
                 found = torch.cat([found, point[None]])
@@ -142,31 +136,21 @@ class _Search:
         before = layers.inputs[:, :-1] - bias[:, None] * layers.norm.bias
         self.normal = before / layers.norm.weight
 
-    def apart(self, found: Tensor, generator: Generator) -> Tensor:
-        """Draw starts (s, n - 1) that are orthogonal to the points (f, n) that are known."""
-        count, width = self.normal.shape
-        starts = min(STARTS, count - len(found))
+    def run(self, avoided: Tensor, generator: Generator) -> Tensor:
+        """Return the points (k, n) that were found from one set of starts.
+
+        Args:
+            avoided: (f, n) points to which starts are orthogonal.
+            generator: Draws the starts.
+        """
+        left_over, width = self.normal.shape
+        starts = min(STARTS, left_over - len(avoided))
         drawn = torch.randn(starts, width, generator=generator, dtype=torch.float64)
         c = drawn.to(self.normal) @ self.normal.T
-        known = torch.linalg.qr(found.T).Q
+        known = torch.linalg.qr(avoided.T).Q
         y = (c - c @ known @ known.T) @ self.axes
         # Normalised inputs have the norm sqrt(h).
-        size: Tensor = (y @ self.axes.T @ self.normal).norm(dim=1, keepdim=True)
-        return y * math.sqrt(width) / size
-
-    def near(self, found: Tensor, generator: Generator) -> Tensor:
-        """Draw starts near points that are known, in directions orthogonal to all of them.
-
-        Class tokens of different images are close to each other, and so are equal patches.
-        """
-        away = self.apart(found, generator)
-        chosen = torch.randint(len(found), (len(away),), generator=generator)
-        drawn = torch.rand(len(away), 1, generator=generator, dtype=torch.float64)
-        share = 10 ** (NEAREST * drawn.to(away))
-        return (found[chosen] - self.centre) @ self.axes + share * away
-
-    def run(self, y: Tensor) -> Tensor:
-        """Return the points (k, n) that were found from starts (s, n - 1)."""
+        y *= (math.sqrt(width) / (y @ self.axes.T @ self.normal).norm(dim=1))[:, None]
         scale = float(self._hidden(y)[1].norm(dim=1).mean())
         y, _ = self._descended(y, STEPS, NEAR * scale, scale)
         y, left = self._descended(y, POLISH, 0.0, 0.0)
@@ -252,7 +236,8 @@ class _Search:
 def gelu_slope(x: Tensor) -> Tensor:
     """Return the derivative of GELU."""
     density = torch.exp(-x.square() / 2) / math.sqrt(2 * math.pi)
-    return torch.special.ndtr(x) + x * density
+    slope: Tensor = torch.special.ndtr(x) + x * density
+    return slope
 
 
 def images(net: VisionTransformer, gradient: Gradient, inputs: Tensor, batch: int) -> Tensor | str:

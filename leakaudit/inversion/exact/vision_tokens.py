@@ -2,8 +2,8 @@
 
 The gradient of a fully connected layer is a sum of terms d_t [u_t 1], one for each token t: d_t is
 the slope of the loss in the layer's outputs, and u_t its input. With n tokens in the batch, less
-than the layer is wide, its rows span a space of n dimensions. This alone does not separate the
-tokens: any basis of the space explains the rows.
+than the layer is wide, its rows span a space of n dimensions. This does not yet separate
+the tokens: any basis of the space explains the rows.
 
 **Two layers separate them.** The first block ends with two layers, GELU between them. The space of
 the upper one contains [u_t 1], that of the lower one contains [gelu(U u_t + b) 1]. A point of the
@@ -234,7 +234,11 @@ class _Search:
 
 
 def gelu_slope(x: Tensor) -> Tensor:
-    """Return the derivative of GELU."""
+    """Return the derivative of GELU.
+
+    Args:
+        x: Where, of any shape.
+    """
     density = torch.exp(-x.square() / 2) / math.sqrt(2 * math.pi)
     slope: Tensor = torch.special.ndtr(x) + x * density
     return slope

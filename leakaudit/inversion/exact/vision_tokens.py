@@ -230,7 +230,8 @@ class _Search:
         right = (slope.mT @ value[:, :-2, None])[:, :, 0] + along * value[:, -1:]
         size = matrix.diagonal(dim1=1, dim2=2)
         matrix = matrix + torch.diag_embed(damping[:, None] * size)
-        return y - torch.linalg.solve(matrix, right)
+        moved: Tensor = y - torch.linalg.solve(matrix, right)
+        return moved
 
 
 def gelu_slope(x: Tensor) -> Tensor:

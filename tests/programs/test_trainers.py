@@ -25,8 +25,12 @@ OPTIMISERS = {  # option of the programs -> constants in the trace
     "sgd": {"lr": 0.05},
     "momentum": {"lr": 0.05, "momentum": 0.9},
     "decay": {"lr": 0.05, "momentum": 0.9, "decay": 0.01},
+    "nesterov": {"lr": 0.05, "momentum": 0.9, "nesterov": True},
     "adam": {"lr": 0.001},
+    "adamw": {"lr": 0.001, "decay": 0.01},
+    "adagrad": {"lr": 0.01},
 }
+ADAPTIVE = ("adam", "adamw", "adagrad")
 CASES = [("torch", name) for name in OPTIMISERS]
 CASES += [("accelerate", "momentum"), ("accelerate", "adam")]
 CASES += [("lightning", "sgd"), ("lightning", "adam")]
@@ -39,20 +43,26 @@ def train(folder: Path, framework: str, *options: str) -> Run:
     return tapped(folder, *PROGRAMS[framework], *options, operators=True)
 
 
-def check_gradients(seen: Run) -> None:
+def check_sent(seen: Run, op: str = "ddp") -> None:
+    """Compare gradients and models with those of each process."""
+    for rank in (0, 1):
+        sent = torch.stack(seen.sent(rank, op)).double()
+        exact = seen.kept(rank)["gradients"].double()
+        misses = (sent - exact).norm(dim=1) / exact.norm(dim=1)
+        assert float(misses.max()) < 1e-4
+    assert torch.equal(torch.stack(seen.sent(0, "model")), seen.kept(0)["models"])
+
+
+def check_gradients(seen: Run, op: str = "ddp") -> None:
     """Compare gradients, models and reconstructed pictures with those of each process."""
+    check_sent(seen, op)
     shown = seen.pictures()
     for rank in (0, 1):
         kept = seen.kept(rank)
-        sent = torch.stack(seen.sent(rank, "ddp")).double()
-        exact = kept["gradients"].double()
-        misses = (sent - exact).norm(dim=1) / exact.norm(dim=1)
-        assert float(misses.max()) < 1e-4
         certificate, picture = shown[rank]
         assert certificate == "EXACT"
         # Lightning gives the records to other processes in every epoch.
         assert any(torch.equal(picture.float(), own) for own in kept["x"])
-    assert torch.equal(torch.stack(seen.sent(0, "model")), seen.kept(0)["models"])
 
 
 @pytest.mark.parametrize(("framework", "optimiser"), CASES)
@@ -65,7 +75,7 @@ def test_gradients_optimiser_and_pictures_are_those_of_the_program(
     assert seen.trace.protocol == "fedsgd"
     stated = {name: params[name] for name in OPTIMISERS[optimiser]}
     assert stated == pytest.approx(OPTIMISERS[optimiser])
-    assert params["server"] == ("adam" if optimiser == "adam" else "sgd")
+    assert params["server"] == (optimiser if optimiser in ADAPTIVE else "sgd")
     assert params["samples"] == 1
     check_gradients(seen)
 

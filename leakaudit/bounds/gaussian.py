@@ -17,8 +17,6 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from scipy.special import erfcx, log_ndtr, ndtr, ndtri
-
 from leakaudit._util.bisection import bracket, crossing
 from leakaudit.bounds.guarantee import Adjacency, Guarantee, at_least_zero
 from leakaudit.errors import LeakauditError
@@ -85,6 +83,8 @@ def log_delta(epsilon: float, mu: float) -> float:
         return -math.inf if mu < math.inf else 0.0
     if mu == math.inf:
         return 0.0
+    from scipy.special import erfcx, log_ndtr  # slow to import, and mu is often 0 or inf
+
     # delta = Phi(z) (1 - share), with share = e^epsilon Phi(z - mu) / Phi(z) between 0 and 1.
     z = mu / 2 - epsilon / mu
     first = float(log_ndtr(z))
@@ -193,6 +193,8 @@ def power(false_positives: float, mu: float) -> float:
     at_least_zero("mu", mu)
     if mu == math.inf or false_positives == 1:
         return 1.0
+    from scipy.special import ndtr, ndtri  # slow to import
+
     return float(ndtr(ndtri(false_positives) + mu))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from leakaudit.lint import conformance, gradients, noise
+from leakaudit.lint import conformance, gradients
 from leakaudit.lint.case import Case
 from leakaudit.lint.pitfall import Pitfall
 from leakaudit.verdict import Verdict
@@ -16,8 +16,13 @@ def assumed(case: Case) -> list[Pitfall]:
     Args:
         case: A trace without gaps, and its truth if there is one.
     """
+    checks = [conformance.check, gradients.check]
+    if case.laws:
+        from leakaudit.lint import noise  # slow to import, and most recordings declare none
+
+        checks.insert(1, noise.check)
     found: dict[int, Pitfall] = {}
-    for check in (conformance.check, noise.check, gradients.check):
+    for check in checks:
         for pitfall in check(case):
             if pitfall.verdict is Verdict.REFUTED:
                 found.setdefault(pitfall.number, pitfall)

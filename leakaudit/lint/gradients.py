@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from scipy.special import chdtrc
 from torch import Tensor
 
 from leakaudit._util.plain import Figures
@@ -15,9 +14,8 @@ from leakaudit.adversary import Adversary, View
 from leakaudit.errors import LeakauditError
 from leakaudit.lint import loops
 from leakaudit.lint.case import Case
-from leakaudit.lint.noise import LEVEL
 from leakaudit.lint.pitfall import Pitfall, chance_text
-from leakaudit.lint.samples import of_trace, state
+from leakaudit.lint.samples import LEVEL, of_trace, state
 from leakaudit.relations import Relations, Vector, residuals
 from leakaudit.relations.estimate import recorded
 from leakaudit.tasks.task import Task
@@ -89,6 +87,8 @@ def _by_trace(case: Case, bound: _Bound) -> Iterator[Pitfall]:
 
     The mean of clipped gradients is not longer than the longest of them.
     """
+    from scipy.special import chdtrc  # slow to import
+
     samples = [sample for sample in of_trace(case) if sample.gaussian]
     tests = sum(len(sample.std) for sample in samples)
     for sample in samples:

@@ -16,11 +16,10 @@ from scipy.special import bdtr, betaincc, gammaincinv, ndtr
 from leakaudit._util.plain import Figures
 from leakaudit.lint.case import Case
 from leakaudit.lint.pitfall import Pitfall, chance_text
-from leakaudit.lint.samples import Floats, Sample, of_trace, of_truth, pick
+from leakaudit.lint.samples import LEVEL, Floats, Sample, of_trace, of_truth, pick
 from leakaudit.lint.variance import LowVariance, low_variance
 from leakaudit.verdict import Verdict
 
-LEVEL = 1e-5  # false-positive rate of each kind of test on one trace: a choice
 TAILS = (2.0, 2.5, 3.0)  # standard deviations beyond which numbers are counted: a choice
 ENOUGH = 1 - 1e-3  # share of the declared size from which on the sizes count as equal
 # If two rows share their noise, only rounding remains in their sum or difference. If more than

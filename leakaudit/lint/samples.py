@@ -19,6 +19,7 @@ from leakaudit.relations import Vector
 
 Floats = NDArray[np.float64]
 
+LEVEL = 1e-5  # false-positive rate of each kind of test on one trace: a choice
 # How much is examined: choices that limit the time of a lint to seconds.
 NODES = 8
 ROUNDS = 16

@@ -207,7 +207,7 @@ class _Pass:
     Attributes:
         values: vector -> its value (c,).
         taken: gradients that were evaluated.
-        over: relation without unknown vectors -> its error, and the norm of its largest term.
+        over: relation without unknown vectors -> its error (c,).
     """
 
     def __init__(
@@ -219,7 +219,7 @@ class _Pass:
         only: frozenset[int] | None = None,
     ) -> None:
         self.values = dict(known)
-        self.over: dict[int, tuple[Tensor, float]] = {}
+        self.over: dict[int, Tensor] = {}
         self._declared = declared
         self._gradient = gradient
         self._only = only
@@ -256,11 +256,8 @@ class _Pass:
         total = self._sum(known)
         if unknown:
             self.values[unknown[0]] = total / -float(terms[unknown[0]])
-            return
-        sizes = [
-            float(self.values[place].norm()) * abs(float(factor)) for place, factor in known.items()
-        ]
-        self.over[at] = (total, max(sizes))
+        else:
+            self.over[at] = total
 
     def _sum(self, terms: Mapping[int, Fraction]) -> Tensor:
         places = list(terms)
@@ -291,16 +288,20 @@ def _missed(
     missed = 0.0
     size = 0.0
     broken = ""
-    for at, (total, largest) in whole.over.items():
+    for at, total in whole.over.items():
         if at not in without.over:
             continue
         terms = declared.relations[at].terms
+        largest = max(
+            float(whole.values[place].norm()) * abs(float(factor))
+            for place, factor in terms.items()
+        )
         channel = max(
             declared.vectors[place].std * abs(float(factor)) for place, factor in terms.items()
         )
         allowed = ROUNDED * eps * largest + CHANNEL * channel * math.sqrt(len(total))
         off = max(0.0, float(total.norm()) - allowed)
-        given = float((without.over[at][0] - total).norm())
+        given = float((without.over[at] - total).norm())
         if off > 0 and given == 0.0:
             broken = broken or declared.relations[at].text
         missed = math.hypot(missed, off)

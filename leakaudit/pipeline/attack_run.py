@@ -98,6 +98,7 @@ class Finished:
         results: The content of results.json.
         interrupted: Whether Ctrl-C interrupted the run.
         conclusive: Whether the recording is what it declares, as far as this could be checked.
+            Reconstructions that are neither certified nor scored with a truth decide nothing.
     """
 
     results: dict[str, Json]
@@ -165,8 +166,9 @@ def attack_file(path: Path, folder: Path, options: AttackOptions) -> Finished:
         if options.device != "cpu":
             on_cpu = Task.build(trace.task, trusted=options.trusted)
         checked = conformance.examine(trace, truth, options.adversary, on_cpu)
-        confirmed = {one.certificate for _, one in found.pairs} & CONFIRMED
-        if found.pairs and not checked.compared and not confirmed:
+        certified = {one.certificate for _, one in found.pairs} & CONFIRMED
+        confirmed = checked.compared or bool(certified) or not found.pairs
+        if not confirmed:
             unverified.append(results.NOT_COMPARED)
         unclear = checked.unclear(determined=not found.reasons)
         record = _write(
@@ -185,7 +187,8 @@ def attack_file(path: Path, folder: Path, options: AttackOptions) -> Finished:
         )
         if record["complete"]:
             kept.clear()
-    return Finished(record, found.interrupted, not unclear)
+    conclusive = not unclear and (confirmed or truth is not None)
+    return Finished(record, found.interrupted, conclusive)
 
 
 def _key(trace: Trace, sha256: str | None, options: AttackOptions) -> str:

@@ -53,11 +53,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     for name, seed in (("a", 1), ("b", 2)):
         record(Path(f"{name}.pt"), seed)
-    for folder, truth in (("blind", "none"), ("seen", "auto")):
-        assert (
-            main(["attack", "a.pt", "--attack", "analytic", "-o", folder, "--truth", truth, "-q"])
-            == 0
-        )
+    for folder, truth, code in (("blind", "none", 3), ("seen", "auto", 0)):
+        command = ["attack", "a.pt", "--attack", "analytic", "-o", folder, "--truth", truth, "-q"]
+        assert main(command) == code
     return tmp_path
 
 

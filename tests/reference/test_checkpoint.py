@@ -231,7 +231,7 @@ def test_max_seconds_is_shared_by_the_nodes_left_and_late_ones_are_named(
         return found(leak.node)
 
     monkeypatch.setattr("leakaudit.inversion.attacking.attack_one", slow)
-    assert main([*ATTACK, "-o", "out", "--max-seconds", "40", "--truth", "none"]) == 0
+    assert main([*ATTACK, "-o", "out", "--max-seconds", "40", "--truth", "none"]) == 3
     record = json.loads(capsys.readouterr().out)
     assert seen == pytest.approx([8.0, 9.0])
     assert [f["node"] for f in record["findings"]] == [0, 1]

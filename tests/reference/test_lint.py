@@ -25,9 +25,9 @@ from leakaudit.errors import LeakauditError
 from leakaudit.lint import views
 from leakaudit.lint.case import Case
 from leakaudit.lint.checks import lint
-from leakaudit.lint.noise import LEVEL, judged
+from leakaudit.lint.noise import judged
 from leakaudit.lint.pitfall import NAMES, Pitfall
-from leakaudit.lint.samples import Sample
+from leakaudit.lint.samples import LEVEL, Sample
 from leakaudit.lint.variance import low_variance
 from leakaudit.protocols import local, recording
 from leakaudit.protocols.scenario import Scenario

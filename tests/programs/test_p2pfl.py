@@ -9,6 +9,7 @@ import math
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from tapping import bit_for_bit, tapped
@@ -37,7 +38,7 @@ def test_gossip_is_named_and_every_picture_comes_back_bit_for_bit(tmp_path: Path
 
 
 def test_gossip_over_sockets_is_named_correctly_or_said_to_be_not_known(tmp_path: Path) -> None:
-    run = tapped(tmp_path, sys.executable, str(FACES), "--grpc")
+    run = tapped(tmp_path, sys.executable, str(FACES), "--grpc", "--save", "data.npz")
     named = run.description
     assert (named["payload"], named["protocol"]) == ("weights", "dpsgd")
     assert run.code in (0, 3), run.said
@@ -45,6 +46,11 @@ def test_gossip_over_sockets_is_named_correctly_or_said_to_be_not_known(tmp_path
     if run.code == 0:
         assert named["params"]["order"] == "adapt"
         assert abs(named["params"]["alpha"] - 0.1) < 1e-5
+        own = torch.from_numpy(np.load(tmp_path / "data.npz")["x"])
+        exact = [x.float() for certificate, x in run.pictures().values() if certificate == "EXACT"]
+        assert exact
+        # Nodes are numbered by their ports, which are drawn at random.
+        assert all(any(torch.equal(x, record) for record in own) for x in exact)
     else:
         assert named["params"]["alpha"] == "NOT KNOWN"
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tapping import bit_for_bit, tapped
+from tapping import Run, bit_for_bit, tapped
 
 from leakaudit.capture.tap.log.reading import read_logs
 from leakaudit.capture.tap.p2pfl.hooks import OWN
@@ -24,9 +24,13 @@ pytestmark = pytest.mark.slow
 FACES = Path(__file__).resolve().parents[2] / "examples" / "p2pfl" / "faces.py"
 
 
+def gossip(folder: Path, *options: str, truth: bool = False) -> Run:
+    """Run the program under the tap."""
+    return tapped(folder, sys.executable, str(FACES), *options, truth=truth, operators=True)
+
+
 def test_gossip_is_named_and_every_picture_comes_back_bit_for_bit(tmp_path: Path) -> None:
-    command = (sys.executable, str(FACES), "--nodes", "2", "--save", "data.npz")
-    run = tapped(tmp_path, *command, truth=True)
+    run = gossip(tmp_path, "--nodes", "2", "--save", "data.npz", truth=True)
     assert run.code == 0, run.said
     named = run.description
     assert (named["payload"], named["protocol"]) == ("weights", "dpsgd")
@@ -38,7 +42,7 @@ def test_gossip_is_named_and_every_picture_comes_back_bit_for_bit(tmp_path: Path
 
 
 def test_gossip_over_sockets_is_named_correctly_or_said_to_be_not_known(tmp_path: Path) -> None:
-    run = tapped(tmp_path, sys.executable, str(FACES), "--grpc", "--save", "data.npz")
+    run = gossip(tmp_path, "--grpc", "--save", "data.npz")
     named = run.description
     assert (named["payload"], named["protocol"]) == ("weights", "dpsgd")
     assert run.code in (0, 3), run.said
@@ -56,14 +60,14 @@ def test_gossip_over_sockets_is_named_correctly_or_said_to_be_not_known(tmp_path
 
 
 def test_several_local_steps_are_said_to_be_not_known(tmp_path: Path) -> None:
-    run = tapped(tmp_path, sys.executable, str(FACES), "--nodes", "2", "--epochs", "5")
+    run = gossip(tmp_path, "--nodes", "2", "--epochs", "5")
     assert run.code == 3, run.said
     assert not (tmp_path / "trace.pt").exists()
     assert run.description["params"]["alpha"] == "NOT KNOWN"
 
 
 def test_noise_of_p2pfl_is_named_and_no_protocol_is(tmp_path: Path) -> None:
-    run = tapped(tmp_path, sys.executable, str(FACES), "--nodes", "2", "--compress", "dp")
+    run = gossip(tmp_path, "--nodes", "2", "--compress", "dp")
     assert run.code == 3, run.said
     assert not (tmp_path / "trace.pt").exists()
     assert run.description["protocol"] == "NOT KNOWN"

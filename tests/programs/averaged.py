@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 Build = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
@@ -68,7 +69,7 @@ if args.cosine:
 
 def vector(parameters: Iterable[Tensor]) -> Tensor:
     """Return parameters as one vector, those of other processes included."""
-    whole = [p.full_tensor() if args.wrap == "fsdp2" else p for p in parameters]
+    whole = [p.full_tensor() if isinstance(p, DTensor) else p for p in parameters]
     return torch.cat([p.detach().flatten() for p in whole])
 
 
@@ -94,9 +95,9 @@ for _ in range(args.steps):
     kept["gradients"].append(own())
     optimiser.zero_grad()
     for k in range(args.accumulate):
-        last = k + 1 == args.accumulate
-        quiet = isinstance(model, DistributedDataParallel) and not last
-        with model.no_sync() if quiet else contextlib.nullcontext():
+        with contextlib.ExitStack() as quiet:
+            if isinstance(model, DistributedDataParallel) and k + 1 < args.accumulate:
+                quiet.enter_context(model.no_sync())
             loss(model, k).backward()
     if args.clip:
         nn.utils.clip_grad_norm_(net.parameters(), args.clip)

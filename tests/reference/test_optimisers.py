@@ -147,6 +147,7 @@ def test_the_sum_of_the_gradients_of_local_steps_is_recovered(momentum: float) -
     """Step k of a round counts 1 + momentum + ... + momentum^(3 - k) times."""
     trace, truth = la.record(scenario("fedavg", {"epochs": 3, "momentum": momentum}, "float32"))
     task = Task.build(trace.task, dtype=torch.float64)
+    lr = float(str(trace.params["lr"]))
     leaks = la.leaks(trace)
     assert len(leaks) == len(truth.node.unique())
     for leak in leaks:
@@ -155,7 +156,7 @@ def test_the_sum_of_the_gradients_of_local_steps_is_recovered(momentum: float) -
         x, y = truth.of(leak.node)
         for theta, value in zip(leak.theta, values, strict=True):
             w = theta.double().requires_grad_(True)
-            optimiser = torch.optim.SGD([w], lr=trace.params["lr"], momentum=momentum)
+            optimiser = torch.optim.SGD([w], lr=lr, momentum=momentum)
             own = torch.zeros_like(theta, dtype=torch.float64)
             for k in (1, 2, 3):
                 w.grad = task.gradient(w.detach(), x.double(), y)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tapping import Run, leakaudit, tapped, torchrun
+from tapping import Run, tapped, torchrun
 
 pytestmark = pytest.mark.slow
 
@@ -147,10 +147,7 @@ def test_steps_with_powersgd_are_left_out_and_the_trace_is_incomplete(tmp_path: 
     seen = train(tmp_path, "torch", "--powersgd", "3")
     assert "6 omitted because of powerSGD_hook does not send it as it is" in seen.said
     assert "6 messages that the protocol sends were not recorded" in seen.said
-    # The program ended well, so the tap did; an attack on such a trace is inconclusive.
-    assert seen.code == 0
-    done = leakaudit(tmp_path, "attack", "trace.pt", "-o", "out", check=False)
-    assert done.returncode == 3
+    assert seen.code == 0  # of the program
     shown = seen.pictures()
     for rank in (0, 1):
         sent = torch.stack(seen.sent(rank, "ddp")).double()

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from leakaudit.attacks.idlg import IDLG
     from leakaudit.attacks.inverting import Inverting
     from leakaudit.attacks.labels import Labels
+    from leakaudit.attacks.patches import Patches
     from leakaudit.attacks.rgap import RGAP
     from leakaudit.attacks.sequences import Sequences
     from leakaudit.attacks.tokens import Tokens
@@ -39,6 +40,7 @@ __all__ = [
     "GradInversion",
     "Inverting",
     "Labels",
+    "Patches",
     "Sequences",
     "Tokens",
 ]

@@ -99,7 +99,8 @@ def _inferred(messages: Folder, logs: Sequence[RankLog]) -> Guess:
         return guess(logs, named=any(message.payload.names for message in messages.messages))
     return unknown(
         f"{several.where}: a second message of its round on its channel, so the kinds of "
-        "messages have to be described"
+        "messages have to be described",
+        len({message.line.round for message in messages.messages}),
     )
 
 
@@ -110,6 +111,8 @@ def _ask(args: argparse.Namespace, found: Guess) -> None:
     if not _keep(beside, found.toml):
         next = f"it exists and was kept; {next}"
     say(f"{beside}: {found.said}; {next}", args)
+    if found.advice:
+        say(found.advice, args)
 
 
 def _keep_inferred(args: argparse.Namespace, found: Guess) -> None:

@@ -231,6 +231,8 @@ def _guessed(
         found = guess(logs)
     if found.description is None:
         say(f"{folder}: {found.said}; next: leakaudit tap describe {folder} -o tap.toml", args)
+        if found.advice:
+            say(f"leakaudit tap: {found.advice}", args)
         return None
     beside = args.output.with_suffix(".toml")
     if beside.exists() and beside.read_bytes() != found.toml.encode():

@@ -133,6 +133,8 @@ def describe(argv: list[str]) -> int:
     say(f"{args.output or 'description'}: {found.said}", args)
     for line in found.evidence:
         say(f"  {line}", args)
+    if found.advice:
+        say(found.advice, args)
     return 0
 
 
@@ -216,6 +218,8 @@ def write(
 def unclear(trace: Trace, args: argparse.Namespace) -> list[str]:
     """Return how a new recording differs from its description.
 
+    A protocol without a declaration has nothing to differ from; the next command is stated.
+
     Args:
         trace: The trace that was written.
         args: The parsed arguments, with those of `written`.
@@ -223,9 +227,14 @@ def unclear(trace: Trace, args: argparse.Namespace) -> list[str]:
     Returns:
         One sentence per difference.
     """
+    from leakaudit import registry
     from leakaudit.lint import conformance
     from leakaudit.traces import trace_file
 
+    if trace.protocol.startswith(registry.OWN):
+        next = f"leakaudit trace equations {args.output}"
+        say(f"{trace.protocol} is not declared; next: {next}", args)
+        return []
     truth = None
     if args.truth:
         truth = trace_file.load_truth(trace_file.truth_path(args.output))

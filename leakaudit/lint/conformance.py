@@ -112,8 +112,8 @@ def examine(
     obstacle = _obstacle(trace, truth, task)
     if expected.first_round(adversary):
         return Conformance(tuple(hard), stated, compared, "the first rounds are not observed")
+    case = Case(trace, None)
     if not hard:
-        case = Case(trace, None)
         hard += _consistency(case)
     if not hard and not obstacle and truth is not None:
         values = list(_values(_Recording(trace, truth, task or Task.build(trace.task))))
@@ -122,7 +122,7 @@ def examine(
         if not compared:
             obstacle = "the truth and the messages do not determine the private states"
     if not hard and not compared:
-        hard += _noise(trace)
+        hard += _noise(case)
     return Conformance(tuple(hard), stated, compared, obstacle)
 
 
@@ -220,9 +220,8 @@ def _consistency(case: Case) -> Iterator[Deviation]:
         yield Deviation("messages", says)
 
 
-def _noise(trace: Trace) -> Iterator[Deviation]:
+def _noise(case: Case) -> Iterator[Deviation]:
     """Test whether the messages contain the declared noise, whatever the gradients are."""
-    case = Case(trace, None)
     if not case.laws:
         return
     from leakaudit.lint import noise  # slow to import, and most recordings declare none

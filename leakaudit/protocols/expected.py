@@ -480,8 +480,8 @@ def _coarse(trace: Trace, expected: Expected) -> Iterator[Deviation]:
         return
     formats = [narrow for narrow in NARROW if narrow.itemsize < trace.dtype.itemsize]
     looked_at = 0
-    for messages in trace.messages:
-        numbers = _some(messages.payload)
+    for row in _some_rows(trace):
+        numbers = _inexact(row)
         looked_at += len(numbers)
         formats = [narrow for narrow in formats if _fits(numbers, narrow)]
         if not formats:
@@ -507,7 +507,13 @@ def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _some(payload: Tensor) -> Tensor:
-    """Return numbers of some payloads without multiples of 1/256, which are exact in any format."""
-    rows = payload[:: max(1, len(payload) // LOOKED)][:LOOKED, :PART].flatten()
-    return rows[rows * 256 != (rows * 256).round()]
+def _some_rows(trace: Trace) -> Iterator[Tensor]:
+    """Yield the first numbers of some payloads of every kind."""
+    for messages in trace.messages:
+        payload = messages.payload
+        yield from payload[:: max(1, len(payload) // LOOKED)][:LOOKED, :PART]
+
+
+def _inexact(row: Tensor) -> Tensor:
+    """Return the numbers that are no multiples of 1/256, which are exact in any format."""
+    return row[row * 256 != (row * 256).round()]

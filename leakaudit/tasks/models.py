@@ -321,13 +321,97 @@ class Decoder(nn.Module):
         return logits
 
 
-class Block(nn.Module):
-    """Causal attention and two fully connected layers, each added to the stream (b, length, h)."""
+@dataclass(frozen=True)
+class Vit:
+    """Vision transformer (Dosovitskiy et al. 2021), untrained, as ViT-Tiny but less deep.
 
-    def __init__(self, width: int, heads: int) -> None:
-        """Create the layers."""
+    An image is cut into square patches. One linear layer embeds each of them, learned positions are
+    added, and a class token is put in front, from which the outputs are computed. Every block
+    normalises its inputs (pre-norm) and has attention and two fully connected layers with GELU.
+
+    Attributes:
+        patch: Side of a patch, in pixels.
+        depth: Number of blocks.
+        width: Length h of the vector of one token.
+        heads: Number of attention heads.
+    """
+
+    convex: ClassVar[bool] = False
+    note: ClassVar[str] = (
+        "Vision transformer as ViT-Tiny, less deep: patches, class token, learned positions, "
+        "pre-norm blocks, attention, GELU."
+    )
+    patch: int = param(16, "side of a patch, in pixels")
+    depth: int = param(2, "number of blocks")
+    width: int = param(192, "length of the vector of one token")
+    heads: int = param(3, "number of attention heads")
+
+    def __post_init__(self) -> None:
+        """Check the sizes."""
+        sound = 1 <= self.depth <= DEEPEST and 1 <= self.width <= WIDEST and self.patch >= 1
+        if not sound or self.heads < 1 or self.width % self.heads:
+            raise LeakauditError(
+                f"vit: expected patch >= 1, depth from 1 to {DEEPEST} and a width that is a "
+                f"multiple of heads, got patch={self.patch}, depth={self.depth}, "
+                f"width={self.width}, heads={self.heads}"
+            )
+
+    def __call__(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
+        """Build it for images whose sides are multiples of the patch."""
+        _needs_image("vit", shape)
+        if shape[1] % self.patch or shape[2] % self.patch:
+            raise LeakauditError(
+                f"vit: patches of {self.patch} x {self.patch} pixels do not tile an image of "
+                f"{shape[1]} x {shape[2]}; set patch to a divisor of both"
+            )
+        return VisionTransformer(self, shape, outputs)
+
+
+class VisionTransformer(nn.Module):
+    """The module of `Vit`: (b, channels, height, width) images to (b, outputs)."""
+
+    def __init__(self, sizes: Vit, shape: tuple[int, ...], outputs: int) -> None:
+        """Draw the initial weights, with the spread that is usual for transformers."""
+        super().__init__()
+        self.size = shape[1:]
+        patches = shape[1] // sizes.patch * (shape[2] // sizes.patch)
+        self.embed = nn.Conv2d(shape[0], sizes.width, sizes.patch, sizes.patch)
+        self.first = nn.Parameter(SPREAD * torch.randn(sizes.width))
+        self.places = nn.Parameter(SPREAD * torch.randn(1 + patches, sizes.width))
+        blocks = [Block(sizes.width, sizes.heads, causal=False) for _ in range(sizes.depth)]
+        self.blocks = nn.ModuleList(blocks)
+        self.norm = nn.LayerNorm(sizes.width)
+        self.head = nn.Linear(sizes.width, outputs)
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.normal_(module.weight, std=SPREAD)
+                nn.init.zeros_(module.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the outputs, computed from the class token."""
+        patches = self.embed(x).flatten(2).transpose(1, 2)
+        first = self.first.expand(len(x), 1, -1)
+        stream = torch.cat([first, patches], dim=1) + self.places
+        for block in self.blocks:
+            stream = block(stream)
+        outputs: Tensor = self.head(self.norm(stream[:, 0]))
+        return outputs
+
+
+class Block(nn.Module):
+    """Attention and two fully connected layers, each added to the stream (b, length, h)."""
+
+    def __init__(self, width: int, heads: int, causal: bool = True) -> None:
+        """Create the layers.
+
+        Args:
+            width: Length h of the vector of one position.
+            heads: Number of attention heads.
+            causal: Whether a position sees no later ones.
+        """
         super().__init__()
         self.heads = heads
+        self.causal = causal
         self.norm1 = nn.LayerNorm(width)
         self.query = nn.Linear(width, width)
         self.key = nn.Linear(width, width)
@@ -349,9 +433,10 @@ class Block(nn.Module):
         """Return the stream after this block."""
         query, key, value = self.parts(stream)
         scores = query @ key.transpose(2, 3) / math.sqrt(query.shape[3])
-        later = torch.ones_like(scores[0, 0], dtype=torch.bool).triu(1)
-        weights = scores.masked_fill(later, -math.inf).softmax(3)
-        seen = (weights @ value).transpose(1, 2).flatten(2)
+        if self.causal:
+            later = torch.ones_like(scores[0, 0], dtype=torch.bool).triu(1)
+            scores = scores.masked_fill(later, -math.inf)
+        seen = (scores.softmax(3) @ value).transpose(1, 2).flatten(2)
         stream = stream + self.join(seen)
         hidden = nn.functional.gelu(self.up(self.norm2(stream)))
         result: Tensor = stream + self.down(hidden)
@@ -368,6 +453,7 @@ MODELS: dict[str, type[Model]] = {
     "resnet10": ResNet10,
     "resnet18": ResNet18,
     "gpt": Gpt,
+    "vit": Vit,
 }
 READ_TOKENS = frozenset({"gpt"})  # models whose inputs are tokens
 

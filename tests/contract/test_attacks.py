@@ -71,6 +71,7 @@ def planted(model: str, difference: bool, batch: int = 1) -> tuple[GradientLeak,
 WITHOUT_INPUTS = {"labels"}
 # Of models that read pixels they refuse all; test_exported.py and test_text.py plant their leaks.
 OF_TOKENS = {"sequences", "tokens"}
+OF_VIT = {"patches"}  # of other models it refuses all; see test_vision.py
 OF_GAPS = {"completion"}  # of leaks without gaps it refuses all; see test_completion.py
 LEAKS = [(model, difference) for model in ("mlp", "lenet") for difference in (False, True)]
 
@@ -140,7 +141,7 @@ def test_an_attack_is_a_frozen_value_that_describes_itself(name: str) -> None:
         registry.configure(kind, {"stepz": 3})
 
 
-@pytest.mark.parametrize("name", sorted({*NAMES} - OF_TOKENS - OF_GAPS))
+@pytest.mark.parametrize("name", sorted({*NAMES} - OF_TOKENS - OF_VIT - OF_GAPS))
 def test_an_attack_reads_some_leak_and_gives_inputs_in_the_data_s_units(name: str) -> None:
     assert usable(name), f"{name} refuses every leak of {LEAKS}"
     for model, difference in usable(name):

@@ -320,15 +320,44 @@ def test_what_is_not_proved_is_not_named(
     assert Path("trace.toml").read_text().count('"NOT KNOWN"') == len(unknown)
 
 
-def test_noise_between_peers_is_not_named(send: Send, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("rounds", [4, 6])
+def test_noise_between_peers_is_not_named(
+    send: Send, rounds: int, capsys: pytest.CaptureFixture[str]
+) -> None:
     random = np.random.default_rng(0)
-    for t in range(4):
+    for t in range(rounds):
         for i in range(3):
             shapes = {"b": (6,), "k": (16, 6)}
             send(t, i, others(i), {name: random.standard_normal(n) for name, n in shapes.items()})
     imported(code=3)
     said = capsys.readouterr().err
     assert "protocol NOT KNOWN; to be filled in: protocol, model.name" in said
+    assert ("then 'leakaudit trace equations' looks for" in said) == (rounds == 6)
+
+
+@pytest.mark.slow
+def test_an_unknown_protocol_is_recorded_and_its_equations_are_found(
+    send: Send, capsys: pytest.CaptureFixture[str]
+) -> None:
+    random = Generator().manual_seed(5)
+    x = torch.randint(0, 256, (3, 1, 1, 4, 4), generator=random).double() / 255
+    y = torch.arange(3)[:, None]
+    w = TASK.init(Generator().manual_seed(1)).repeat(3, 1)
+    mixing = torch.tensor([[5, 3, 2], [1, 6, 3], [0, 3, 7]], dtype=torch.float64) / 10
+    for t in range(9):
+        for i in range(3):
+            send(t, i, others(i), as_torch(TASK, w[i].float()))
+        w = mixing @ w - ALPHA * TASK.gradients(w, x, y)
+    imported(code=3)
+    assert "then 'leakaudit trace equations' looks for its equations" in capsys.readouterr().err
+    undeclared = DESCRIPTION.replace(f"[params]\nalpha = {ALPHA}\n", 'protocol = "own:mine"\n')
+    trace = imported(describe=f"{undeclared}levels = 255\n")
+    assert trace is not None
+    assert trace.protocol == "own:mine"
+    assert "next: leakaudit trace equations trace.pt" in capsys.readouterr().err
+    assert main(["trace", "equations", "trace.pt", "-o", "mine.toml"]) == 0
+    found = Path("mine.toml").read_text()
+    assert '["1/2", "3/10", "1/5"], ["1/10", "3/5", "3/10"], ["0", "3/10", "7/10"]' in found
 
 
 # --- files of payloads --------------------------------------------------------------------------

@@ -46,7 +46,7 @@ def propose(trace: Trace, task: Task, name: str) -> Proposal:
     Returns:
         The equations if the messages prove all of them.
     """
-    why = _obstacle(trace, task)
+    why = obstacle(task, trace.dtype) or _incomplete(trace)
     if why:
         return Proposal(None, (why,))
     try:
@@ -74,41 +74,66 @@ def propose(trace: Trace, task: Task, name: str) -> Proposal:
     return Proposal(text, tuple(said), tuple(nodes))
 
 
-def _obstacle(trace: Trace, task: Task) -> str:
-    """Return why no equation can be fitted to a trace; empty if there is no reason."""
+def obstacle(task: Task, dtype: torch.dtype) -> str:
+    """Return why no equation can be fitted to messages; empty if there is no reason.
+
+    Args:
+        task: The model.
+        dtype: The number format of the messages.
+    """
     if task.first_linear is None or task.first_linear[1] is None:
         return "the model has no fully connected first layer with a bias"
+    if torch.finfo(dtype).eps > COARSE:
+        return f"messages in {dtype} are rounded too coarsely"
+    return ""
+
+
+def _incomplete(trace: Trace) -> str:
+    """Return what a trace lacks; empty if it lacks nothing."""
     if trace.columns != (0, trace.layout.size):
         return "only some of the parameters were recorded"
     if not trace.messages or not len(trace):
         return "the trace contains no messages"
-    if torch.finfo(trace.dtype).eps > COARSE:
-        return f"messages in {trace.dtype} are rounded too coarsely"
     return ""
 
 
 def _equation(streams: Streams, task: Task, kind: str) -> tuple[Equation | None, str]:
     """Return the proved equation of a kind of messages, and a line about it."""
+    silent = _silent(streams, kind)
+    if silent:
+        return None, f"{kind}: not known: no messages of nodes {', '.join(map(str, silent))}"
     found = linear.search(streams, task, kind, 0)
     if found is not None:
         return Equation(found, None), f"{kind}: a combination of earlier messages{_tested(found)}"
-    found = linear.search(streams, task, kind, 1)
-    if found is not None:
+    for rank in range(1, RECORDS + 1):
+        found = linear.search(streams, task, kind, rank)
+        if found is None:
+            continue
         step = steps.prove(streams, task, found)
         if step is not None:
-            line = f"{kind}: recomputed gradients explain what remains up to {step.miss:.1g}"
-            return Equation(found, step), line + _tested(found)
-        return None, f"{kind}: not known: no recomputed gradient explains what remains"
-    for rank in range(2, RECORDS + 1):
-        found = linear.search(streams, task, kind, rank)
-        if found is not None:
-            weights = ", ".join(_weights(found, streams.senders(kind)[0]))
-            return None, (
-                f"{kind}: not known: with the coefficients {weights or 'none'}, what remains has "
-                f"rank {rank} in the first layer, as gradients of {rank} records would; without "
-                "them, neither the step size nor the model of the gradients is proved"
+            what = "one record" if rank == 1 else f"{rank} records"
+            line = (
+                f"{kind}: recomputed gradients of {what} explain what remains up to {step.miss:.1g}"
             )
+            return Equation(found, step), line + _tested(found)
+        weights = ", ".join(_weights(found, streams.senders(kind)[0]))
+        return None, (
+            f"{kind}: not known: with the coefficients {weights or 'none'}, what remains has rank "
+            f"{rank} in the first layer, but no recomputed gradient of {rank} records explains it"
+        )
     return None, f"{kind}: not known: no combination of messages leaves gradients of few records"
+
+
+def _silent(streams: Streams, kind: str) -> list[int]:
+    """Return the nodes whose messages are missing, so that their equations are unknown.
+
+    What a server alone sends looks as if it computed the gradients of all clients itself.
+    """
+    senders = streams.senders(kind)
+    if senders == (streams.server,):
+        return []
+    others = set(range(streams.graph.nodes)) - {streams.server}
+    return sorted(others - set(senders))
 
 
 def _of_nodes(streams: Streams, one: Equation) -> Iterator[str]:

@@ -1,21 +1,31 @@
-"""Prove what an equation leaves: gradients that are recomputed at the record that they reveal."""
+"""Prove what an equation leaves: gradients that are recomputed at the records that they reveal.
+
+The first layer's block of what is left is sum_k delta_k [x_k 1] for the records x_k. All rounds
+together reveal the records: one record as the direction of all rows, several by the attack `exact`.
+With them, the block yields the vector delta_k of every record, and its label is the one whose
+recomputed delta_k is nearest. None of this has to be believed: the whole gradient of these records
+and labels, in all parameters and all rounds, equals what is left, or nothing is proved.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Literal, TypeAlias
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
-from leakaudit.capture.equations.linear import FITTED, Linear, block
+from leakaudit import registry
+from leakaudit.capture.equations.linear import FITTED, HELD, Linear, block
 from leakaudit.capture.equations.streams import Streams, Term
 from leakaudit.capture.tap.fitting import min_rank
 from leakaudit.capture.tap.fitting.fit import recomputed
 from leakaudit.inversion.exact.pixel_grid import Grid
+from leakaudit.leak import GradientLeak
 from leakaudit.tasks.task import Task
 
 Form: TypeAlias = Literal["single", "momentum", "difference"]
@@ -28,7 +38,7 @@ ROUNDINGS = 10.0
 LAST_PLACES = 100.0
 # Another model as the argument of the gradient counts as excluded if it misses by so much more.
 APART = 3.0
-# Below this rounding, messages show that a program rounded its pixels k/255 to single precision.
+# Below this rounding, messages show whether a program rounded its pixels k/255 to single precision.
 SINGLE = 1e-10
 COARSE = 0.01  # miss above which nothing is proved, however coarse the rounding
 
@@ -43,7 +53,7 @@ class Step:
         point: The model at which g_t is evaluated; None for the combination itself.
         rate: The coefficient a.
         other: The coefficient b; 0 for a single gradient.
-        records: Node -> record (1, *shape) and label (1,).
+        records: Node -> records (b, *shape) and labels (b,).
         miss: Largest difference from a recomputed gradient, relative to what is left.
     """
 
@@ -62,10 +72,13 @@ class Left:
     Attributes:
         values: Round -> (d,) float64.
         noise: Round -> size of its rounding errors, relative to it.
+        inputs: The records (b, *shape) that it reveals, in each way in which a program may have
+            stored them.
     """
 
     values: Mapping[int, Tensor]
     noise: Mapping[int, float]
+    inputs: tuple[Tensor, ...] = ()
 
 
 def left(streams: Streams, linear: Linear, node: int, rounds: tuple[int, ...]) -> Left:
@@ -99,15 +112,22 @@ def prove(streams: Streams, task: Task, linear: Linear) -> Step | None:
     Args:
         streams: The messages.
         task: The model.
-        linear: An equation that leaves blocks of rank one.
+        linear: An equation that leaves blocks of a small rank.
 
     Returns:
         The step; None if there is none, or if several points explain the messages.
     """
-    if linear.rank != 1 or task.spec.loss not in ("cross_entropy", "binary"):
+    if not linear.rank or task.spec.loss not in ("cross_entropy", "binary"):
         return None
-    nodes = streams.senders(linear.kind)
-    rests = {node: left(streams, linear, node, linear.rounds) for node in nodes}
+    rests: dict[int, Left] = {}
+    for node in streams.senders(linear.kind):
+        rest = left(streams, linear, node, linear.rounds)
+        inputs = _inputs(task, rest, linear.rank, streams.eps)
+        if not inputs:
+            return None
+        rests[node] = replace(rest, inputs=inputs)
+    if _shared(rests):
+        return None
     for form in FORMS:
         found: list[Step] = []
         for point in points(streams, linear):
@@ -167,63 +187,142 @@ def _at(
     point: Term | None,
 ) -> Step | None:
     """Return the step with gradients at one point if it holds for all nodes with equal factors."""
-    chosen: tuple[Fraction, Fraction] | None = None
     records: dict[int, tuple[Tensor, Tensor]] = {}
-    worst = 0.0
+    rows: dict[int, list[_Row]] = {}
     for node, rest in rests.items():
-        x = _record(task, rest, streams.eps)
-        if x is None:
+        thetas = _models(streams, linear, point, node, rest)
+        y = _labels(task, form, rest, thetas, streams.eps)
+        best = 1.0  # largest miss in units of what is allowed
+        for x in rest.inputs:
+            some = _rows(form, rest, _gradients(task, x, y, thetas), streams.eps)
+            away = _away(some)
+            if len(some) > HELD and away < best:
+                best = away
+                records[node] = (x, y)
+                rows[node] = some
+        if node not in records:
             return None
-        best: tuple[float, Tensor, tuple[Fraction, Fraction]] | None = None
-        for y in range(min(LABELS, max(2, task.spec.classes))):
-            label = torch.tensor([y])
-            gradients = _gradients(streams, task, linear, point, node, rest, (x, label))
-            fitted = _fitted(form, rest, gradients, streams.eps)
-            if fitted is not None and (best is None or fitted[0] < best[0]):
-                best = (fitted[0], label, fitted[1])
-        if best is None or (chosen is not None and best[2] != chosen):
-            return None
-        chosen = best[2]
-        records[node] = (x, best[1])
-        worst = max(worst, best[0])
-    if chosen is None:
+    fitted = [row for some in rows.values() for row in some[:-HELD]]
+    exact = _exact(fitted)
+    if exact is None or (form == "momentum" and exact[1] == 0):  # the latter is a simpler form
         return None
-    return Step(form, point, chosen[0], chosen[1], records, worst)
+    used = torch.tensor([float(one) for one in exact], dtype=torch.float64)
+    every = [row for some in rows.values() for row in some]
+    if not all(row.miss(used) < row.allowed for row in every):
+        return None
+    other = {"single": Fraction(0), "momentum": exact[-1], "difference": -exact[0]}
+    return Step(form, point, exact[0], other[form], records, max(row.miss(used) for row in every))
 
 
-def _record(task: Task, rest: Left, eps: float) -> Tensor | None:
-    """Return the record (1, *shape) that all rounds have in common."""
+def _inputs(task: Task, rest: Left, rank: int, eps: float) -> tuple[Tensor, ...]:
+    """Return the records that all rounds have in common, as a program may have stored them."""
     if not rest.values:
-        return None
+        return ()
+    if rank == 1:
+        x = _record(task, rest)
+    else:
+        x = _batch(task, rest, rank)
+    if x is None:
+        return ()
+    grid = Grid.of(task)
+    shape = (rank, *task.spec.shape)
+    if not bool(grid.holds(x).all()):
+        return (x.reshape(shape),) if rank == 1 else ()
+    x = grid.snapped(x).reshape(shape)
+    if eps > SINGLE:
+        return (x,)
+    return (x, x.float().double())
+
+
+def _record(task: Task, rest: Left) -> Tensor | None:
+    """Return the one record (1, p) that all rounds have in common."""
     scaled = [block(task, value) / float(value.norm()) for value in rest.values.values()]
     _, sizes, vh = np.linalg.svd(np.concatenate(scaled), full_matrices=False)
-    grid = Grid.of(task)
     row = torch.from_numpy(vh[:1])
     if (len(sizes) > 1 and sizes[1] > COARSE * sizes[0]) or float(row[0, -1]) == 0:
         return None
-    x = grid.pixels(row)
-    if eps > SINGLE and bool(grid.holds(x)[0]):
-        x = grid.snapped(x)
-    return x.reshape(1, *task.spec.shape)
+    return Grid.of(task).pixels(row)
 
 
-def _gradients(
-    streams: Streams,
-    task: Task,
-    linear: Linear,
-    point: Term | None,
-    node: int,
-    rest: Left,
-    record: tuple[Tensor, Tensor],
-) -> dict[int, Tensor]:
-    """Return the gradient (d,) of every round, and of the one before the first."""
-    found: dict[int, Tensor] = {}
+def _batch(task: Task, rest: Left, rank: int) -> Tensor | None:
+    """Return the records (b, p) that all rounds have in common, if the attack `exact` finds all."""
     rounds = sorted(rest.values)
-    for t in (rounds[0] - 1, *rounds):
+    values = torch.stack([rest.values[t] / rest.values[t].norm() for t in rounds])
+    errors = torch.tensor([rest.noise[t] for t in rounds], dtype=torch.float64)
+    leak = GradientLeak(
+        node=0,
+        rounds=torch.tensor(rounds),
+        combination=torch.eye(len(rounds), dtype=torch.float64),
+        value=values,
+        std=errors / values.shape[1] ** 0.5,
+        columns=(0, values.shape[1]),
+        batch=rank,
+    )
+    found = registry.get("attacks", "exact")()(leak, task, Generator().manual_seed(0))
+    if len(found.x) != rank:
+        return None
+    x: Tensor = found.x.double().flatten(1)
+    return x
+
+
+def _shared(rests: Mapping[int, Left]) -> bool:
+    """Return whether two nodes reveal the same record.
+
+    A node that passes on the average of all gradients seems to hold the records of all nodes.
+    """
+    rows = torch.cat([rest.inputs[0].flatten(1) for rest in rests.values()]).double()
+    if len(rows) < 2:
+        return False
+    return float(torch.pdist(rows).min()) < COARSE * float(rows.norm(dim=1).max())
+
+
+def _models(
+    streams: Streams, linear: Linear, point: Term | None, node: int, rest: Left
+) -> dict[int, Tensor]:
+    """Return the models of all rounds, and of those before them, as far as they are known."""
+    found: dict[int, Tensor] = {}
+    for t in sorted({*rest.values, *(t - 1 for t in rest.values)}):
         theta = model(streams, linear, point, node, t)
-        if theta is None:
-            continue
-        g = recomputed(task, *record, theta)
+        if theta is not None:
+            found[t] = theta
+    return found
+
+
+def _labels(task: Task, form: Form, rest: Left, thetas: Mapping[int, Tensor], eps: float) -> Tensor:
+    """Return the label of each record whose first layer is nearest to what is left.
+
+    Args:
+        task: The model.
+        form: The form.
+        rest: What an equation leaves.
+        thetas: The models by round.
+        eps: Distance from 1 to the next number in the number format of the messages.
+
+    Returns:
+        (b,) the labels.
+    """
+    x = rest.inputs[0]
+    inverse = torch.linalg.pinv(Grid.of(task).rows(x.flatten(1).double()))
+    deltas = {t: torch.from_numpy(block(task, v)) @ inverse for t, v in rest.values.items()}
+    rounds = [t for t in rest.values if parts(form, t, deltas, thetas) is not None][:FITTED]
+    needed = {t: thetas[t] for t in {*rounds, *(t - 1 for t in rounds)} if t in thetas}
+    labels: list[int] = []
+    for k in range(len(x)):
+        mine = replace(rest, values={t: delta[:, k] for t, delta in deltas.items()})
+        away: list[float] = []
+        for y in range(min(LABELS, max(2, task.spec.classes))):
+            gradients = _gradients(task, x[k : k + 1], torch.tensor([y]), needed)
+            first = {t: torch.from_numpy(block(task, g))[:, -1] for t, g in gradients.items()}
+            away.append(_away(_rows(form, mine, first, eps)))
+        labels.append(min(range(len(away)), key=lambda y: away[y]))
+    return torch.tensor(labels)
+
+
+def _gradients(task: Task, x: Tensor, y: Tensor, thetas: Mapping[int, Tensor]) -> dict[int, Tensor]:
+    """Return the gradient (d,) of every round whose model is known."""
+    found: dict[int, Tensor] = {}
+    for t, theta in thetas.items():
+        g = recomputed(task, x, y, theta)
         if g is not None:
             found[t] = g
     return found
@@ -260,49 +359,67 @@ def allowed(noise: float, eps: float) -> float:
     return min(COARSE, ROUNDINGS * noise + LAST_PLACES * eps)
 
 
-def _fitted(
-    form: Form, rest: Left, gradients: Mapping[int, Tensor], eps: float
-) -> tuple[float, tuple[Fraction, Fraction]] | None:
-    """Return the largest miss and the exact factors of a form; None if it does not hold."""
-    rows: list[tuple[Tensor, Tensor, float]] = []  # parts (d, k), value (d,), allowed miss
+@dataclass(frozen=True)
+class _Row:
+    """What is left in one round, and the parts that should add up to it.
+
+    Attributes:
+        parts: (m, k), rotated into the few directions that occur.
+        value: (m,) of norm 1, likewise.
+        allowed: How far from each other they may be.
+    """
+
+    parts: Tensor
+    value: Tensor
+    allowed: float
+
+    def miss(self, factors: Tensor) -> float:
+        """Return how far the parts, times their factors, are from the value."""
+        return float((self.value - self.parts @ factors).norm())
+
+
+def _rows(form: Form, rest: Left, gradients: Mapping[int, Tensor], eps: float) -> list[_Row]:
+    """Return what is left of all rounds in which the parts of a form are known."""
+    found: list[_Row] = []
     for t, value in rest.values.items():
         some = parts(form, t, rest.values, gradients)
-        if some is None:
+        size = value.norm()
+        if some is None or not float(size):
             continue
         noise = rest.noise[t]
         if form == "momentum":
             noise = max(noise, rest.noise[t - 1])
-        size = float(value.norm())
-        rows.append((torch.stack(some, dim=1) / size, value / size, allowed(noise, eps)))
-    many = min(FITTED, len(rows) - 2)
-    if many < 1:
-        return None
-    matrix = torch.cat([one[0] for one in rows[:many]])
-    target = torch.cat([one[1] for one in rows[:many]])
+        columns = torch.stack([*some, value], dim=1) / size
+        rotated = torch.linalg.qr(columns, mode="r").R
+        found.append(_Row(rotated[:, :-1], rotated[:, -1], allowed(noise, eps)))
+    return found
+
+
+def _solved(rows: Sequence[_Row]) -> tuple[Tensor, Tensor]:
+    """Return factors (k,) and how far the exact ones may be from them (k,)."""
+    matrix = torch.cat([row.parts / row.allowed for row in rows])
+    target = torch.cat([row.value / row.allowed for row in rows])
     factors = torch.linalg.lstsq(matrix, target[:, None], driver="gelsd").solution[:, 0]
-    if not all(_miss(one, factors) < one[2] for one in rows):
-        return None
-    # What is missed has a norm of at most miss per round. An error of that size that lies in the
-    # space of the gradients moves a factor by no more than this.
-    missed = max(_miss(one, factors) for one in rows[:many]) * many**0.5
-    inverse = torch.linalg.pinv(matrix.T @ matrix).diagonal().sqrt()
-    widths = (inverse * missed).tolist()
+    # An error as large as what is missed that lies in the space of the gradients, where it is not
+    # seen, moves a factor by no more than this.
+    missed = (target - matrix @ factors).norm()
+    return factors, torch.linalg.pinv(matrix).norm(dim=1) * missed
+
+
+def _away(rows: Sequence[_Row]) -> float:
+    """Return the largest miss with the best factors, in units of what is allowed."""
+    if not rows:
+        return math.inf
+    factors, _ = _solved(rows)
+    return max(row.miss(factors) / row.allowed for row in rows)
+
+
+def _exact(rows: Sequence[_Row]) -> list[Fraction] | None:
+    """Return the exact factors; None if the rounds do not single them out."""
     exact: list[Fraction] = []
-    for value, width in zip(factors.tolist(), widths, strict=True):
+    for value, width in zip(*(one.tolist() for one in _solved(rows)), strict=True):
         simple = min_rank.simplest(value, width)
         if simple is None:
             return None
         exact.append(simple)
-    used = torch.tensor([float(one) for one in exact], dtype=torch.float64)
-    misses = [_miss(one, used) for one in rows]
-    if not all(miss < one[2] for miss, one in zip(misses, rows, strict=True)):
-        return None
-    if form == "momentum" and exact[1] == 0:
-        return None  # a simpler form
-    other = {"single": Fraction(0), "momentum": exact[-1], "difference": -exact[0]}
-    return max(misses), (exact[0], other[form])
-
-
-def _miss(row: tuple[Tensor, Tensor, float], factors: Tensor) -> float:
-    """Return how far the parts, times their factors, are from the value, which has norm 1."""
-    return float((row[1] - row[0] @ factors).norm())
+    return exact

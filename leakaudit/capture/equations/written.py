@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -258,7 +258,8 @@ class Writer:
     ) -> tuple[list[str], list[str] | None]:
         """Return the equations of the start, and those of the first round if they differ."""
         kind = one.linear.kind
-        sends_at_start = 0 in self.streams.sent[kind, self.streams.senders(kind)[0]]
+        senders = self.streams.senders(kind)
+        sends_at_start = any(0 in self.streams.sent[kind, node] for node in senders)
         oldest = max((term.lag for term in one.linear.terms), default=0)
         difference = one.step is not None and one.step.form == "difference"
         if oldest == 0 and not difference:
@@ -305,25 +306,26 @@ class Writer:
 
     def _holds_from_start(self, one: Equation) -> bool:
         """Return whether the first round follows the equation if all nodes start at the model."""
+        return _confirmed(self._starts_at_model(one, node) for node in self._senders(one))
+
+    def _starts_at_model(self, one: Equation, node: int) -> bool | None:
+        """Return the same for one node; None if its first message is lost."""
         linear = one.linear
-        for node in self.streams.senders(linear.kind):
-            t = min(self.streams.sent[linear.kind, node])
-            combined = linear.of(self.streams, node, t)
-            message = self.streams.value(linear.kind, node, t)
-            if t != 1 or combined is None or message is None:
-                return False
-            rest = message - combined
-            if one.step is None:
-                size = float(message.norm() + combined.norm())
-                if float(rest.norm()) > min_rank.FLOORS * self.streams.eps * size:
-                    return False
-                continue
-            if one.step.form == "difference":
-                return False
-            theta = steps.model(self.streams, linear, one.step.point, node, t)
-            if not self._is_gradient(one.step, node, rest, theta, message):
-                return False
-        return True
+        combined = linear.of(self.streams, node, 1)
+        message = self.streams.value(linear.kind, node, 1)
+        if combined is None or message is None:
+            return None
+        rest = message - combined
+        if one.step is None:
+            size = float(message.norm() + combined.norm())
+            return float(rest.norm()) <= min_rank.FLOORS * self.streams.eps * size
+        if one.step.form == "difference":
+            return False
+        theta = steps.model(self.streams, linear, one.step.point, node, 1)
+        return self._is_gradient(one.step, node, rest, theta, message)
+
+    def _senders(self, one: Equation) -> tuple[int, ...]:
+        return self.streams.senders(one.linear.kind)
 
     def _first_step(self, one: Equation) -> bool:
         """Return whether the first message is the public model and a step from it.
@@ -333,54 +335,57 @@ class Writer:
         start = self.streams.start
         if one.step is None or one.step.point != Term(one.linear.kind, 1, "own") or start is None:
             return False
-        if not all(self._follows(one, t) for t in range(2, one.linear.rounds[0])):
-            return False
-        for node in self.streams.senders(one.linear.kind):
-            message = self.streams.value(one.linear.kind, node, 1)
-            if message is None:
+        for t in range(2, one.linear.rounds[0]):
+            if not _confirmed(self._follows(one, node, t) for node in self._senders(one)):
                 return False
-            if not self._is_gradient(one.step, node, message - start, start, message):
-                return False
-        return True
+        return _confirmed(self._moved_once(one, node, start) for node in self._senders(one))
 
-    def _follows(self, one: Equation, t: int) -> bool:
-        """Return whether a round follows an equation that contains the public model."""
+    def _moved_once(self, one: Equation, node: int, start: Tensor) -> bool | None:
+        """Return whether the first message is a step from a model; None if it is lost."""
+        message = self.streams.value(one.linear.kind, node, 1)
+        if message is None or one.step is None:
+            return None
+        return self._is_gradient(one.step, node, message - start, start, message)
+
+    def _follows(self, one: Equation, node: int, t: int) -> bool | None:
+        """Return whether a round follows an equation that contains the public model.
+
+        None if messages are lost.
+        """
         step = one.step
         if step is None:
             return False
-        for node in self.streams.senders(one.linear.kind):
-            rest = steps.left(self.streams, one.linear, node, (t,))
-            gradients: dict[int, Tensor] = {}
-            for moment in (t - 1, t):
-                theta = steps.model(self.streams, one.linear, step.point, node, moment)
-                if theta is None:
-                    continue
-                gradient = recomputed(self.task, *step.records[node], theta)
-                if gradient is not None:
-                    gradients[moment] = gradient
-            some = steps.parts(step.form, t, rest.values, gradients)
-            if some is None or t not in rest.values:
-                return False
-            expected = float(step.rate) * some[0]
-            if step.form == "momentum":
-                expected = expected + float(step.other) * some[1]
-            away = float((rest.values[t] - expected).norm() / rest.values[t].norm())
-            if away > steps.allowed(rest.noise[t], self.streams.eps):
-                return False
-        return True
+        rest = steps.left(self.streams, one.linear, node, (t,))
+        gradients: dict[int, Tensor] = {}
+        for moment in (t - 1, t):
+            theta = steps.model(self.streams, one.linear, step.point, node, moment)
+            if theta is None:
+                continue
+            gradient = recomputed(self.task, *step.records[node], theta)
+            if gradient is not None:
+                gradients[moment] = gradient
+        some = steps.parts(step.form, t, rest.values, gradients)
+        if some is None or t not in rest.values:
+            return None
+        expected = float(step.rate) * some[0]
+        if step.form == "momentum":
+            expected = expected + float(step.other) * some[1]
+        away = float((rest.values[t] - expected).norm() / rest.values[t].norm())
+        return away <= steps.allowed(rest.noise[t], self.streams.eps)
 
     def _first_is_gradient(self, one: Equation) -> bool:
         """Return whether the message before the first round is a gradient at the public model."""
+        return _confirmed(self._starts_with_gradient(one, node) for node in self._senders(one))
+
+    def _starts_with_gradient(self, one: Equation, node: int) -> bool | None:
+        """Return the same for one node; None if its message is lost."""
         start = self.streams.start
         if one.step is None or start is None:
             return False
-        for node in self.streams.senders(one.linear.kind):
-            message = self.streams.value(one.linear.kind, node, 0)
-            if message is None:
-                return False
-            if not self._is_gradient(one.step, node, message, start, message):
-                return False
-        return True
+        message = self.streams.sent[one.linear.kind, node].get(0)
+        if message is None:
+            return None
+        return self._is_gradient(one.step, node, message, start, message)
 
     def _is_gradient(
         self, step: Step, node: int, rest: Tensor, theta: Tensor | None, message: Tensor
@@ -396,6 +401,12 @@ class Writer:
         noise = eps * float(message.norm()) / max(size, 1e-300)
         away = float((rest - float(step.rate) * gradient).norm())
         return away < steps.allowed(2 * noise, eps) * size
+
+
+def _confirmed(nodes: Iterable[bool | None]) -> bool:
+    """Return whether some nodes confirm a start, and none whose messages arrived contradicts it."""
+    seen = [one for one in nodes if one is not None]
+    return bool(seen) and all(seen)
 
 
 def _ordered(streams: Streams, equations: Sequence[Equation]) -> list[Equation]:

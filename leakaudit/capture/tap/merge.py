@@ -99,7 +99,8 @@ def write(
     if plan.start is not None:
         public["w0"] = plan.start.to(dtype) * description.scale
     constants = dict(description.params)
-    if not hasattr(description.victim, "definition"):  # a protocol file states its own constants
+    # A protocol file states its own constants, and an undeclared protocol has none.
+    if not description.undeclared and not hasattr(description.victim, "definition"):
         constants = {**registry.values(description.victim), **constants}
     fresh = not path.exists()
     try:

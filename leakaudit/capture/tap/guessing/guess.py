@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from leakaudit.capture.equations.propose import obstacle
 from leakaudit.capture.tap.guessing import observed
 from leakaudit.capture.tap.guessing.draft import Draft, add_order, blank, drafted
 from leakaudit.capture.tap.guessing.explanation import Explanation, Model, best, explain
@@ -22,6 +23,13 @@ from leakaudit.tasks.task import Task
 from leakaudit.trace import TaskSpec
 
 SHOWN = 6  # names of parameters in one line
+# Messages of a channel to which equations can be fitted: two rounds, two that are held back, and
+# one before them.
+FEWEST = 5
+EQUATIONS = (
+    'if no bundled protocol describes the program, enter protocol = "own:NAME" without [params]; '
+    "then 'leakaudit trace equations' looks for its equations in the trace"
+)
 
 
 @dataclass(frozen=True)
@@ -33,12 +41,14 @@ class Guess:
         evidence: the reasons, one line each.
         toml: a description to start from.
         description: the same as a value; None if it has gaps.
+        advice: what may help if the protocol is not known, in one line; empty if nothing does.
     """
 
     said: str
     evidence: tuple[str, ...]
     toml: str
     description: Description | None
+    advice: str = ""
 
 
 def named(
@@ -115,7 +125,26 @@ def guess(
         evidence=evidence,
         toml=starter.toml(values, draft.comments, evidence),
         description=None if gaps else description.of(values, beside=_folder(task)),
+        advice="" if changed else _advice(draft, explained),
     )
+
+
+def _advice(draft: Draft, explained: Explanation) -> str:
+    """Return that equations can be fitted, if the protocol is not known and they could be found.
+
+    Without its constants, a protocol is only the usual one for what is sent.
+    """
+    open_ = [gap for gap in draft.gaps if gap in ("payload", "protocol") or "params." in gap]
+    if not open_ or explained.stated is not None or explained.seen.missing:
+        return ""
+    streams = explained.seen.streams.values()
+    if max(map(len, streams), default=0) < FEWEST:
+        return ""
+    task = explained.model.task
+    dtypes = {message.dtype for stream in streams for message in stream}
+    if task is not None and any(obstacle(task, dtype) for dtype in dtypes):
+        return ""
+    return EQUATIONS
 
 
 def _folder(task: Task | None) -> str:
@@ -123,11 +152,12 @@ def _folder(task: Task | None) -> str:
     return "" if task is None else task.spec.beside
 
 
-def unknown(why: str) -> Guess:
+def unknown(why: str, rounds: int) -> Guess:
     """Return a guess in which nothing is known.
 
     Args:
         why: the reason.
+        rounds: number of rounds.
     """
     draft = blank()
     return Guess(
@@ -135,6 +165,7 @@ def unknown(why: str) -> Guess:
         evidence=(why,),
         toml=starter.toml(draft.values, draft.comments, (why,)),
         description=None,
+        advice=EQUATIONS if rounds >= FEWEST else "",
     )
 
 

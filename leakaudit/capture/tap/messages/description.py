@@ -82,7 +82,7 @@ class Description:
 
     Attributes:
         payload: weights, gradients or duals.
-        protocol: name of a victim, or path of a protocol file.
+        protocol: name of a victim, path of a protocol file, or ``own:NAME`` for an unknown one.
         params: the protocol's constants in the program.
         task: the task.
         first: ``start`` if the first message of a channel is the initial model, ``update`` if it is
@@ -111,8 +111,19 @@ class Description:
 
     @property
     def victim(self) -> Victim:
-        """The protocol with its constants."""
-        return _configured(self.protocol, self.params)
+        """The protocol with its constants; for an undeclared one, that which sends alike."""
+        if not self.undeclared:
+            return _configured(self.protocol, self.params)
+        if self.payload == "weights" and self.server is not None:
+            return _configured("fedavg", {})
+        if self.payload == "gradients" and self.server is None:
+            return _configured("dpsgd", {})
+        return _configured(USUAL[self.payload], {})
+
+    @property
+    def undeclared(self) -> bool:
+        """Whether the protocol has a name only, ``own:NAME``."""
+        return self.protocol.startswith(registry.OWN)
 
     @property
     def start(self) -> int:
@@ -225,7 +236,9 @@ def of(
 
 
 def _check_protocol(protocol: str, file: config.Table) -> None:
-    """Check the protocol's name and constants."""
+    """Check the protocol's name and constants; an undeclared one may have any."""
+    if protocol.startswith(registry.OWN):
+        return
     known = registry.parameters(registry.get("victims", protocol))
     params = file.table("params")
     _require_known(params, (*known, "samples"), "params.")

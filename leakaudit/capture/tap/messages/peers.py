@@ -89,7 +89,7 @@ def _kinds(description: Description, graph: Graph) -> list[str]:
 def _kind(description: Description, message: LoggedMessage, kinds: list[str]) -> str:
     """Return the kind of a message: as noted by the program, from its tag, or the only kind."""
     noted = message.note("kind")
-    if isinstance(noted, str) and noted in kinds:
+    if isinstance(noted, str) and (noted in kinds or description.undeclared):
         return noted
     if message.tag in description.kinds:
         return description.kinds[message.tag]

@@ -68,7 +68,7 @@ class Run:
         found: list[Tensor] = []
         for wire, stream in assemble(logs, (*sizes, ends[-1])).messages.items():
             if (wire.src, wire.op) == (rank, op):
-                found += [message.value(places) for message in stream]
+                found += [message.value(places) for message in stream if message.kept]
         return found
 
     def pictures(self) -> dict[int, tuple[str, Tensor]]:

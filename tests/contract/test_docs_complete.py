@@ -68,6 +68,7 @@ def test_every_row_of_the_page_of_programs_names_a_test_that_exists() -> None:
         functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
         assert name in functions, f"{entry['name']}: {file} has no {name}"
         assert f"| {entry['name']} |" in page
+        assert entry["lines"] <= 3, f"{entry['name']}: an audit should change no more than 3 lines"
     for entry in found["stranger"]:
         assert f"| {entry['repository']} |" in page
 

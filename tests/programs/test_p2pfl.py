@@ -5,12 +5,17 @@ The verdict is compared with the program's own records.
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
-from tapping import bit_for_bit, tapped
+import torch
+from tapping import Run, bit_for_bit, tapped
 
+from leakaudit.capture.tap.log.reading import read_logs
+from leakaudit.capture.tap.p2pfl.hooks import OWN
 from leakaudit.traces import trace_file
 
 pytest.importorskip("p2pfl", reason="needs p2pfl in an environment of its own")
@@ -19,9 +24,13 @@ pytestmark = pytest.mark.slow
 FACES = Path(__file__).resolve().parents[2] / "examples" / "p2pfl" / "faces.py"
 
 
+def gossip(folder: Path, *options: str, truth: bool = False) -> Run:
+    """Run the program under the tap."""
+    return tapped(folder, sys.executable, str(FACES), *options, truth=truth, operators=True)
+
+
 def test_gossip_is_named_and_every_picture_comes_back_bit_for_bit(tmp_path: Path) -> None:
-    command = (sys.executable, str(FACES), "--nodes", "2", "--save", "data.npz")
-    run = tapped(tmp_path, *command, truth=True)
+    run = gossip(tmp_path, "--nodes", "2", "--save", "data.npz", truth=True)
     assert run.code == 0, run.said
     named = run.description
     assert (named["payload"], named["protocol"]) == ("weights", "dpsgd")
@@ -33,7 +42,7 @@ def test_gossip_is_named_and_every_picture_comes_back_bit_for_bit(tmp_path: Path
 
 
 def test_gossip_over_sockets_is_named_correctly_or_said_to_be_not_known(tmp_path: Path) -> None:
-    run = tapped(tmp_path, sys.executable, str(FACES), "--grpc")
+    run = gossip(tmp_path, "--grpc", "--save", "data.npz")
     named = run.description
     assert (named["payload"], named["protocol"]) == ("weights", "dpsgd")
     assert run.code in (0, 3), run.said
@@ -41,20 +50,35 @@ def test_gossip_over_sockets_is_named_correctly_or_said_to_be_not_known(tmp_path
     if run.code == 0:
         assert named["params"]["order"] == "adapt"
         assert abs(named["params"]["alpha"] - 0.1) < 1e-5
+        own = torch.from_numpy(np.load(tmp_path / "data.npz")["x"])
+        exact = [x.float() for certificate, x in run.pictures().values() if certificate == "EXACT"]
+        assert exact
+        # Nodes are numbered by their ports, which are drawn at random.
+        assert all(any(torch.equal(x, record) for record in own) for x in exact)
     else:
         assert named["params"]["alpha"] == "NOT KNOWN"
 
 
-@pytest.mark.parametrize("options", [("--epochs", "5"), ("--compress", "dp")], ids=["epochs", "dp"])
-def test_other_programs_are_said_to_be_not_known(tmp_path: Path, options: tuple[str, ...]) -> None:
-    run = tapped(tmp_path, sys.executable, str(FACES), "--nodes", "2", *options)
+def test_several_local_steps_are_said_to_be_not_known(tmp_path: Path) -> None:
+    run = gossip(tmp_path, "--nodes", "2", "--epochs", "5")
     assert run.code == 3, run.said
     assert not (tmp_path / "trace.pt").exists()
-    if "dp" in options:
-        assert run.description["protocol"] == "NOT KNOWN"
-        assert (
-            "messages pass through dp, which clips and adds noise"
-            in (tmp_path / "trace.toml").read_text()
-        )
-    else:
-        assert run.description["params"]["alpha"] == "NOT KNOWN"
+    assert run.description["params"]["alpha"] == "NOT KNOWN"
+
+
+def test_noise_of_p2pfl_is_named_and_no_protocol_is(tmp_path: Path) -> None:
+    run = gossip(tmp_path, "--nodes", "2", "--compress", "dp")
+    assert run.code == 3, run.said
+    assert not (tmp_path / "trace.pt").exists()
+    assert run.description["protocol"] == "NOT KNOWN"
+    said = "messages pass through dp, which clips and adds noise"
+    assert said in (tmp_path / "trace.toml").read_text()
+    # What was recorded has the noise of p2pfl: by default, it clips a model to norm 1 and adds
+    # noise for epsilon 3 and delta 1e-5 with the constants of the classical Gaussian mechanism.
+    scale = math.sqrt(2 * math.log(1.25 / 1e-5)) / 3
+    events = [(log, e) for log in read_logs(tmp_path / "trace.tap") for e in log.events if e.kept]
+    sent = torch.cat([log.tensor(e).flatten() for log, e in events if e.notes["lane"] == OWN])
+    assert len(sent) >= 2 * 40_194  # a model of each node
+    # 6 standard deviations of the root of the mean square; the clipped model adds 1e-5 to it
+    spread = 6 / math.sqrt(2 * len(sent)) + 1e-4
+    assert float(sent.double().square().mean().sqrt()) == pytest.approx(scale, rel=spread)

@@ -25,8 +25,12 @@ OPTIMISERS = {  # option of the programs -> constants in the trace
     "sgd": {"lr": 0.05},
     "momentum": {"lr": 0.05, "momentum": 0.9},
     "decay": {"lr": 0.05, "momentum": 0.9, "decay": 0.01},
+    "nesterov": {"lr": 0.05, "momentum": 0.9, "nesterov": True},
     "adam": {"lr": 0.001},
+    "adamw": {"lr": 0.001, "decay": 0.01},
+    "adagrad": {"lr": 0.01},
 }
+ADAPTIVE = ("adam", "adamw", "adagrad")
 CASES = [("torch", name) for name in OPTIMISERS]
 CASES += [("accelerate", "momentum"), ("accelerate", "adam")]
 CASES += [("lightning", "sgd"), ("lightning", "adam")]
@@ -39,20 +43,26 @@ def train(folder: Path, framework: str, *options: str) -> Run:
     return tapped(folder, *PROGRAMS[framework], *options, operators=True)
 
 
-def check_gradients(seen: Run) -> None:
+def check_sent(seen: Run, op: str = "ddp") -> None:
+    """Compare gradients and models with those of each process."""
+    for rank in (0, 1):
+        sent = torch.stack(seen.sent(rank, op)).double()
+        exact = seen.kept(rank)["gradients"].double()
+        misses = (sent - exact).norm(dim=1) / exact.norm(dim=1)
+        assert float(misses.max()) < 1e-4
+    assert torch.equal(torch.stack(seen.sent(0, "model")), seen.kept(0)["models"])
+
+
+def check_gradients(seen: Run, op: str = "ddp") -> None:
     """Compare gradients, models and reconstructed pictures with those of each process."""
+    check_sent(seen, op)
     shown = seen.pictures()
     for rank in (0, 1):
         kept = seen.kept(rank)
-        sent = torch.stack(seen.sent(rank, "ddp")).double()
-        exact = kept["gradients"].double()
-        misses = (sent - exact).norm(dim=1) / exact.norm(dim=1)
-        assert float(misses.max()) < 1e-4
         certificate, picture = shown[rank]
         assert certificate == "EXACT"
         # Lightning gives the records to other processes in every epoch.
         assert any(torch.equal(picture.float(), own) for own in kept["x"])
-    assert torch.equal(torch.stack(seen.sent(0, "model")), seen.kept(0)["models"])
 
 
 @pytest.mark.parametrize(("framework", "optimiser"), CASES)
@@ -65,7 +75,7 @@ def test_gradients_optimiser_and_pictures_are_those_of_the_program(
     assert seen.trace.protocol == "fedsgd"
     stated = {name: params[name] for name in OPTIMISERS[optimiser]}
     assert stated == pytest.approx(OPTIMISERS[optimiser])
-    assert params["server"] == ("adam" if optimiser == "adam" else "sgd")
+    assert params["server"] == (optimiser if optimiser in ADAPTIVE else "sgd")
     assert params["samples"] == 1
     check_gradients(seen)
 
@@ -76,3 +86,74 @@ def test_a_mean_gradient_that_is_clipped_gets_no_wrong_optimiser(tmp_path: Path)
     # FedSGD has no constant for it, so nothing is derived from the server's step.
     assert seen.trace.params["server"] == "unknown"
     check_gradients(seen)
+
+
+def test_a_sharded_model_is_recorded_as_an_averaged_one(tmp_path: Path) -> None:
+    seen = train(tmp_path, "torch", "--wrap", "fsdp2", "--optimiser", "momentum")
+    assert seen.code == 0, seen.said
+    params = seen.trace.params
+    assert seen.trace.protocol == "fedsgd"
+    assert {name: params[name] for name in ("server", "lr", "momentum", "samples")} == {
+        "server": "sgd",
+        "lr": pytest.approx(0.05),
+        "momentum": pytest.approx(0.9),
+        "samples": 1,
+    }
+    check_gradients(seen, "fsdp")
+
+
+def test_a_schedule_is_seen_and_no_step_size_is_claimed(tmp_path: Path) -> None:
+    seen = train(tmp_path, "torch", "--cosine")
+    assert seen.code == 0, seen.said
+    # FedSGD has one step size, so nothing is derived from the server's step.
+    assert seen.trace.params["server"] == "unknown"
+    check_gradients(seen)
+
+
+def test_a_gradient_in_mixed_precision_is_recorded_and_its_picture_is_not_called_exact(
+    tmp_path: Path,
+) -> None:
+    """Autocast rounds the picture itself to bfloat16 before the first layer uses it."""
+    seen = train(tmp_path, "torch", "--autocast")
+    assert seen.code == 0, seen.said
+    params = seen.trace.params
+    assert params["server"] == "sgd"
+    assert params["lr"] == pytest.approx(0.05)
+    check_sent(seen)
+    shown = seen.pictures()
+    for rank in (0, 1):
+        certificate, picture = shown[rank]
+        own = seen.kept(rank)["x"][0]
+        assert certificate != "EXACT" or torch.equal(picture.float(), own)
+        # bfloat16 has eight binary digits, of which products lose half a unit each.
+        assert float((picture - own).abs().max()) < 3 * 2**-8
+
+
+def test_accumulated_gradients_are_recorded_and_no_single_record_is_claimed(
+    tmp_path: Path,
+) -> None:
+    seen = train(tmp_path, "torch", "--accumulate", "3")
+    assert seen.code == 3, seen.said
+    named = seen.description
+    assert (named["payload"], named["protocol"]) == ("gradients", "fedsgd")
+    assert named["model"]["name"] == "NOT KNOWN"
+    assert "samples" not in named["params"]
+    assert not (tmp_path / "trace.pt").exists()
+    check_sent(seen)
+
+
+def test_steps_with_powersgd_are_left_out_and_the_trace_is_incomplete(tmp_path: Path) -> None:
+    """Gradients travel in the first three steps, and factors of low rank in the others."""
+    seen = train(tmp_path, "torch", "--powersgd", "3")
+    assert "6 omitted because of powerSGD_hook does not send it as it is" in seen.said
+    assert "6 messages that the protocol sends were not recorded" in seen.said
+    assert seen.code == 0  # of the program
+    shown = seen.pictures()
+    for rank in (0, 1):
+        sent = torch.stack(seen.sent(rank, "ddp")).double()
+        exact = seen.kept(rank)["gradients"][:3].double()
+        misses = (sent - exact).norm(dim=1) / exact.norm(dim=1)
+        assert float(misses.max()) < 1e-4
+        certificate, picture = shown[rank]
+        assert certificate == "EXACT"
+        assert torch.equal(picture.float(), seen.kept(rank)["x"][0])

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 import leakaudit as la
+from leakaudit.cli import main
 from leakaudit.errors import LeakauditError
 from leakaudit.protocols import declared, recording
 from leakaudit.protocols.optimiser import Memory, Optimiser
@@ -106,8 +108,14 @@ def test_noise_of_the_first_client_hides_no_other() -> None:
     assert [one.bound.mu for one in views] == [pytest.approx(math.sqrt(5) / 2)] + 3 * [math.inf]
 
 
-@pytest.mark.parametrize("constants", LINEAR, ids=str)
-@pytest.mark.parametrize("victim", ["fedavg", "dpsgd", "fedsgd"])
+RECOVERED: list[tuple[str, dict[str, Any]]] = [
+    *itertools.product(("fedavg", "dpsgd", "fedsgd"), [{}, {"decay": 0.01}, *LINEAR]),
+    *(("dpsgd", {"slow": 0.5, **one}) for one in ({}, *LINEAR)),  # a schedule of step sizes
+    *((victim, {"clip": 0.5, "momentum": 0.9}) for victim in ("fedavg", "dpsgd", "fedsgd")),
+]
+
+
+@pytest.mark.parametrize(("victim", "constants"), RECOVERED, ids=str)
 def test_gradients_behind_the_steps_are_recovered(victim: str, constants: dict[str, Any]) -> None:
     """In float32, against automatic differentiation in float64 at the same models."""
     keep = {"keep": True} if victim == "fedavg" else {}
@@ -120,7 +128,40 @@ def test_gradients_behind_the_steps_are_recovered(victim: str, constants: dict[s
         values = torch.linalg.pinv(leak.combination) @ leak.value
         x, y = truth.of(leak.node)
         for theta, value in zip(leak.theta, values, strict=True):
-            own = task.gradient(theta.double(), x.double(), y)
+            own = mean_gradient(task, theta.double(), x.double(), y, constants.get("clip", 0.0))
+            assert float((value - own).norm() / own.norm()) < 1e-4
+
+
+def mean_gradient(
+    task: Task, theta: torch.Tensor, x: torch.Tensor, y: torch.Tensor, clip: float
+) -> torch.Tensor:
+    """The mean over records of their gradients, which are clipped to a norm unless it is 0."""
+    single = [task.gradient(theta, x[k : k + 1], y[k : k + 1]) for k in range(len(x))]
+    if clip:
+        single = [g * min(1.0, clip / float(g.norm())) for g in single]
+    return torch.stack(single).mean(0)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_the_sum_of_the_gradients_of_local_steps_is_recovered(momentum: float) -> None:
+    """Step k of a round counts 1 + momentum + ... + momentum^(3 - k) times."""
+    trace, truth = la.record(scenario("fedavg", {"epochs": 3, "momentum": momentum}, "float32"))
+    task = Task.build(trace.task, dtype=torch.float64)
+    lr = float(str(trace.params["lr"]))
+    leaks = la.leaks(trace)
+    assert len(leaks) == len(truth.node.unique())
+    for leak in leaks:
+        assert leak.theta is not None
+        values = torch.linalg.pinv(leak.combination) @ leak.value
+        x, y = truth.of(leak.node)
+        for theta, value in zip(leak.theta, values, strict=True):
+            w = theta.double().requires_grad_(True)
+            optimiser = torch.optim.SGD([w], lr=lr, momentum=momentum)
+            own = torch.zeros_like(theta, dtype=torch.float64)
+            for k in (1, 2, 3):
+                w.grad = task.gradient(w.detach(), x.double(), y)
+                own += sum(momentum**j for j in range(4 - k)) * w.grad
+                optimiser.step()
             assert float((value - own).norm() / own.norm()) < 1e-4
 
 
@@ -133,6 +174,92 @@ def test_what_adam_hides_is_said(victim: str, kind: str) -> None:
     clients = [why for why in leaks.undetermined.values() if "server" not in why]
     assert clients
     assert all("show signs but not sizes" in why for why in clients)
+
+
+WRITTEN = """
+name = "written-steps"
+start = "w[i] = w0\\nv[i] = 0"
+round = '''
+a = alpha / (1 + slow * (t - 1))
+v[i] = momentum * v[i] + grad(w[i])
+h[i -> neighbours] = (1 - a * decay) * w[i] - a * v[i]
+w[i] = sum(j in closed_neighbours: W[i,j] * h[j -> i])
+'''
+[constants]
+alpha = 0.1
+slow = 0
+momentum = 0
+decay = 0
+[matrices]
+W = "uniform"
+"""
+
+
+@pytest.mark.parametrize(
+    "constants",
+    [{"slow": 0.5}, {"momentum": 0.9, "decay": 0.01}, {"slow": 0.5, "momentum": 0.9}],
+    ids=str,
+)
+def test_steps_of_a_program_that_a_file_describes_are_recovered(
+    tmp_path: Path, constants: dict[str, float]
+) -> None:
+    """Nodes on a ring: SGD of torch.optim with a scheduler, or with decoupled weight decay."""
+    (tmp_path / "written.toml").write_text(WRITTEN)
+    graph = la.Graph(4, ((0, 1), (0, 3), (1, 2), (2, 3)))
+    task = Task.build(la.TaskSpec("mlp", {"hidden": "8"}, shape=(1, 4, 4), classes=3))
+    random = torch.Generator().manual_seed(0)
+    x = torch.rand(4, 1, 1, 4, 4, generator=random)
+    w0 = task.init(random)
+    models = [torch.nn.Parameter(w0.clone()) for _ in range(4)]
+    decay = constants.get("decay", 0.0)
+    slow = constants.get("slow", 0.0)
+    optimisers = [
+        torch.optim.SGD([w], lr=0.1, momentum=constants.get("momentum", 0.0)) for w in models
+    ]
+    schedules = [
+        torch.optim.lr_scheduler.LambdaLR(one, lambda t: 1 / (1 + slow * t)) for one in optimisers
+    ]
+    own: dict[tuple[int, int], torch.Tensor] = {}
+    with la.Recorder(
+        tmp_path / "own.pt",
+        protocol=str(tmp_path / "written.toml"),
+        task=task,
+        graph=graph,
+        params=constants,
+        rounds=5,
+        public={"w0": w0},
+    ) as recorder:
+        for t in range(1, 6):
+            for i, w in enumerate(models):
+                w.grad = task.gradient(w.detach(), x[i], torch.tensor([i % 3]))
+                own[i, t] = w.grad.double()
+                w.data.mul_(1 - optimisers[i].param_groups[0]["lr"] * decay)
+                optimisers[i].step()
+                schedules[i].step()
+                recorder.send(round=t, src=i, dst=graph.neighbours[i], kind="h", value=w.detach())
+            sent = torch.stack([w.detach().clone() for w in models])
+            for i, near in enumerate(graph.neighbours):
+                models[i].data = sent[[i, *near]].mean(0)
+    leaks = la.leaks(la.load(tmp_path / "own.pt"))
+    assert sorted(leak.node for leak in leaks) == [0, 1, 2, 3]
+    for leak in leaks:
+        values = torch.linalg.pinv(leak.combination) @ leak.value
+        assert len(values) == 5
+        for k, value in enumerate(values):
+            exact = own[leak.node, k + 1]
+            assert float((value - exact).norm() / exact.norm()) < 1e-4
+
+
+def test_attack_and_report_say_what_adam_hides(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(tmp_path / "trace.pt")
+    la.record(scenario("fedavg", {"optimiser": "adam"}), path)
+    found = str(tmp_path / "out")
+    assert main(["attack", path, "-o", found, "--progress", "none"]) == 0
+    assert main(["report", found, "-f", "markdown"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert said.count("show signs but not sizes") >= 2
 
 
 def test_the_weights_of_local_steps_are_part_of_a_leak() -> None:

@@ -3,7 +3,7 @@
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from faces.task import build, train
+from faces.task import build, build_optimiser, train
 
 app = ClientApp()
 
@@ -15,7 +15,8 @@ def fit(message: Message, context: Context) -> Message:
     net.load_state_dict(message.content["arrays"].to_torch_state_dict())
     client = context.node_config["partition-id"]
     config = context.run_config
-    loss = train(net, client, config["local-epochs"], config["learning-rate"])
+    optimiser = build_optimiser(net, config["optimiser"], config["learning-rate"])
+    loss = train(net, client, optimiser, config["local-epochs"])
     content = RecordDict(
         {
             "arrays": ArrayRecord(net.state_dict()),

@@ -20,10 +20,16 @@ def load_data(client: int) -> tuple[torch.Tensor, torch.Tensor]:
     )
 
 
-def train(net: nn.Module, client: int, epochs: int, lr: float) -> float:
+def build_optimiser(net: nn.Module, name: str, lr: float) -> torch.optim.Optimizer:
+    """Return the optimiser of a client, which lasts for one round."""
+    if name == "adam":
+        return torch.optim.Adam(net.parameters(), lr=lr)
+    return torch.optim.SGD(net.parameters(), lr=lr, momentum=0.9 if name == "momentum" else 0.0)
+
+
+def train(net: nn.Module, client: int, optimiser: torch.optim.Optimizer, epochs: int) -> float:
     """Train on the client's records; return the last loss."""
     x, y = load_data(client)
-    optimiser = torch.optim.SGD(net.parameters(), lr=lr)
     loss = torch.tensor(0.0)
     for _ in range(epochs):
         optimiser.zero_grad()

@@ -64,7 +64,8 @@ def main() -> None:
                 if tokens > asked.tokens and count > 1:
                     continue
                 x, y = cone.batch(file, count, seed=count)
-                planted = cone.leak(task, x, y, dtype, seed=count)
+                theta = task.init(Generator().manual_seed(count)).to(dtype)
+                planted = cone.leak(task, x, y, theta)
                 start = time.process_time()
                 found = Patches()(planted, task, Generator().manual_seed(count))
                 spent = time.process_time() - start

@@ -212,7 +212,11 @@ def _judged(leak: GradientLeak, task: Task, x: Tensor, doubt: str) -> Reconstruc
     else:
         target = objectives.target(leak, task, 1, torch.float64)
         labels = y.to(target.value.device)
-        residual = objectives.misfit(target, task, shown.to(target.value), labels)
+        # Programs that compute in double precision often store k/255 in single precision.
+        stored = (shown.double(), shown.float().double())
+        residual = min(
+            objectives.misfit(target, task, one.to(target.value), labels) for one in stored
+        )
         limit = max(_rounding(leak), FITS * target.noise)
         if residual > limit:
             doubt = doubt or (

@@ -13,7 +13,6 @@ from leakaudit import registry
 from leakaudit._util.files import replacing
 from leakaudit.adversary import Adversary
 from leakaudit.errors import AttackError, LeakauditError
-from leakaudit.lint import conformance
 from leakaudit.pipeline import checkpoint
 from leakaudit.pipeline import node_groups as nodes
 from leakaudit.pipeline.checkpoint import Checkpoint
@@ -165,6 +164,8 @@ def attack_file(path: Path, folder: Path, options: AttackOptions) -> Finished:
         on_cpu = task
         if options.device != "cpu":
             on_cpu = Task.build(trace.task, trusted=options.trusted)
+        from leakaudit.lint import conformance  # sweeps and audits import this module without it
+
         checked = conformance.examine(trace, truth, options.adversary, on_cpu)
         certified = {one.certificate for _, one in found.pairs} & CONFIRMED
         confirmed = checked.compared or bool(certified) or not found.pairs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -80,13 +80,10 @@ class Patches(Attack):
             return f"it knows the layers of the model vit only, not those of {task.spec.model}"
         if not task.spec.levels:
             return "it requires images with pixels k/levels"
-        why = objectives.missing(leak, None)
+        why = objectives.incomplete(leak, task)
         if why:
             return why
-        start, stop = leak.columns
-        if start > 0 or stop < task.layout.size:
-            return "it requires the gradient of all parameters, to recompute it"
-        if not bool((leak.combination.count_nonzero(dim=1) == 1).any()):
+        if not bool(_single(leak).any()):
             return "it reads single gradients, but all equations combine gradients at two models"
         if leak.batch == 1:
             return None
@@ -100,7 +97,7 @@ class Patches(Attack):
         if why:
             raise AttackError(f"patches cannot use this leak: {why}")
         with torch.no_grad():
-            return _recovered(_clearest(leak), task, generator)
+            return _recovered(objectives.clearest(leak, _single(leak)), task, generator)
 
 
 def _recovered(leak: GradientLeak, task: Task, generator: Generator) -> Reconstruction:
@@ -245,25 +242,9 @@ def _rounding(leak: GradientLeak) -> float:
     return certify.ROUNDED
 
 
-def _clearest(leak: GradientLeak) -> GradientLeak:
-    """Return the single gradient with the best signal-to-noise ratio."""
-    assert leak.theta is not None
-    alone = leak.combination.count_nonzero(dim=1) == 1
-    sizes = leak.value.double().norm(dim=1)
-    rounding = torch.finfo(leak.value.dtype).eps * float(sizes.max())
-    ratio = sizes / leak.std.double().clamp_min(rounding)
-    best = int(ratio.where(alone, -1.0).argmax())
-    used = leak.combination[best].nonzero().flatten()
-    return replace(
-        leak,
-        rounds=leak.rounds[used],
-        theta_rounds=leak.theta_rounds[:0],
-        combination=leak.combination[best : best + 1, used],
-        value=leak.value[best : best + 1],
-        std=leak.std[best : best + 1],
-        noise=None,
-        theta=leak.theta[used],
-    )
+def _single(leak: GradientLeak) -> Tensor:
+    """Return which equations (m,) contain a single gradient."""
+    return leak.combination.count_nonzero(dim=1) == 1
 
 
 def _gradient(leak: GradientLeak, task: Task) -> Mapping[str, Tensor]:

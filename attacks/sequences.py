@@ -85,13 +85,7 @@ class Sequences(Attack):
                 "the output layer shares the weights of the token embedding (tied), so its "
                 "gradient also contains the embedding's, and the counts do not follow"
             )
-        why = objectives.missing(leak, None)
-        if why:
-            return why
-        start, stop = leak.columns
-        if start > 0 or stop < task.layout.size:
-            return "it requires the gradient of all parameters, to recompute it"
-        return None
+        return objectives.incomplete(leak, task)
 
     def __call__(self, leak: GradientLeak, task: Task, generator: Generator) -> Reconstruction:
         """Grow the tree of prefixes, count its sequences and recompute the gradient."""
@@ -169,30 +163,15 @@ def _doubts(tree: prefixes.Tree, nodes: int, rank: int, rows: int, width: int) -
 
 
 def _clearest(leak: GradientLeak, task: Task) -> GradientLeak:
-    """Return the equation with the best signal-to-noise ratio, without the gradient of a penalty.
-
-    Its leak contains only the models that it combines.
-    """
-    assert leak.theta is not None
-    sizes = leak.value.double().norm(dim=1)
-    rounding = torch.finfo(leak.value.dtype).eps * float(sizes.max())
-    best = int((sizes / leak.std.double().clamp_min(rounding)).argmax())
-    used = leak.combination[best].nonzero().flatten()
-    combination = leak.combination[best : best + 1, used].double()
-    theta = leak.theta[used].double()
-    value = leak.value[best : best + 1]
+    """Return the clearest equation in double precision, without the gradient of a penalty."""
+    one = objectives.clearest(leak, torch.ones(len(leak.value), dtype=torch.bool))
+    assert one.theta is not None
+    combination = one.combination.double()
+    theta = one.theta.double()
+    value = one.value
     if task.l2:
         value = (value.double() - task.l2 * combination @ theta).to(value)
-    return replace(
-        leak,
-        rounds=leak.rounds[used],
-        theta_rounds=leak.theta_rounds[:0],
-        combination=combination,
-        value=value,
-        std=leak.std[best : best + 1],
-        noise=None,
-        theta=theta,
-    )
+    return replace(one, combination=combination, value=value, theta=theta)
 
 
 def _parts(leak: GradientLeak, task: Task) -> dict[str, Tensor]:

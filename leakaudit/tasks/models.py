@@ -271,12 +271,7 @@ class Gpt:
 
     def __post_init__(self) -> None:
         """Check the sizes."""
-        sound = 1 <= self.depth <= DEEPEST and 1 <= self.width <= WIDEST
-        if not sound or self.heads < 1 or self.width % self.heads:
-            raise LeakauditError(
-                f"gpt: expected depth from 1 to {DEEPEST} and a width that is a multiple of heads, "
-                f"got depth={self.depth}, width={self.width}, heads={self.heads}"
-            )
+        _check_sizes("gpt", self)
 
     def __call__(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
         """Build it for sequences of shape (length,) of tokens 0..outputs-1."""
@@ -348,13 +343,9 @@ class Vit:
 
     def __post_init__(self) -> None:
         """Check the sizes."""
-        sound = 1 <= self.depth <= DEEPEST and 1 <= self.width <= WIDEST and self.patch >= 1
-        if not sound or self.heads < 1 or self.width % self.heads:
-            raise LeakauditError(
-                f"vit: expected patch >= 1, depth from 1 to {DEEPEST} and a width that is a "
-                f"multiple of heads, got patch={self.patch}, depth={self.depth}, "
-                f"width={self.width}, heads={self.heads}"
-            )
+        _check_sizes("vit", self)
+        if self.patch < 1:
+            raise LeakauditError(f"vit: expected patch >= 1, got patch={self.patch}")
 
     def __call__(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
         """Build it for images whose sides are multiples of the patch."""
@@ -456,6 +447,16 @@ MODELS: dict[str, type[Model]] = {
     "vit": Vit,
 }
 READ_TOKENS = frozenset({"gpt"})  # models whose inputs are tokens
+
+
+def _check_sizes(name: str, sizes: Gpt | Vit) -> None:
+    """Check what all transformers have in common."""
+    sound = 1 <= sizes.depth <= DEEPEST and 1 <= sizes.width <= WIDEST
+    if not sound or sizes.heads < 1 or sizes.width % sizes.heads:
+        raise LeakauditError(
+            f"{name}: expected depth from 1 to {DEEPEST} and a width that is a multiple of heads, "
+            f"got depth={sizes.depth}, width={sizes.width}, heads={sizes.heads}"
+        )
 
 
 def _needs_image(name: str, shape: tuple[int, ...]) -> None:

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from encoders import encoder
 from markupsafe import escape
 from one_gradient import leaked
-from torch import Generator, Tensor, nn
+from torch import Generator, Tensor
 
 import leakaudit as la
 from leakaudit.attacks import Sequences, Tokens
@@ -101,18 +102,7 @@ def test_the_model_is_a_pre_norm_decoder() -> None:
     made = task(width=16, length=6, vocabulary=20)
     theta = made.init(Generator().manual_seed(0))
     weights = made.layout.split(theta + 0.1 * torch.randn(len(theta), dtype=D))
-    layer = nn.TransformerEncoderLayer(
-        16, 4, 64, dropout=0.0, activation="gelu", batch_first=True, norm_first=True, dtype=D
-    )
-    names = {"norm1": "norm1", "norm2": "norm2", "linear1": "up", "linear2": "down"}
-    parts = {}
-    for theirs, mine in {**names, "self_attn.out_proj": "join"}.items():
-        for kind in ("weight", "bias"):
-            parts[f"{theirs}.{kind}"] = weights[f"blocks.0.{mine}.{kind}"]
-    for kind in ("weight", "bias"):
-        three = [weights[f"blocks.0.{name}.{kind}"] for name in ("query", "key", "value")]
-        parts[f"self_attn.in_proj_{kind}"] = torch.cat(three)
-    layer.load_state_dict(parts)
+    layer = encoder(weights, 16, 4)
     x = torch.randint(20, (3, 6))
     stream = weights["tokens.weight"][x] + weights["places.weight"]
     mask = torch.full((6, 6), -math.inf, dtype=D).triu(1)

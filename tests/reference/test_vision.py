@@ -8,7 +8,8 @@ import lookalikes
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Generator, Tensor, nn
+from encoders import encoder
+from torch import Generator, Tensor
 
 from leakaudit.attacks import Patches
 from leakaudit.errors import LeakauditError
@@ -75,18 +76,7 @@ def test_the_model_is_a_pre_norm_encoder_of_patches() -> None:
     made = task(width=16, patch=8, depth=1)
     theta = made.init(Generator().manual_seed(0))
     weights = made.layout.split(theta + 0.1 * torch.randn(len(theta), dtype=D))
-    layer = nn.TransformerEncoderLayer(
-        16, 2, 64, dropout=0.0, activation="gelu", batch_first=True, norm_first=True, dtype=D
-    )
-    parts = {}
-    names = {"norm1": "norm1", "norm2": "norm2", "linear1": "up", "linear2": "down"}
-    for theirs, mine in {**names, "self_attn.out_proj": "join"}.items():
-        for kind in ("weight", "bias"):
-            parts[f"{theirs}.{kind}"] = weights[f"blocks.0.{mine}.{kind}"]
-    for kind in ("weight", "bias"):
-        three = [weights[f"blocks.0.{name}.{kind}"] for name in ("query", "key", "value")]
-        parts[f"self_attn.in_proj_{kind}"] = torch.cat(three)
-    layer.load_state_dict(parts)
+    layer = encoder(weights, 16, 2)
     x = torch.rand(3, 1, 16, 16, dtype=D)
     seen = made.normalise(x)
     cut = [seen[:, 0, r : r + 8, c : c + 8].flatten(1) for r in (0, 8) for c in (0, 8)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -82,6 +82,50 @@ def missing(leak: GradientLeak, batch: int | None) -> str | None:
     if batch is None and leak.batch is None:
         return "the number of samples behind each gradient is unknown; set batch=N"
     return None
+
+
+def incomplete(leak: GradientLeak, task: Task) -> str | None:
+    """Explain why the whole gradient of a batch cannot be compared with a leak.
+
+    Args:
+        leak: The leak to attack.
+        task: The learning task.
+
+    Returns:
+        The reason, or None if it can.
+    """
+    why = missing(leak, None)
+    if why:
+        return why
+    start, stop = leak.columns
+    if start > 0 or stop < task.layout.size:
+        return "it requires the gradient of all parameters, to recompute it"
+    return None
+
+
+def clearest(leak: GradientLeak, usable: Tensor) -> GradientLeak:
+    """Return the leak of the equation with the best signal-to-noise ratio.
+
+    Args:
+        leak: The leak, with known models.
+        usable: (m,) which of its equations may be chosen, at least one.
+
+    Returns:
+        A leak with this equation (1, T) and the T models that it combines.
+    """
+    assert leak.theta is not None
+    best = int(_clarity(leak).where(usable, -1.0).argmax())
+    used = leak.combination[best].nonzero().flatten()
+    return replace(
+        leak,
+        rounds=leak.rounds[used],
+        theta_rounds=leak.theta_rounds[:0],
+        combination=leak.combination[best : best + 1, used],
+        value=leak.value[best : best + 1],
+        std=leak.std[best : best + 1],
+        noise=None,
+        theta=leak.theta[used],
+    )
 
 
 def target(leak: GradientLeak, task: Task, rows: int, dtype: torch.dtype) -> Target:
@@ -301,11 +345,16 @@ def reconstruction(
 def _window(leak: GradientLeak, rows: int) -> slice:
     """Return the consecutive rows with the largest total signal-to-noise ratio, or the first."""
     rows = min(rows, len(leak.value))
+    first = int(_clarity(leak).unfold(0, rows, 1).sum(1).argmax())
+    return slice(first, first + rows)
+
+
+def _clarity(leak: GradientLeak) -> Tensor:
+    """Return the signal-to-noise ratio (m,) of every equation."""
     size = leak.value.double().norm(dim=1)
     rounding = torch.finfo(leak.value.dtype).eps * float(size.max())
-    ratio = size / (leak.std.double() * leak.value.shape[1] ** 0.5).clamp_min(rounding)
-    first = int(ratio.unfold(0, rows, 1).sum(1).argmax())
-    return slice(first, first + rows)
+    ratio: Tensor = size / (leak.std.double() * leak.value.shape[1] ** 0.5).clamp_min(rounding)
+    return ratio
 
 
 def _whiten(leak: GradientLeak, chosen: slice, value: Tensor) -> tuple[Tensor, float]:

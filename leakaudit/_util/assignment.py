@@ -89,9 +89,9 @@ def assign(cost: Tensor) -> Match:
     Returns:
         min(n, m) pairs.
     """
-    if cost.shape == (1, 1):  # the most frequent case, not worth importing scipy for
-        only = torch.zeros(1, dtype=torch.int64)
-        return Match(only, only, 0)
+    clear = _each_its_cheapest(cost)
+    if clear is not None:
+        return clear
     from scipy.optimize import linear_sum_assignment
 
     found, true = linear_sum_assignment(cost.cpu().numpy())
@@ -99,3 +99,21 @@ def assign(cost: Tensor) -> Match:
     columns = torch.as_tensor(true, dtype=torch.int64)
     order = columns.argsort()
     return Match(rows[order], columns[order], cost.shape[1] - len(columns))
+
+
+def _each_its_cheapest(cost: Tensor) -> Match | None:
+    """Pair every row with its cheapest column; None if two rows want the same, or one has a tie.
+
+    No other pairing costs as little, so that the import of scipy is spared.
+    """
+    if cost.shape[0] > cost.shape[1]:
+        return None
+    if cost.shape[0] == 0:
+        none = torch.zeros(0, dtype=torch.int64)
+        return Match(none, none, cost.shape[1])
+    least, wanted = cost.min(1)
+    ties = (cost == least[:, None]).sum(1) > 1
+    if bool(ties.any()) or len(wanted.unique()) < len(wanted):
+        return None
+    columns, rows = wanted.sort()
+    return Match(rows.cpu(), columns.cpu(), cost.shape[1] - len(columns))

@@ -185,7 +185,8 @@ def compare(
         sensitivity = assumed_sensitivity(protocol, claims, sensitivity)
     question = _Question(sensitivity, delta, epsilon, smoothness)
     # Symmetry is proven for mu without a smoothness, and for claims that treat all nodes alike.
-    symmetric = smoothness is None and not any(claim.pair for claim in claims)
+    proven = smoothness is None and not any(claim.pair for claim in claims)
+    symmetric = proven and len(threats) > 1
     symmetry = Symmetry(protocol.graph, protocol.start)
     known: dict[Threat, Comparison] = {}
     for k, threat in enumerate(threats):

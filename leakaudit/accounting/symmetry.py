@@ -15,13 +15,14 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-
-import networkx as nx
-from networkx.algorithms.isomorphism import GraphMatcher, categorical_node_match
+from typing import TYPE_CHECKING
 
 from leakaudit.accounting.adversaries import Threat
 from leakaudit.relations import Relations, Vector
 from leakaudit.trace import Graph
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 Renaming = tuple[int, ...]
 # A linear form: index of a vector -> coefficient.
@@ -69,6 +70,8 @@ class Symmetry:
 
     def _marked(self, threat: Threat) -> nx.Graph:
         """The graph with each node's role: target, end of an observed channel, curious node."""
+        import networkx as nx  # slow to import, and most views are compared with no other
+
         tapped: set[int] = set()
         if isinstance(threat.adversary.hears, frozenset):
             tapped.update(*threat.adversary.hears)
@@ -81,11 +84,15 @@ class Symmetry:
 
     def _key(self, threat: Threat, marked: nx.Graph) -> tuple[object, ...]:
         """Invariants of every renaming, which reduce the number of comparisons."""
-        apart = nx.single_source_shortest_path_length(marked, threat.node)
+        from networkx import single_source_shortest_path_length
+
+        apart = single_source_shortest_path_length(marked, threat.node)
         kept = sorted((apart[n], marked.degree[n], marked.nodes[n]["part"]) for n in marked)
         return (threat.kind, tuple(kept))
 
     def _renaming(self, old: nx.Graph, new: nx.Graph) -> Renaming | None:
+        from networkx.algorithms.isomorphism import GraphMatcher, categorical_node_match
+
         matcher = GraphMatcher(old, new, node_match=categorical_node_match("part", None))
         if not matcher.is_isomorphic():
             return None

@@ -14,7 +14,6 @@ from functools import lru_cache
 
 import numpy as np
 from scipy.special import ndtr
-from scipy.stats import binom
 
 from leakaudit._util.bisection import crossing, crossing_integer
 from leakaudit.auditing.promise import Promise
@@ -72,7 +71,7 @@ class Successes:
         Args:
             promise: The guarantee that is tested.
         """
-        return float(binom.sf(self.hits - 1, self.trials, self.ceiling(promise)))
+        return float(empirical.at_least(self.hits, self.trials, self.ceiling(promise)))
 
     def best(self, promise: Promise) -> float:
         """Return the p-value if all trials succeed.
@@ -271,7 +270,7 @@ class OneRun:
         if not self.guesses:
             return 0.0
         least = _least_right(self.canaries, self.guesses, promise, alpha)
-        return float(binom.sf(least - 1, self.guesses, float(ndtr(mu / 2))))
+        return float(empirical.at_least(least, self.guesses, float(ndtr(mu / 2))))
 
 
 @lru_cache(maxsize=4096)

@@ -13,9 +13,9 @@ from collections.abc import Callable
 
 import numpy as np
 from scipy.special import expit
-from scipy.stats import binom
 
 from leakaudit._util.bisection import bracket, crossing
+from leakaudit.bounds.empirical import at_least
 from leakaudit.bounds.gaussian import Gdp
 from leakaudit.bounds.guarantee import Adjacency, Guarantee, at_least_zero, probability
 from leakaudit.errors import LeakauditError
@@ -43,11 +43,11 @@ def p_value(canaries: int, guesses: int, right: int, epsilon: float, delta: floa
     _check_counts(canaries, guesses, right)
     probability("delta", delta)
     chance = float(expit(at_least_zero("epsilon", epsilon)))
-    tail = float(binom.sf(right - 1, guesses, chance))
+    tail = float(at_least(right, guesses, chance))
     if not right or not delta:
         return tail
     i = np.arange(1, right + 1)
-    slope = float(((binom.sf(right - i - 1, guesses, chance) - tail) / i).max())
+    slope = float(((at_least(right - i, guesses, chance) - tail) / i).max())
     return min(1.0, tail + 2 * canaries * delta * max(0.0, slope))
 
 

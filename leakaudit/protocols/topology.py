@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import combinations, pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import networkx as nx
 import torch
 from torch import Generator
 
 from leakaudit.errors import LeakauditError, suggest
 from leakaudit.trace import Graph
+
+if TYPE_CHECKING:
+    import networkx as nx
+
+Edges = Iterable[tuple[int, int]]
 
 # Both limits are choices. This number of edges takes several gigabytes as Python objects, and a
 # random graph of a kind below is connected more often than not.
@@ -44,8 +50,8 @@ def make(kind: str, nodes: int, generator: Generator) -> Graph:
     return _connected(_plain(KINDS[kind](nodes, generator), nodes), kind)
 
 
-def _plain(graph: nx.Graph, nodes: int) -> Graph:
-    return Graph(nodes, tuple(sorted((min(e), max(e)) for e in graph.edges())))
+def _plain(edges: Edges, nodes: int) -> Graph:
+    return Graph(nodes, tuple(sorted({(min(e), max(e)) for e in edges})))
 
 
 def _connected(graph: Graph, kind: str) -> Graph:
@@ -56,47 +62,67 @@ def _connected(graph: Graph, kind: str) -> Graph:
     return graph
 
 
-def _redrawn(kind: str, draw: Callable[[], nx.Graph]) -> nx.Graph:
+def _redrawn(kind: str, draw: Callable[[], nx.Graph]) -> Edges:
+    from networkx import is_connected
+
     for _ in range(DRAWS):
         graph = draw()
-        if nx.is_connected(graph):
-            return graph
+        if is_connected(graph):
+            return graph.edges()
     raise LeakauditError(
         f"graph {kind}: none of {DRAWS} draws was connected; use another number of nodes"
     )
 
 
-def _rgg(nodes: int, generator: Generator) -> nx.Graph:
+def _ring(nodes: int, _: Generator) -> Edges:
+    return [*pairwise(range(nodes)), (nodes - 1, 0)]
+
+
+def _star(nodes: int, _: Generator) -> Edges:
+    return [(0, node) for node in range(1, nodes)]
+
+
+def _complete(nodes: int, _: Generator) -> Edges:
+    return combinations(range(nodes), 2)
+
+
+def _rgg(nodes: int, generator: Generator) -> Edges:
+    from networkx import random_geometric_graph  # slow to import, and most graphs are rings
+
     # 2 pi times the area pi r^2 = log n / n at which such graphs become connected.
     radius = math.sqrt(2 * math.log(nodes) / nodes)
     device = generator.device
 
     def draw() -> nx.Graph:
         points = torch.rand(nodes, 2, generator=generator, dtype=torch.float64, device=device)
-        return nx.random_geometric_graph(nodes, radius, pos=dict(enumerate(points.tolist())))
+        return random_geometric_graph(nodes, radius, pos=dict(enumerate(points.tolist())))
 
     return _redrawn("rgg", draw)
 
 
-def _er(nodes: int, generator: Generator) -> nx.Graph:
+def _er(nodes: int, generator: Generator) -> Edges:
+    from networkx import gnp_random_graph
+
     # Twice the probability log n / n at which such graphs become connected.
     p = min(1.0, 2 * math.log(nodes) / nodes)
 
     def draw() -> nx.Graph:
         seed = int(torch.randint(2**31, (), generator=generator, device=generator.device))
-        return nx.gnp_random_graph(nodes, p, seed=seed)
+        return gnp_random_graph(nodes, p, seed=seed)
 
     return _redrawn("er", draw)
 
 
-def _grid(nodes: int, _: Generator) -> nx.Graph:
+def _grid(nodes: int, _: Generator) -> Edges:
+    from networkx import convert_node_labels_to_integers, grid_2d_graph
+
     rows = next(r for r in range(math.isqrt(nodes), 0, -1) if nodes % r == 0)
     if rows == 1 and nodes > 3:
         raise LeakauditError(
             f"graph grid: {nodes} nodes do not form a rectangle; use {nodes - 1} or {nodes + 1}"
         )
-    rectangle = nx.grid_2d_graph(rows, nodes // rows)
-    return nx.convert_node_labels_to_integers(rectangle, ordering="sorted")
+    rectangle = grid_2d_graph(rows, nodes // rows)
+    return convert_node_labels_to_integers(rectangle, ordering="sorted").edges()
 
 
 def _read(path: Path, nodes: int) -> Graph:
@@ -128,10 +154,10 @@ def _edge(words: list[str], nodes: int, where: str) -> tuple[int, int]:
     return i, j
 
 
-KINDS: dict[str, Callable[[int, Generator], nx.Graph]] = {
-    "ring": lambda nodes, _: nx.cycle_graph(nodes),
-    "star": lambda nodes, _: nx.star_graph(nodes - 1),
-    "complete": lambda nodes, _: nx.complete_graph(nodes),
+KINDS: dict[str, Callable[[int, Generator], Edges]] = {
+    "ring": _ring,
+    "star": _star,
+    "complete": _complete,
     "rgg": _rgg,
     "er": _er,
     "grid": _grid,

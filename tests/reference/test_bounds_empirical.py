@@ -14,6 +14,7 @@ from leakaudit.bounds.approximate import approximate
 from leakaudit.bounds.composition import repeat
 from leakaudit.bounds.empirical import (
     Counts,
+    at_least,
     certifiable,
     credible_epsilon,
     detection,
@@ -114,6 +115,17 @@ def test_no_trials_and_perfect_attacks() -> None:
         == 0
     )
     assert epsilon_lower(Counts(0, 50, 50, 50), 0.0, 0.05, both=True) == 0
+
+
+@pytest.mark.parametrize("trials", [0, 1, 7, 300])
+@pytest.mark.parametrize("rate", [0.0, 1e-5, 0.3, 1.0])
+def test_binomial_tails_are_those_of_scipy(trials: int, rate: float) -> None:
+    k = np.arange(-1, trials + 3)
+    assert np.array_equal(at_least(k, trials, rate), binom.sf(k - 1, trials, rate))
+    if trials > 0:
+        critical = int(binom.isf(0.05, trials, rate)) + 1
+        power = 0.0 if rate == 1 else binom.sf(critical - 1, trials, 0.6)
+        assert detection(trials, rate, 0.6, 0.05) == power
 
 
 def test_how_many_trials_are_enough() -> None:

@@ -31,6 +31,10 @@ def test_ring_star_complete() -> None:
     assert make("complete", 4).edges == ((0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3))
     for kind in topology.KINDS:
         assert make(kind, 2).edges == ((0, 1),)
+    for nodes in range(2, 12):
+        assert nx.utils.graphs_equal(as_nx(make("ring", nodes)), nx.cycle_graph(nodes))
+        assert nx.utils.graphs_equal(as_nx(make("star", nodes)), nx.star_graph(nodes - 1))
+        assert nx.utils.graphs_equal(as_nx(make("complete", nodes)), nx.complete_graph(nodes))
 
 
 def test_grid_is_the_most_square_rectangle() -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from leakaudit._util.assignment import assign, match, match_labels
@@ -48,6 +49,20 @@ def test_the_sum_is_the_smallest_of_all_permutations(n: int, m: int, seed: int) 
     assert len(set(pairs.found.tolist())) == len(set(pairs.true.tolist())) == min(n, m)
     assert pairs.missing == m - min(n, m)
     assert pairs.true.tolist() == sorted(pairs.true.tolist())
+
+
+@given(n=st.integers(0, 6), m=st.integers(1, 6), seed=st.integers(0, 10_000))
+@settings(derandomize=True, max_examples=200, deadline=None)
+def test_pairs_are_those_of_scipy_with_ties_and_without(n: int, m: int, seed: int) -> None:
+    cost = torch.rand(n, m, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    if seed % 2:
+        cost = (4 * cost).round()
+    pairs = assign(cost)
+    rows, columns = linear_sum_assignment(cost.numpy())
+    order = columns.argsort()
+    assert pairs.found.tolist() == rows[order].tolist()
+    assert pairs.true.tolist() == columns[order].tolist()
+    assert pairs.missing == m - len(columns)
 
 
 def test_a_shuffled_noisy_batch_finds_its_way_back() -> None:

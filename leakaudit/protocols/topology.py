@@ -68,7 +68,7 @@ def _redrawn(kind: str, draw: Callable[[], nx.Graph]) -> Edges:
     for _ in range(DRAWS):
         graph = draw()
         if is_connected(graph):
-            return graph.edges()
+            return list(graph.edges())
     raise LeakauditError(
         f"graph {kind}: none of {DRAWS} draws was connected; use another number of nodes"
     )
@@ -122,7 +122,7 @@ def _grid(nodes: int, _: Generator) -> Edges:
             f"graph grid: {nodes} nodes do not form a rectangle; use {nodes - 1} or {nodes + 1}"
         )
     rectangle = grid_2d_graph(rows, nodes // rows)
-    return convert_node_labels_to_integers(rectangle, ordering="sorted").edges()
+    return list(convert_node_labels_to_integers(rectangle, ordering="sorted").edges())
 
 
 def _read(path: Path, nodes: int) -> Graph:

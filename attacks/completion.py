@@ -77,6 +77,8 @@ class Completion(Attack):
 
     def refuses(self, leak: GradientLeak, task: Task) -> str | None:
         """Require missing coordinates, and a first fully connected layer with bias."""
+        if leak.training is not None:
+            return leak.gaps
         if leak.seen is None:
             return "it completes messages, but this leak contains every coordinate; use exact"
         why = first_layer_rows.absent(leak, task)

@@ -8,11 +8,14 @@ tables receive the gradient of their sum. With T the rows of the tokens (v, h) a
 positions (n, h), T = A P, and A is 1 where a token stands at a position, and 0 elsewhere. The rows
 of P are independent as long as n is below h, so A is the only solution.
 
-The update of a model by many local steps shows the tokens of all steps in the same way: optimisers
-without coupled weight decay, such as AdamW, move a row only once its token has occurred. AdamW also
-shrinks all rows by a common factor, so that the rows of other tokens remain multiples of the
-model's. This factor is estimated by a median, and its part is subtracted. Noise, or rounding of the
-messages to a few bits, changes every row by an amount that the leak states.
+What many local steps changed (`GradientLeak.training`) shows the tokens of all steps in the same
+way, because AdamW moves a row only once its token has occurred; `row_moves` decides which rows were
+moved, from the weight decay and the rounding of the messages that the protocol states.
+
+The change may also be passed as a gradient with `inner` > 1, without the constants. The rows of
+tokens that do not occur remain multiples of the model's, by a common factor. It is estimated by a
+median, and its part is subtracted. Noise, or rounding of the messages to a few bits, changes every
+row by an amount that the leak states.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ import torch
 from torch import Generator, Tensor
 
 from leakaudit.errors import AttackError
+from leakaudit.inversion.exact import row_moves
 from leakaudit.inversion.labels import consistency, label_signs
 from leakaudit.leak import GradientLeak
 from leakaudit.progress import step
@@ -49,10 +53,15 @@ class Tokens(Attack):
 
     exact: ClassVar[bool] = False  # it proves nothing about tokens that leave no gradient
     rank: ClassVar[int] = 0
-    reads: ClassVar[str] = "plain gradients that contain the embedding of the tokens"
-    paper: ClassVar[str] = "Melis et al. 2019; order by positions: developed for leakaudit"
+    reads: ClassVar[str] = (
+        "plain gradients, or what local steps of AdamW changed, with the embedding of the tokens"
+    )
+    paper: ClassVar[str] = (
+        "Melis et al. 2019; order by positions, rows behind AdamW: developed for leakaudit"
+    )
     cost: ClassVar[str] = "one pass over the embedding's rows; under a second"
     tokens: ClassVar[bool] = True
+    changes: ClassVar[bool] = True
 
     # A smaller row may be rounding of the messages. The row of a token that does not occur is zero
     # bit for bit in a gradient, but not in a difference of models.
@@ -62,15 +71,20 @@ class Tokens(Attack):
         """Require a plain gradient that contains the embedding of the tokens."""
         if not task.tokens:
             return "it recovers tokens, but the inputs of the model are numbers"
-        if leak.gaps:
+        if leak.gaps and leak.training is None:
             return leak.gaps
         name = task.embeddings[0]
         if name is None:
-            return "the tokens are not read by an embedding, or its weights are also used elsewhere"
+            return (
+                "the tokens are not read by an embedding, or its weights are also used elsewhere, "
+                "such as in the output layer (tied), which changes the rows of all tokens"
+            )
         if not label_signs.plain_rows(leak):
             return "it reads a single gradient that is not zero"
         if _block(leak, task, name) is None:
             return f"the leak does not contain the rows of {name}"
+        if leak.training is not None:
+            return _unreadable(leak, task)
         return None
 
     def __call__(self, leak: GradientLeak, task: Task, generator: Generator) -> Reconstruction:
@@ -81,6 +95,8 @@ class Tokens(Attack):
         step("tokens", 0, 1)
         table = _block(leak, task, task.embeddings[0])
         assert table is not None
+        if leak.training is not None:
+            return _changed(leak, task, table)
         moved = _undecayed(table, leak, task)
         sizes = moved.norm(dim=1)
         noise = EVEN * _std(leak) * math.sqrt(table.shape[1])
@@ -92,14 +108,19 @@ class Tokens(Attack):
         if leak.batch == 1 and len(task.spec.shape) == 1 and places is not None:
             order = _order(moved[found], places, length)
         step("tokens", 1, 1)
-        listed = ", ".join(map(str, found[:LISTED].tolist()))
-        more = ", ..." if len(found) > LISTED else ""
-        note = f"{len(found)} different tokens: {listed}{more}"
+        note = _listed(found)
         if order is None:
             none = torch.empty(0, *task.spec.shape, dtype=task.dtype)
             note += "; their order does not follow from this gradient"
             return Reconstruction(
-                leak.node, "tokens", none, None, Certificate.APPROXIMATE, 0.0, note=note
+                leak.node,
+                "tokens",
+                none,
+                None,
+                Certificate.APPROXIMATE,
+                0.0,
+                note=note,
+                tokens=found,
             )
         x = found[order[0]][None].to(task.dtype)
         note += "; in the order of their positions"
@@ -107,6 +128,66 @@ class Tokens(Attack):
         return Reconstruction(
             leak.node, "tokens", x, y, Certificate.APPROXIMATE, order[1], note=note
         )
+
+
+def _listed(found: Tensor) -> str:
+    """Return the number of different tokens, and the first of them."""
+    listed = ", ".join(map(str, found[:LISTED].tolist()))
+    more = ", ..." if len(found) > LISTED else ""
+    return f"{len(found)} different tokens: {listed}{more}"
+
+
+def _unreadable(leak: GradientLeak, task: Task) -> str | None:
+    """Return why the tokens do not follow from what local steps changed; None if they do."""
+    training = leak.training
+    assert training is not None
+    if training.optimiser != "adamw":
+        return f"it knows how AdamW moves rows, not {training.optimiser}"
+    if task.l2:
+        return "the penalty l2 moves the rows of all tokens"
+    if leak.theta is None:
+        return "it requires the models before the local steps, but this adversary does not know them"
+    return None
+
+
+def _changed(leak: GradientLeak, task: Task, table: Tensor) -> Reconstruction:
+    """Read the tokens of the first round of what local steps changed."""
+    at = label_signs.plain_rows(leak)[0]
+    name = task.embeddings[0]
+    assert leak.training is not None
+    assert leak.theta is not None
+    assert name is not None
+    first = int(leak.combination[at].nonzero()[0])
+    weights = leak.theta[first, task.layout.slices[name]].double().reshape(table.shape)
+    before = int(leak.rounds[first]) - 1
+    moves = row_moves.decide(
+        table,
+        weights,
+        leak.training,
+        wire=leak.wire,
+        noise=float(leak.std[at]),
+        before=before * leak.training.steps,
+    )
+    step("tokens", 1, 1)
+    none = torch.empty(0, *task.spec.shape, dtype=task.dtype)
+    if moves.doubt:
+        return Reconstruction(
+            leak.node, "tokens", none, None, Certificate.FAILED, 1.0, note=f"not known: {moves.doubt}"
+        )
+    when = f"round {int(leak.rounds[first])}"
+    if before:
+        when = f"{when} or shortly before it"
+    note = f"{_listed(moves.moved)}, which occurred in {when}; {moves.rest}"
+    return Reconstruction(
+        leak.node,
+        "tokens",
+        none,
+        None,
+        Certificate.APPROXIMATE,
+        0.0,
+        note=note,
+        tokens=moves.moved,
+    )
 
 
 def _block(leak: GradientLeak, task: Task, name: str | None) -> Tensor | None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from leakaudit.errors import LeakauditError
+from leakaudit.relations import Training
 from leakaudit.trace import TaskSpec
 
 
@@ -47,6 +48,9 @@ class GradientLeak:
             one before `rounds`; empty if unknown.
         seen: (m, c) bool, the entries of value that are determined, if messages hold only some
             coordinates; the other entries are zero and mean nothing. None if all are determined.
+        training: The local steps, if value holds what they changed (the model before them minus the
+            one after them) and no gradient. The columns then stand for rounds, and theta holds the
+            models before the steps. None for gradients.
 
     Raises:
         LeakauditError: The shapes do not agree.
@@ -72,6 +76,7 @@ class GradientLeak:
     scope: str = ""
     theta_rounds: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
     seen: Tensor | None = None
+    training: Training | None = None
 
     def __post_init__(self) -> None:
         """Check that the shapes agree."""
@@ -103,7 +108,12 @@ class GradientLeak:
 
     @property
     def gaps(self) -> str:
-        """Why an attack that reads every coordinate cannot use the leak; empty if it can."""
+        """Why an attack that reads every coordinate of gradients cannot use the leak, or empty."""
+        if self.training is not None:
+            return (
+                "it reads gradients, but the messages hold only what "
+                f"{self.training.steps} steps of {self.training.optimiser} changed; use tokens"
+            )
         if self.seen is None:
             return ""
         share = float(self.seen.double().mean())
@@ -119,7 +129,9 @@ class GradientLeak:
 
     @property
     def kind(self) -> str:
-        """``gradient`` or ``difference``, for tables."""
+        """``gradient``, ``difference`` or ``change``, for tables."""
+        if self.training is not None:
+            return "change"
         return "gradient" if self.is_plain else "difference"
 
 

@@ -52,6 +52,8 @@ class Reconstruction:
         interval: (b, *shape) half-widths of simultaneous intervals of all values; with INTERVAL.
         choices: For an input that is one of several candidates, by its position: up to `SHOWN`
             others (k, *shape) that explain the leak equally well.
+        tokens: (v,) Sorted numbers of the different tokens that occur, if their order is not known;
+            None for every other result.
     """
 
     node: int
@@ -65,6 +67,7 @@ class Reconstruction:
     certified: int = 0
     interval: Tensor | None = None
     choices: Mapping[int, Tensor] = field(default_factory=dict)
+    tokens: Tensor | None = None
 
     @property
     def certificates(self) -> tuple[Certificate, ...]:
@@ -88,6 +91,7 @@ class Attack(ABC):
         cost: Its cost, in words.
         tokens: Whether it accepts models whose inputs are tokens.
         incomplete: Whether it accepts leaks in which coordinates are missing.
+        changes: Whether it accepts leaks of what local steps changed (`GradientLeak.training`).
     """
 
     exact: ClassVar[bool] = False
@@ -97,6 +101,7 @@ class Attack(ABC):
     cost: ClassVar[str] = "not measured"
     tokens: ClassVar[bool] = False
     incomplete: ClassVar[bool] = False
+    changes: ClassVar[bool] = False
 
     def __new__(cls, *_: object, **__: object) -> Self:
         """Reject a class that does not define all abstract methods."""

@@ -178,6 +178,24 @@ class Deduction:
             found = parts(knowledge, node, self.fetch, gradients)
         return Determined(node, knowledge, (), 0, None, self.assumed, self.limit), found
 
+    def around(self, node: int, rounds: int) -> Determined:
+        """Return the relations around a node, without rows.
+
+        They are the node's own if all its messages are observed, and otherwise also those of nodes
+        within distance `REACH`.
+
+        Args:
+            node: The node.
+            rounds: Number of rounds.
+        """
+        part = self._open.near([node])
+        reach = None
+        if self._unheard(node, part):
+            reach = REACH
+            part = self._open.near(_ball(self.view.graph, node, reach))
+        knowledge = self._heard(*self._continued(node, part, rounds, reach))
+        return Determined(node, knowledge, (), 0, reach, self.assumed, self.limit)
+
     def _nothing(self, reason: str) -> NotDetermined:
         """Return the error that nothing is determined, or that the messages are not understood."""
         sentences: dict[bool, str] = {}

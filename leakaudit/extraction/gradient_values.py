@@ -105,7 +105,7 @@ def _leak(
     theta = None
     if points is not None:
         solved = dict(zip(unknown, values[m:], strict=True))
-        theta = _models(deduction, points, solved)
+        theta = models(deduction, points, solved)
     rounds = [declared.vectors[g].round for g in columns.first]
     model_rounds = [max(declared.points[g].at.rounds) for g in columns.first]
     return GradientLeak(
@@ -277,24 +277,30 @@ def _step(knowledge: Knowledge, places: Sequence[int]) -> float | None:
     return None
 
 
-def _models(
+def models(
     deduction: Deduction, points: Sequence[Expression], solved: Mapping[Expression, Tensor]
 ) -> Tensor:
-    """Return the models (T, d), from known values and from solved ones."""
+    """Return models (T, d), from known values and from solved ones.
+
+    Args:
+        deduction: The deduction for the trace and the adversary.
+        points: The models.
+        solved: The values of those that contain unknown vectors.
+    """
     vectors = points[0].home
     known: dict[int, Tensor] = {}
-    models = []
+    found = []
     for point in points:
         if point in solved:
-            models.append(solved[point])
+            found.append(solved[point])
             continue
         parts = []
         for k, coefficient in point.terms.items():
             if k not in known:
                 known[k] = deduction.fetch(vectors[k]).double()
             parts.append(float(coefficient) * known[k])
-        models.append(torch.stack(parts).sum(0))
-    return torch.stack(models)
+        found.append(torch.stack(parts).sum(0))
+    return torch.stack(found)
 
 
 def _sizes(deduction: Deduction, knowledge: Knowledge) -> dict[str, float]:

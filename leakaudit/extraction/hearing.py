@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from leakaudit import registry
 from leakaudit.adversary import Adversary
 from leakaudit.errors import LeakauditError, NotDetermined
-from leakaudit.extraction import gradient_values
+from leakaudit.extraction import changes, gradient_values
 from leakaudit.extraction.deduction import Deduction
 from leakaudit.leak import GradientLeak, Leaks
 from leakaudit.trace import Trace
@@ -52,7 +52,8 @@ def deduce(
         heard: The deduction for the trace and the adversary.
         nodes: As for `leaks`.
         rounds: As for `leaks`.
-        incomplete: Whether to include leaks in which coordinates are missing (`seen`).
+        incomplete: Whether to include leaks in which coordinates are missing (`seen`), and those of
+            what local steps changed (`training`).
     """
     trace = heard.trace
     if rounds is None:
@@ -72,7 +73,7 @@ def deduce(
         except NotDetermined as e:
             some = None
             if incomplete and e.understood:
-                some = gradient_values.partial_leak(heard, node, rounds)
+                some = _other(heard, node, rounds)
             if some is not None:
                 found.append(some)
                 continue
@@ -80,6 +81,13 @@ def deduce(
             if not e.understood:
                 not_understood.add(node)
     return Leaks(trace.task, tuple(found), reasons, frozenset(not_understood))
+
+
+def _other(heard: Deduction, node: int, rounds: int) -> GradientLeak | None:
+    """Return a leak of some coordinates of gradients, or of what local steps changed."""
+    if heard.base.changes:
+        return changes.leak(heard, node, rounds)
+    return gradient_values.partial_leak(heard, node, rounds)
 
 
 def targets(trace: Trace, adversary: Adversary) -> tuple[int, ...]:

@@ -111,7 +111,10 @@ def _refusal(chosen: Attack, leak: GradientLeak, task: Task) -> str | None:
         return (
             "it recovers numbers, but the inputs of the model are tokens; use sequences or tokens"
         )
-    if leak.gaps and not chosen.incomplete:
+    readable = chosen.incomplete
+    if leak.training is not None:
+        readable = chosen.changes
+    if leak.gaps and not readable:
         return leak.gaps
     return chosen.refuses(leak, task)
 

@@ -20,7 +20,7 @@ declaration.
 
 from leakaudit.relations.account import Bound, account
 from leakaudit.relations.checks import Residuals, consistent, residuals
-from leakaudit.relations.declare import Relation, Relations
+from leakaudit.relations.declare import Change, Relation, Relations, Training
 from leakaudit.relations.determine import (
     Generic,
     determined,
@@ -40,6 +40,7 @@ from leakaudit.relations.semidefinite import supremum
 
 __all__ = [
     "Bound",
+    "Change",
     "Drift",
     "Estimate",
     "Expression",
@@ -50,6 +51,7 @@ __all__ = [
     "Relation",
     "Relations",
     "Residuals",
+    "Training",
     "Turns",
     "Vector",
     "account",

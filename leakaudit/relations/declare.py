@@ -55,6 +55,39 @@ class Point:
     before: int
 
 
+@dataclass(frozen=True)
+class Training:
+    """Local steps of a nonlinear optimiser, of which only the sum is sent.
+
+    Attributes:
+        optimiser: Its name in torch.optim, in lower case.
+        steps: Number of steps.
+        lr: Step size.
+        decay: Weight decay, decoupled.
+        bits: Bits of a number of the message, with one scale for each parameter; 0 if it is not
+            rounded.
+    """
+
+    optimiser: str
+    steps: int
+    lr: float
+    decay: float
+    bits: int
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a node's local steps changed: the model before them minus the one after them.
+
+    Attributes:
+        at: The model before them.
+        by: The steps.
+    """
+
+    at: Expression
+    by: Training
+
+
 @contextmanager
 def outline() -> Iterator[None]:
     """Inside, a declaration keeps only its messages, without their content.
@@ -87,6 +120,7 @@ class Relations:
         self.opaques: dict[int, tuple[Expression, ...]] = {}
         self.hides: dict[int, str] = {}  # opaque vector -> what it hides of its inputs
         self.omits: dict[int, int] = {}  # omitted part -> message that holds the rest
+        self.changes: dict[int, Change] = {}  # opaque vector -> the local steps behind it
         self.sent: dict[int, int] = {}  # message -> the relation that defines its content
         self._places: dict[tuple[object, ...], int] = {}
         self._ended = False
@@ -307,6 +341,25 @@ class Relations:
                 f"got a {kinds[0]} and a {kinds[1]}"
             )
         self.omits[left.vector] = message.vector
+
+    def trained(self, change: Expression, at: Expression, by: Training) -> None:
+        """Declare that an opaque state is what local steps changed, as it is sent.
+
+        Attacks that read such changes receive it, although no gradient is determined.
+
+        Args:
+            change: The model before the steps minus the one after them, rounded if it is sent so.
+            at: The model before them.
+            by: The steps.
+        """
+        if self._outline:
+            return
+        if change.vector not in self.opaques:
+            raise LeakauditError(
+                f"trained({change}): expected a state that was declared opaque before"
+            )
+        self._same(at)
+        self.changes[change.vector] = Change(at, by)
 
     def find(
         self, name: str, owner: int | None = None, round: int = 0, index: int | None = None

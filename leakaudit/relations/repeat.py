@@ -166,6 +166,9 @@ def _copy(declared: Relations, row: int, places: _Places) -> None:
             to.sent[places[k]] = len(to.relations)
         if k in declared.opaques:
             to.opaques[places[k]] = tuple(places.moved(part.terms) for part in declared.opaques[k])
+        if k in declared.changes:
+            change = declared.changes[k]
+            to.changes[places[k]] = replace(change, at=places.moved(change.at.terms))
         if k in declared.omits:
             to.omits[places[k]] = places[declared.omits[k]]
     terms = places.moved(relation.terms)

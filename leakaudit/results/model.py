@@ -182,6 +182,9 @@ class Scores(_Entry, frozen=True, kw_only=True):
         rougel: ROUGE-L.
         chance: Highest probability with which a blind guess identifies a record.
         labels_found: Share of the true labels that were found.
+        tokens_found: Share of the different tokens of the records in the set that was found; absent
+            if no set was returned.
+        tokens_wrong: Number of tokens in that set that do not occur in the records.
         not_recovered: Number of true records without a reconstruction.
         surplus: Number of reconstructions in excess of the true records.
         matched: For each true record, the row of the reconstruction; None if there is none.
@@ -203,6 +206,8 @@ class Scores(_Entry, frozen=True, kw_only=True):
     rougel: NumberColumn | UnsetType = UNSET
     chance: Number | None
     labels_found: Number | None
+    tokens_found: Number | UnsetType = UNSET
+    tokens_wrong: int | UnsetType = UNSET
     not_recovered: int
     surplus: int | UnsetType = UNSET
     matched: tuple[int | None, ...]
@@ -268,6 +273,7 @@ class StoredImages(_Entry, frozen=True, kw_only=True):
         y: Its array of labels, None if there are none.
         interval: Its array of half-widths.
         choices: Arrays of other candidates by the index of the input.
+        tokens: Its array of the set of tokens that occur.
     """
 
     file: FileName
@@ -275,6 +281,7 @@ class StoredImages(_Entry, frozen=True, kw_only=True):
     y: str | None
     interval: str | UnsetType = UNSET
     choices: dict[str, str] | UnsetType = UNSET
+    tokens: str | UnsetType = UNSET
 
 
 class GridPoint(_Entry, frozen=True, kw_only=True):

@@ -261,7 +261,8 @@ def save_reconstructions(path: Path, found: Sequence[Reconstruction]) -> list[St
 
     Returns:
         The ``images`` entry of each: the names of its arrays of inputs and, if there are any, of
-        labels, half-widths of intervals, and other candidates for an input by its index.
+        labels, half-widths of intervals, other candidates for an input by its index, and sets of
+        tokens.
     """
     arrays: dict[str, np.ndarray] = {}
     entries = []
@@ -278,6 +279,9 @@ def save_reconstructions(path: Path, found: Sequence[Reconstruction]) -> list[St
             names = {place: f"choices{i}_{place}" for place in one.choices}
             entry = replace(entry, choices={str(place): name for place, name in names.items()})
             kept |= {name: one.choices[place] for place, name in names.items()}
+        if one.tokens is not None:
+            entry = replace(entry, tokens=f"tokens{i}")
+            kept[f"tokens{i}"] = one.tokens
         arrays |= {name: tensor.detach().cpu().numpy() for name, tensor in kept.items()}
         entries.append(entry)
     with replacing(path) as file:
@@ -314,6 +318,7 @@ def _rebuild(finding: Finding, folder: Path) -> Reconstruction:
             x = tensors.named(images.x)
             y = tensors.optional(images.y)
             interval = tensors.optional(given(images.interval, None))
+            tokens = tensors.optional(given(images.tokens, None))
             choices = {
                 int(place): tensors.named(name) for place, name in given(images.choices, {}).items()
             }
@@ -334,6 +339,7 @@ def _rebuild(finding: Finding, folder: Path) -> Reconstruction:
         given(finding.certified, 0),
         interval,
         choices,
+        tokens,
     )
 
 

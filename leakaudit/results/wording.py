@@ -475,12 +475,22 @@ def outcome(finding: Finding) -> str:
         near = f"relative error {error:.1e}"
     elif certificate.name != "FAILED" and scores.labels_found:
         return f"{scores.labels_found:.0%} of the labels and no input recovered"
+    elif not isinstance(scores.tokens_found, UnsetType):
+        return _set_of_tokens(scores)
     else:
         return "nothing recovered"
     identical = sum(map(bool, values(scores.exact)))
     if identical:
         return f"{identical} of {len(scores.matched)} records recovered bit for bit ({near})"
     return f"reconstructed with {near}"
+
+
+def _set_of_tokens(scores: Scores) -> str:
+    """Describe a set of tokens in comparison with the records."""
+    said = f"{scores.tokens_found:.0%} of the different tokens recovered"
+    if scores.tokens_wrong:
+        return f"{said}, and {counted(scores.tokens_wrong, 'token')} that do not occur"
+    return f"{said}, none wrong"
 
 
 def values(column: MaybeColumn) -> Sequence[float | None]:

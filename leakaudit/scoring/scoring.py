@@ -69,6 +69,9 @@ class Score:
             matching, see `blind_chance`.
         labels_found: Share of the true labels that are among the first b found, regardless of the
             images that they were paired with.
+        tokens_found: Share of the different tokens of the node's records that are in the set of
+            tokens that was found; None if no set was returned.
+        tokens_wrong: Number of tokens in that set that do not occur in the records.
         surplus: Reconstructions (or labels, if there are none) beyond the b that can be matched.
         missed: For each metric, the scores of the missed records in their order: those of
             `Truth.blind_guess`.
@@ -94,6 +97,8 @@ class Score:
     rougel: Column | None = None
     chance: float | None = None
     labels_found: float | None = None
+    tokens_found: float | None = None
+    tokens_wrong: int | None = None
     surplus: int = 0
     missed: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     note: str = ""
@@ -152,6 +157,9 @@ class Score:
             scores[name] = entry
         scores["chance"] = self.chance
         scores["labels_found"] = self.labels_found
+        if self.tokens_found is not None:
+            scores["tokens_found"] = self.tokens_found
+            scores["tokens_wrong"] = self.tokens_wrong
         scores["not_recovered"] = self.not_recovered
         scores["surplus"] = self.surplus
         scores["matched"] = list(self.matched)
@@ -327,6 +335,10 @@ def _score(found: Reconstruction, truth: Truth, records: Tensor, weights: Weight
             handed_in = len(label)
         labels_found = _share(label[:size], y)
     surplus = max(0, handed_in - size)
+    tokens_found = None
+    tokens_wrong = None
+    if found.tokens is not None:
+        tokens_found, tokens_wrong = _set_of_tokens(found.tokens.cpu(), x)
     _, candidates = metrics.identification(x, x, records, text)
     chance = None
     if int(candidates.min()) > 1 and len(pairs.found):
@@ -338,6 +350,8 @@ def _score(found: Reconstruction, truth: Truth, records: Tensor, weights: Weight
         **{name: _spread(values, pairs, size) for name, values in columns.items()},
         chance=chance,
         labels_found=labels_found,
+        tokens_found=tokens_found,
+        tokens_wrong=tokens_wrong,
         surplus=surplus,
         missed={name: values for name, values in missed.items() if name in columns},
         note=remark(pairs.missing, surplus, size),
@@ -426,6 +440,14 @@ def _share(found: Tensor, true: Tensor) -> float:
     pairs = match_labels(found, true)
     correct = metrics.labels_correct(found[pairs.found], true[pairs.true])
     return float(correct.sum()) / len(true)
+
+
+def _set_of_tokens(found: Tensor, x: Tensor) -> tuple[float, int]:
+    """Return the share of the tokens of records that was found, and how many others were."""
+    occur = x.long().unique()
+    right = int(torch.isin(occur, found.long()).sum())
+    wrong = int((~torch.isin(found.long(), occur)).sum())
+    return right / len(occur), wrong
 
 
 def _spread(values: Tensor, pairs: Match, size: int) -> tuple[Any, ...]:

@@ -1,0 +1,187 @@
+"""DiLoCo: many inner steps of AdamW, then one outer step with the mean of the changes.
+
+Douillard et al. 2023, Algorithm 1. In round t the server sends w; every client takes H steps of
+AdamW from w, each with another mini-batch, and sends the pseudo-gradient d_i = w - w_i. The server
+takes a step of Nesterov momentum with the mean d of these:
+
+    b <- momentum b + d        w <- w - outer (d + momentum b)
+
+With `bits`, the numbers of each parameter are sent as multiples of max |d| / (2^(bits-1) - 1), as
+int8 with one scale for each parameter.
+
+What is linear: the server's model in all pseudo-gradients that it received. What is opaque: each
+pseudo-gradient, a function of the H gradients, the model and what AdamW keeps from earlier rounds,
+after rounding. No gradient follows from it, but a row of an embedding whose token did not occur has
+no gradient, so that AdamW only shrinks it (`attacks/tokens.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Generator, Tensor
+
+from leakaudit.errors import LeakauditError
+from leakaudit.progress import step
+from leakaudit.protocols.local import LocalSteps, Steps, above, least, stable
+from leakaudit.protocols.optimiser import DeclaredMemory, Memory, Optimiser
+from leakaudit.protocols.server import exchange
+from leakaudit.protocols.training_curves import Curves
+from leakaudit.registry import param, victim
+from leakaudit.relations import Expression, Relations, Training, decimal
+from leakaudit.trace import Graph, Layout
+from leakaudit.victim import Victim
+
+if TYPE_CHECKING:
+    from leakaudit.tasks.task import Problem, Task
+    from leakaudit.traces.recorder import Recorder
+
+HIDES = (
+    "its optimiser divides each coordinate of a gradient by the size of the same coordinate in "
+    "earlier ones, so that the sum of many steps hides every gradient"
+)
+
+
+@victim("diloco")
+@dataclass(frozen=True)
+class DiLoCo(Victim):
+    """Clients send what many steps of AdamW changed; the server takes a step with the mean."""
+
+    paper: ClassVar[str] = "Douillard et al. 2023, Algorithm 1 (DiLoCo)"
+    sends: ClassVar[Mapping[str, str]] = {
+        "w": "model of the server",
+        "d": "pseudo-gradient of a client: the model before its steps minus the one after them",
+    }
+    leaks_what: ClassVar[str] = "no gradient; of a model of texts, which tokens occurred"
+    centralised: ClassVar[bool] = True
+
+    lr: float = param(0.001, "step size of the inner AdamW")
+    inner: int = param(10, "inner steps per round", "H")
+    batch: int = param(0, "records per inner step; 0 uses all")
+    decay: float = param(0.01, "weight decay of the inner AdamW", "lambda")
+    outer: float = param(0.7, "step size of the server")
+    momentum: float = param(0.9, "Nesterov momentum of the server", "mu")
+    bits: int = param(8, "bits of a number of a pseudo-gradient; 0 sends it without rounding")
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        above("diloco", lr=self.lr, inner=self.inner, outer=self.outer)
+        least(
+            "diloco", batch=self.batch, decay=self.decay, momentum=self.momentum, bits=self.bits
+        )
+        if self.momentum >= 1:
+            raise LeakauditError(f"diloco: expected momentum < 1, got {self.momentum:g}")
+        if self.bits and not 2 <= self.bits <= 16:
+            raise LeakauditError(f"diloco: expected bits = 0 or 2 to 16, got {self.bits}")
+        if self.lr * self.decay >= 1:
+            raise LeakauditError(
+                "diloco: expected lr decay < 1 (from 1 on, the weight decay turns weights around), "
+                f"got {self.lr * self.decay:g}"
+            )
+
+    @property
+    def stationary(self) -> bool:
+        """All rounds have the same relations."""
+        return True
+
+    @property
+    def _outer(self) -> Optimiser:
+        return Optimiser("sgd", self.momentum, nesterov=self.momentum > 0)
+
+    def fits(self, task: Task, graph: Graph, samples: int) -> None:
+        """Reject step sizes that diverge on the task's l2 term."""
+        stable("diloco", task, lr=self.lr)
+
+    def run(
+        self,
+        problem: Problem,
+        graph: Graph,
+        rounds: int,
+        recorder: Recorder,
+        generator: Generator,
+        wires: Iterable[tuple[int, int]],
+    ) -> None:
+        """Train; the generator draws the order of the mini-batches."""
+        clients = [i for i, _ in wires]
+        server = graph.nodes - 1
+        w = recorder.public["w0"].to(problem.x.device)
+        curves = Curves(recorder, problem)
+        steps = Steps(self.lr, self.inner, self.batch, optimiser=Optimiser("adamw", decay=self.decay))
+        local = LocalSteps(steps, problem, recorder, generator)
+        memory = Memory()
+        recorder.state("w", 0, w.expand(server, -1))
+        for t in range(1, rounds + 1):
+            models = w.expand(server, -1)
+            sent = self.rounded(models - local(t, models), problem.task.layout)
+            recorder.state("change", t, sent)
+            exchange(recorder, t, clients, server, w, "d", sent)
+            w = self._outer.step(memory, self.outer, w, sent.mean(0))
+            recorder.state("w", t, w.expand(server, -1))
+            curves.observe(t, w[None])
+            recorder.end_round(t)
+            step("recording", t, rounds)
+
+    def rounded(self, change: Tensor, layout: Layout) -> Tensor:
+        """Return pseudo-gradients as they are sent.
+
+        Args:
+            change: (N, d) the changes; overwritten.
+            layout: Position of each parameter.
+        """
+        if not self.bits:
+            return change
+        most = 2 ** (self.bits - 1) - 1
+        for columns in layout.slices.values():
+            part = change[:, columns]
+            cell = part.abs().amax(1, keepdim=True) / most
+            # A parameter without any change has no scale, and stays zero.
+            cell[cell == 0] = 1
+            part.div_(cell).round_().mul_(cell)
+        return change
+
+    def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
+        """Declare the clients' changes, which are opaque, and the server's linear step."""
+        p = Relations(graph)
+        server = graph.nodes - 1
+        memory = DeclaredMemory()
+        kept: dict[int, Expression] = {}
+        w = p.public("w0")
+        for _ in p.rounds(rounds):
+            down = p.send(server, range(server), w, "w")
+            sent = []
+            for i in range(server):
+                change = self._changed(p, i, down, kept)
+                sent.append(p.send(i, server, change, "d"))
+            mean = sum(sent[1:], start=sent[0]) / server
+            moved = self._outer.declare(p, memory, server, down, mean, decimal(self.outer))
+            w = p.state("w", server, eq=moved)
+        return p
+
+    def _changed(
+        self, p: Relations, i: int, down: Expression, kept: dict[int, Expression]
+    ) -> Expression:
+        """Declare the inner steps of a client, and return what they changed, as it is sent.
+
+        Args:
+            p: The declaration.
+            i: The client.
+            down: The model from which it starts.
+            kept: What AdamW keeps from round to round, by client; changed.
+        """
+        model = down
+        for k in range(1, self.inner + 1):
+            inputs = [model, p.grad(i, at=model, index=k)]
+            if i in kept:
+                inputs.append(kept[i])
+            kept[i] = p.state("m", i, k)
+            p.opaque(kept[i], of=inputs[1:], hides=HIDES)
+            model = p.state("w", i, k)
+            p.opaque(model, of=inputs, hides=HIDES)
+        change = p.state("change", i)
+        p.opaque(change, of=[down, model])
+        training = Training("adamw", self.inner, self.lr, self.decay, self.bits)
+        p.trained(change, at=down, by=training)
+        return change

@@ -146,7 +146,9 @@ def _unreadable(leak: GradientLeak, task: Task) -> str | None:
     if task.l2:
         return "the penalty l2 moves the rows of all tokens"
     if leak.theta is None:
-        return "it requires the models before the local steps, but this adversary does not know them"
+        return (
+            "it requires the models before the local steps, but this adversary does not know them"
+        )
     return None
 
 
@@ -172,7 +174,13 @@ def _changed(leak: GradientLeak, task: Task, table: Tensor) -> Reconstruction:
     none = torch.empty(0, *task.spec.shape, dtype=task.dtype)
     if moves.doubt:
         return Reconstruction(
-            leak.node, "tokens", none, None, Certificate.FAILED, 1.0, note=f"not known: {moves.doubt}"
+            leak.node,
+            "tokens",
+            none,
+            None,
+            Certificate.FAILED,
+            1.0,
+            note=f"not known: {moves.doubt}",
         )
     when = f"round {int(leak.rounds[first])}"
     if before:

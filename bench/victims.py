@@ -36,6 +36,7 @@ SETS: dict[str, dict[str, Any]] = {
 COMPLETE = {"secured"}  # needs a complete graph and a multiple of three nodes
 SCHEDULES: dict[int, Mapping[str, torch.Tensor]] = {}
 GRADIENTS = {
+    "diloco": 10.0,
     "gossip": 0.0,
     "muffliato": 0.2,
     "secured": 1.0,
@@ -45,7 +46,7 @@ GRADIENTS = {
 # neighbours (and the node itself) the 4 or 5 vectors that are added
 MOVED = {
     "fedsgd": 1, "fedavg": 3, "fedsplit": 6, "pdmm": 11, "gossip": 6, "muffliato": 6.6, "dpsgd": 9, "tracking": 15, "choco": 12,
-    "extra": 12, "nids": 13, "dpadmm": 15, "pvpadmm": 15, "dpadmmserver": 6, "dpnorm": 11, "dkm": 7, "secured": 13, "single": 1,
+    "extra": 12, "nids": 13, "dpadmm": 15, "pvpadmm": 15, "dpadmmserver": 6, "dpnorm": 11, "dkm": 7, "secured": 13, "single": 1, "diloco": 90,
 }  # fmt: skip
 
 

@@ -69,9 +69,7 @@ class DiLoCo(Victim):
     def __post_init__(self) -> None:
         """Check the ranges."""
         above("diloco", lr=self.lr, inner=self.inner, outer=self.outer)
-        least(
-            "diloco", batch=self.batch, decay=self.decay, momentum=self.momentum, bits=self.bits
-        )
+        least("diloco", batch=self.batch, decay=self.decay, momentum=self.momentum, bits=self.bits)
         if self.momentum >= 1:
             raise LeakauditError(f"diloco: expected momentum < 1, got {self.momentum:g}")
         if self.bits and not 2 <= self.bits <= 16:
@@ -109,7 +107,9 @@ class DiLoCo(Victim):
         server = graph.nodes - 1
         w = recorder.public["w0"].to(problem.x.device)
         curves = Curves(recorder, problem)
-        steps = Steps(self.lr, self.inner, self.batch, optimiser=Optimiser("adamw", decay=self.decay))
+        steps = Steps(
+            self.lr, self.inner, self.batch, optimiser=Optimiser("adamw", decay=self.decay)
+        )
         local = LocalSteps(steps, problem, recorder, generator)
         memory = Memory()
         recorder.state("w", 0, w.expand(server, -1))

@@ -158,6 +158,8 @@ def _tensors(one: Reconstruction, i: int) -> dict[str, Tensor]:
         given[f"y{i}"] = one.y
     if one.interval is not None:
         given[f"interval{i}"] = one.interval
+    if one.tokens is not None:
+        given[f"tokens{i}"] = one.tokens
     for place, others in one.choices.items():
         given[_choices(i, place)] = others
     return {name: tensor.detach().cpu().clone() for name, tensor in given.items()}
@@ -177,6 +179,7 @@ def _rebuilt(one: Mapping[str, Any], tensors: Mapping[str, Tensor], i: int) -> R
         certificate=Certificate[one["certificate"]],
         interval=_copied(tensors.get(f"interval{i}")),
         choices=choices,
+        tokens=_copied(tensors.get(f"tokens{i}")),
         **{name: one[name] for name in VALUES},
     )
 

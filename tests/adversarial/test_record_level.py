@@ -39,6 +39,7 @@ from leakaudit.victim import Victim
 ROUNDING = 1e-6  # relative; of singular values of noises a few orders of magnitude apart
 UNPRICED = {
     "choco": "its compressed differences are no linear functions of what is seen, so account refuses it",
+    "diloco": "no noise",
     "fedavg": "no noise",
     "fedsgd": "no noise",
     "fedsplit": "no noise",

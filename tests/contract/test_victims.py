@@ -94,6 +94,7 @@ dpnorm inner=4 resend=true
 dpnorm epsilon=1
 dpsgd slow=0.5 batch=2
 extra spread=0.1 sigma=0.1 fade=0.9
+diloco inner=3 batch=2 bits=0
 fedavg epochs=2 batch=2
 mradmm rate=1 growth=1.5
 muffliato gossips=1
@@ -246,6 +247,13 @@ choco gamma=0 -> gamma > 0
 choco gamma=1.5 -> gamma <= 1
 choco share=2 -> share <= 1
 choco alpha=3 l2=1 -> alpha < 2
+diloco lr=0 -> lr > 0
+diloco inner=0 -> inner > 0
+diloco outer=0 -> outer > 0
+diloco momentum=1 -> momentum < 1
+diloco bits=1 -> bits = 0 or 2 to 16
+diloco lr=1 decay=1 -> lr decay < 1
+diloco lr=3 decay=0.1 l2=1 -> lr < 2
 dkm epsilon=0 mechanism=laplace -> epsilon > 0
 dkm delta=1 -> delta
 dkm alpha=1.5 -> alpha <= 1

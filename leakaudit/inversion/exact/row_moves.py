@@ -18,9 +18,9 @@ only, AdamW's averages are m = .1 g and v = .001 g^2, so that every coordinate m
     lr .1 / (1 - .9^k) sqrt((1 - .999^k) / .001)
 
 in step k (.48 lr for k = 10, its minimum; .98 lr for k = 100), and further in the same direction
-afterwards. If this exceeds what the rounding can hide, the token of every row that was not moved
-did not occur, or it occurred several times and cancelled itself in every one of the coordinates. If
-not, rows may be hidden, and nothing is said about their tokens.
+afterwards. If this exceeds what the rounding can hide in a row (`_visible`), the token of a row
+that was not moved did not occur, or it occurred several times and its moves cancelled in every one
+of the coordinates. If not, rows may be hidden, and nothing is said about their tokens.
 """
 
 from __future__ import annotations
@@ -96,14 +96,15 @@ def decide(
             "the weight decay or the optimiser is not the stated one"
         )
     least = smallest_move(training, before)
-    # A row is seen if a coordinate exceeds what is allowed after it was rounded once more.
-    hidden = step + 2 * float(rounded.max()) + 2 * off
-    if least > hidden:
-        return Moves(found, f"the other {rows - count} were not moved, and rounding hides no move")
+    needed = _visible((1 - kept) * weights[~moved], step, rounded[~moved] + off)
+    hidden = int((needed >= least).sum())
+    if not hidden:
+        others = f"the other {rows - count} were not moved"
+        return Moves(found, f"{others}, and rounding does not hide a token that occurred once")
     return Moves(
         found,
-        f"not known whether others occurred: one occurrence moves a row by {least:.1g}, and the "
-        f"rounding of the messages, in steps of {step:.1g}, may hide that",
+        f"not known whether {hidden} others occurred: one occurrence moves a row by {least:.1g}, "
+        f"and the rounding of the messages, in steps of {step:.1g}, may hide that",
     )
 
 
@@ -120,6 +121,31 @@ def smallest_move(training: Training, before: int) -> float:
         second = SLOW / (1 - (1 - SLOW) ** k)
         moves.append(training.lr * first / math.sqrt(second))
     return min(moves)
+
+
+def _visible(decayed: Tensor, step: float, error: Tensor) -> Tensor:
+    """Return how far every coordinate of a row must move, up or down, so that the row is seen.
+
+    A coordinate is sent as another multiple of the step once it leaves its cell, which takes the
+    distance to the farther end of the cell, in whichever direction it moves. One coordinate
+    suffices; the one that is closest to the middle of its cell takes least.
+
+    Args:
+        decayed: (rows, h) what weight decay changes.
+        step: Step of the rounding; 0 for none.
+        error: (rows, h) largest other error.
+
+    Returns:
+        (rows,).
+    """
+    if not step:
+        return 2 * error.amin(1)
+    shares = decayed / step
+    from_middle = (shares - shares.round()).abs() * step
+    farther = step / 2 + from_middle + 2 * error
+    # In the next cell, the number must differ from the decayed one by more than is allowed.
+    farther[step / 2 - from_middle <= error] = math.inf
+    return farther.amin(1)
 
 
 def _off_grid(change: Tensor, step: float) -> Tensor:

@@ -21,7 +21,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-import torch
 from torch import Generator, Tensor
 
 from leakaudit.errors import LeakauditError

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from leakaudit.errors import LeakauditError
-from leakaudit.relations import Training
-from leakaudit.trace import TaskSpec
+from leakaudit.trace import TaskSpec, Training
 
 
 @dataclass(frozen=True)

@@ -367,3 +367,23 @@ def drawn(value: Json) -> str | None:
     if isinstance(value, str) and _DRAWN.fullmatch(value):
         return value
     return None
+
+
+@dataclass(frozen=True)
+class Training:
+    """Local steps of a nonlinear optimiser, of which only the sum is sent.
+
+    Attributes:
+        optimiser: Its name in torch.optim, in lower case.
+        steps: Number of steps.
+        lr: Step size.
+        decay: Weight decay, decoupled.
+        bits: Bits of a number of the message, with one scale for each parameter; 0 if it is not
+            rounded.
+    """
+
+    optimiser: str
+    steps: int
+    lr: float
+    decay: float
+    bits: int

@@ -30,8 +30,8 @@ from leakaudit.protocols.optimiser import DeclaredMemory, Memory, Optimiser
 from leakaudit.protocols.server import exchange
 from leakaudit.protocols.training_curves import Curves
 from leakaudit.registry import param, victim
-from leakaudit.relations import Expression, Relations, Training, decimal
-from leakaudit.trace import Graph, Layout
+from leakaudit.relations import Expression, Relations, decimal
+from leakaudit.trace import Graph, Layout, Training
 from leakaudit.victim import Victim
 
 if TYPE_CHECKING:

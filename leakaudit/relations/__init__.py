@@ -20,7 +20,7 @@ declaration.
 
 from leakaudit.relations.account import Bound, account
 from leakaudit.relations.checks import Residuals, consistent, residuals
-from leakaudit.relations.declare import Change, Relation, Relations, Training
+from leakaudit.relations.declare import Change, Relation, Relations
 from leakaudit.relations.determine import (
     Generic,
     determined,
@@ -51,7 +51,6 @@ __all__ = [
     "Relation",
     "Relations",
     "Residuals",
-    "Training",
     "Turns",
     "Vector",
     "account",

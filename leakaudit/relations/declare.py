@@ -15,7 +15,7 @@ from fractions import Fraction
 
 from leakaudit.errors import LeakauditError, suggest
 from leakaudit.relations.expression import LAWS, Expression, Form, Kind, Law, Outlined, Vector
-from leakaudit.trace import Graph
+from leakaudit.trace import Graph, Training
 
 _OUTLINE: ContextVar[bool] = ContextVar("outline", default=False)
 
@@ -53,26 +53,6 @@ class Point:
 
     at: Expression
     before: int
-
-
-@dataclass(frozen=True)
-class Training:
-    """Local steps of a nonlinear optimiser, of which only the sum is sent.
-
-    Attributes:
-        optimiser: Its name in torch.optim, in lower case.
-        steps: Number of steps.
-        lr: Step size.
-        decay: Weight decay, decoupled.
-        bits: Bits of a number of the message, with one scale for each parameter; 0 if it is not
-            rounded.
-    """
-
-    optimiser: str
-    steps: int
-    lr: float
-    decay: float
-    bits: int
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from leakaudit.relations import Training
+from leakaudit.trace import Training
 
 # AdamW's shares of a new gradient in its averages, the defaults of torch.optim.
 FAST = 0.1

@@ -28,7 +28,9 @@ def leak(deduction: Deduction, node: int, rounds: int) -> GradientLeak | None:
     Returns:
         None if no change is determined, or the protocol declares none.
     """
-    found = deduction.around(node, rounds)
+    # The relations are continued until they contain a number of gradients, one for each step.
+    steps = max(change.by.steps for change in deduction.base.changes.values())
+    found = deduction.around(node, rounds * steps)
     knowledge = found.knowledge
     declared = knowledge.declared
     mine = []

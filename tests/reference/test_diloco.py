@@ -84,7 +84,7 @@ def test_it_is_torchs_adamw_inside_and_nesterov_outside(bits: int) -> None:
         torch.testing.assert_close(truth.states["w"][t, 0], outer.data, atol=1e-12, rtol=1e-9)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(k, marks=pytest.mark.slow) for k in (1, 2, 3))])
 @pytest.mark.parametrize(
     "constants",
     [{}, {"bits": 0}, {"bits": 4}, {"bits": 2}, {"decay": 0.0}, {"decay": 10.0}, {"lr": 1e-5}],
@@ -111,6 +111,13 @@ def test_float64_and_one_step_as_well() -> None:
         assert found.tokens is not None
         assert torch.equal(found.tokens, occurring(run, 0))
         assert "were not moved" in found.note
+
+
+def test_a_limit_on_changes_is_none_on_the_steps_behind_them() -> None:
+    """A large model allows few gradients in memory; a change is one vector, whatever its steps."""
+    (leak,) = la.leaks(recorded().trace, rounds=4)
+    assert leak.training is not None
+    assert leak.training.steps == 20
 
 
 def test_a_client_subtracts_its_own_change() -> None:

@@ -12,7 +12,7 @@ import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
-from flwr.serverapp.strategy import FedAdam, FedAvg
+from flwr.serverapp.strategy import FedAdam, FedAvg, FedProx
 from flwr.simulation import run_simulation
 from skimage.data import lfw_subset
 from torch import nn
@@ -23,7 +23,7 @@ parser.add_argument("--rounds", type=int, default=3)
 parser.add_argument("--epochs", type=int, default=1, help="local epochs of a round")
 parser.add_argument("--records", type=int, default=1, help="pictures of each client")
 parser.add_argument("--optimiser", choices=("sgd", "momentum", "adam"), default="sgd")
-parser.add_argument("--strategy", choices=("fedavg", "fedadam"), default="fedavg")
+parser.add_argument("--strategy", choices=("fedavg", "fedadam", "fedprox"), default="fedavg")
 parser.add_argument("--fraction", type=float, default=1.0, help="of the clients, in each round")
 parser.add_argument("--save", help="write all clients' records to this .npz file, for the score")
 args = parser.parse_args()
@@ -48,17 +48,22 @@ def build() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(625, 64), nn.Sigmoid(), nn.Linear(64, 2))
 
 
-def train(net: nn.Module, x: torch.Tensor, y: torch.Tensor) -> None:
-    """Train on all records of a client at once, for some epochs."""
+def train(net: nn.Module, x: torch.Tensor, y: torch.Tensor, mu: float) -> None:
+    """Train on all records of a client at once, for some epochs; mu is FedProx's."""
     optimisers = {
         "sgd": lambda w: torch.optim.SGD(w, lr=0.1),
         "momentum": lambda w: torch.optim.SGD(w, lr=0.1, momentum=0.9),
         "adam": lambda w: torch.optim.Adam(w, lr=0.01),
     }
     optimiser = optimisers[args.optimiser](net.parameters())
+    start = [w.detach().clone() for w in net.parameters()]
     for _ in range(args.epochs):
         optimiser.zero_grad()
-        nn.functional.cross_entropy(net(x), y).backward()
+        loss = nn.functional.cross_entropy(net(x), y)
+        if mu:
+            pairs = zip(net.parameters(), start, strict=True)
+            loss = loss + mu / 2 * sum((w - w0).square().sum() for w, w0 in pairs)
+        loss.backward()
         optimiser.step()
 
 
@@ -68,7 +73,8 @@ def fit(message: Message, context: Context) -> Message:
     net = build()
     net.load_state_dict(message.content["arrays"].to_torch_state_dict())
     x, y = records(context.node_config["partition-id"])
-    train(net, x, y)
+    config = message.content.config_records.get("config", {})
+    train(net, x, y, float(config.get("proximal-mu", 0.0)))
     content = RecordDict(
         {
             "arrays": ArrayRecord(net.state_dict()),
@@ -92,8 +98,11 @@ def evaluate(message: Message, context: Context) -> Message:
 @server_app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run the rounds."""
-    kind = {"fedavg": FedAvg, "fedadam": FedAdam}[args.strategy]
-    strategy = kind(fraction_train=args.fraction)
+    if args.strategy == "fedprox":
+        strategy = FedProx(fraction_train=args.fraction, proximal_mu=0.5)
+    else:
+        kind = {"fedavg": FedAvg, "fedadam": FedAdam}[args.strategy]
+        strategy = kind(fraction_train=args.fraction)
     start = ArrayRecord(build().state_dict())
     strategy.start(grid=grid, initial_arrays=start, num_rounds=args.rounds)
 

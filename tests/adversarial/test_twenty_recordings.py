@@ -278,6 +278,7 @@ OTHER = "messages of another protocol"
 LOST = "messages are missing"
 GRADIENTS = "gradients differ from those of the truth"
 INCONSISTENT = "messages are inconsistent"
+UNDECLARED = "a protocol without a declaration"
 NO_VICTIM = "there is no victim|has no declaration"
 
 CASES = {
@@ -285,7 +286,7 @@ CASES = {
     "a protocol with a typo": Case(
         protocol("dpsdg"), NO_VICTIM, "did you mean 'dpsgd'", True, imported=2
     ),
-    "a protocol without a declaration": Case(protocol("own:loop"), NO_VICTIM, "", True, imported=2),
+    UNDECLARED: Case(protocol("own:loop"), NO_VICTIM, "", True, imported=0),
     "another protocol": Case(without_its_constants, OTHER, "does not send", True, imported=2),
     "a constant that the protocol does not have": Case(
         renamed_constant, "no constant 'learning_rate'", "no constant", True, imported=2
@@ -464,6 +465,8 @@ def test_an_import_says_what_contradicts_the_description(
         assert not path.exists()
     if ended.code == INCONCLUSIVE:
         assert "not as described: " in ended.err
+    if name == UNDECLARED:
+        assert "own:loop is not declared; next: leakaudit trace equations" in ended.err
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -622,6 +625,8 @@ def table() -> str:
             seen = "refused"
         blind = seen if case.blind else "not compared"
         imported = "corrected" if name in CORRECTED else IMPORTED[case.imported]
+        if name == UNDECLARED:
+            imported = "not declared"
         lines.append(f"| {name} | {recorder} | {imported} | {seen} | {blind} |")
     for name in FILES:
         blind = "not compared" if name == "the truth of another run" else "refused"

@@ -70,6 +70,22 @@ def test_an_unknown_step_of_the_server_leaves_what_clients_answer(
     assert bit_for_bit(run, rounded="fedadam" in options)
 
 
+def test_one_step_of_fedprox_is_a_plain_step(local: Callable[..., Run]) -> None:
+    # The proximal term has no gradient at the server's model.
+    run = local(FACES, "--strategy", "fedprox", "--save", "data.npz", truth=True)
+    assert run.code == 0, run.said
+    params = {"samples": 1, "lr": 0.1, "epochs": 1, "batch": 0, "server": "mean"}
+    assert run.description["params"] == params
+    assert bit_for_bit(run)
+
+
+def test_several_steps_of_fedprox_are_said_to_be_not_known(local: Callable[..., Run]) -> None:
+    run = local(FACES, "--strategy", "fedprox", "--epochs", "5")
+    assert run.code == 3
+    assert "to be filled in: params.lr, params.epochs, params.batch" in run.said
+    assert not (run.folder / "trace.pt").exists()
+
+
 def test_training_on_two_records_is_said_to_be_not_known(local: Callable[..., Run]) -> None:
     run = local(FACES, "--records", "2")
     assert run.code == 3

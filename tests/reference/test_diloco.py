@@ -40,7 +40,8 @@ def read(run: Recorder, adversary: la.Adversary | None = None) -> list[la.Recons
 
 
 def occurring(run: Recorder, node: int) -> Tensor:
-    return run.truth_record.of(node)[0].long().unique()
+    tokens: Tensor = run.truth_record.of(node)[0].long().unique()
+    return tokens
 
 
 @pytest.mark.parametrize("bits", [0, 8])

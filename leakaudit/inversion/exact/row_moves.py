@@ -18,9 +18,10 @@ only, AdamW's averages are m = .1 g and v = .001 g^2, so that every coordinate m
     lr .1 / (1 - .9^k) sqrt((1 - .999^k) / .001)
 
 in step k (.48 lr for k = 10, its minimum; .98 lr for k = 100), and further in the same direction
-afterwards. If this exceeds what the rounding can hide in a row (`_visible`), the token of a row
-that was not moved did not occur, or it occurred several times and its moves cancelled in every one
-of the coordinates. If not, rows may be hidden, and nothing is said about their tokens.
+afterwards, if one coordinate of the gradient is large beside the 1e-8 that AdamW adds to the
+square root of v. If this exceeds what the rounding can hide in a row (`_visible`), the token of a
+row that was not moved did not occur, or it occurred several times and its moves cancelled in every
+one of the coordinates. If not, rows may be hidden, and nothing is said about their tokens.
 """
 
 from __future__ import annotations

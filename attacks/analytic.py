@@ -75,8 +75,10 @@ class Analytic(Attack):
         why = first_layer_rows.missing(leak, task)
         if why:
             return why
-        if leak.batch is not None and leak.batch > 1:
-            return f"it recovers a single input, but each gradient comes from {leak.batch} samples"
+        if leak.samples is not None and leak.samples > 1:
+            return (
+                f"it recovers a single input, but each gradient comes from {leak.samples} samples"
+            )
         return None
 
     def __call__(self, leak: GradientLeak, task: Task, generator: Generator) -> Reconstruction:

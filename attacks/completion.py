@@ -230,7 +230,7 @@ def _doubt(heard: Entries, found: Completed) -> str:
     grid = heard.grid
     if not bool(found.known.all()):
         return "no observed entry connects the others to the bias"
-    if leak.batch != 1 or not certify.steady(leak):
+    if leak.batch != 1 or not leak.steady:
         return "the batch size is not known to be one"
     confirmed = int(found.checked[:-1].min()) >= completion.CONFIRM
     if found.freedom < completion.MANY or not confirmed:

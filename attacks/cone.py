@@ -104,7 +104,7 @@ def _pixels(leak: GradientLeak, task: Task, generator: Generator) -> Reconstruct
     """Recover the inputs of a first linear layer from all rounds."""
     stack = first_layer_rows.rows(leak, task)
     white = first_layer_rows.whiten(stack, leak, slice(None))
-    span = first_layer_rows.span(white, leak.batch, generator)
+    span = first_layer_rows.span(white, leak.inputs, generator)
     if span is None:
         none = torch.empty(0, *task.spec.shape)
         return Reconstruction(

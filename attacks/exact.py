@@ -86,7 +86,7 @@ class Exact(Attack):
             raise AttackError(f"exact cannot use this leak: {why}")
         stack = first_layer_rows.rows(leak, task)
         white = first_layer_rows.whiten(stack, leak, slice(None))
-        span = first_layer_rows.span(white, leak.batch, generator)
+        span = first_layer_rows.span(white, leak.inputs, generator)
         if span is None:
             why = (
                 "the singular values do not show the batch size: "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -33,7 +33,7 @@ class GradientLeak:
         theta: (T, d), the models at which the gradients were taken; None if this adversary does not
             know them.
         theta_std: Standard deviation of the error of `theta`.
-        batch: Samples behind each gradient; None if unknown.
+        batch: Samples behind each gradient, or behind each of its inner steps; None if unknown.
         records: Records that the node holds, of which each batch is a part; None if unknown.
         wire: Precision of the number format of messages: the distance from 1 to the next number.
         inner: Gradient steps summed in each gradient: 1, or k_max.
@@ -106,6 +106,27 @@ class GradientLeak:
                 )
 
     @property
+    def samples(self) -> int | None:
+        """Different samples behind each gradient; None if unknown.
+
+        The inner steps of a gradient take one mini-batch after the other, and a record again only
+        after all others, so every step adds new samples until all records were used.
+        """
+        if self.inner == 1 or self.batch is None or self.records is None:
+            return self.batch if self.inner == 1 else None
+        return min(self.inner * self.batch, self.records)
+
+    @property
+    def inputs(self) -> int | None:
+        """Largest number of different samples behind all gradients together; None if unknown."""
+        return self.samples if self.steady else self.records
+
+    @property
+    def steady(self) -> bool:
+        """Whether, according to the declaration, all gradients of the leak use the same samples."""
+        return self.combination.shape[1] == 1 or self.records in (None, self.samples)
+
+    @property
     def gaps(self) -> str:
         """Why an attack that reads every coordinate of gradients cannot use the leak, or empty."""
         if self.training is not None:
@@ -119,6 +140,29 @@ class GradientLeak:
         return (
             f"it requires every coordinate, but the messages hold {share:.1%} of them; "
             "use completion"
+        )
+
+    def equation(self, k: int) -> GradientLeak:
+        """Return one equation as a leak of its own.
+
+        Args:
+            k: Row of `combination`.
+        """
+        used = self.combination[k].nonzero().flatten()
+
+        def models(of: Tensor) -> Tensor:
+            return of[used] if len(of) else of
+
+        return replace(
+            self,
+            rounds=self.rounds[used],
+            combination=self.combination[k : k + 1, used],
+            value=self.value[k : k + 1],
+            std=self.std[k : k + 1],
+            noise=None if self.noise is None else self.noise[k : k + 1],
+            theta=None if self.theta is None else models(self.theta),
+            theta_rounds=models(self.theta_rounds),
+            seen=None if self.seen is None else self.seen[k : k + 1],
         )
 
     @property

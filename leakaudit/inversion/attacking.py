@@ -21,7 +21,7 @@ from torch import Generator
 from leakaudit import registry
 from leakaudit._util import declarations
 from leakaudit.errors import AttackError, LeakauditError
-from leakaudit.inversion import masks
+from leakaudit.inversion import masks, round_by_round
 from leakaudit.inversion.search import objectives
 from leakaudit.leak import GradientLeak, Leaks
 from leakaudit.progress import expired, sharing
@@ -94,7 +94,11 @@ def attack_one(
         chosen = name
         name = type(chosen).__name__
     _check(chosen, name, leak, task)
-    found = masks.judged(chosen(leak, task, generator), task)
+    if chosen.exact and round_by_round.applies(leak):
+        found = round_by_round.attack(leak, lambda some: chosen(some, task, generator))
+    else:
+        found = chosen(leak, task, generator)
+    found = masks.judged(found, task)
     return replace(found, seconds=time.perf_counter() - start)
 
 

@@ -215,7 +215,7 @@ def single(
             return Proven(Certificate.APPROXIMATE, x, None, why)
         note = f"before rounding, every pixel was within {off:.1e} levels of a grey level"
         return Proven(Certificate.EXACT, snapped, None, note)
-    if not why and not (leak.batch == 1 and steady(leak)):
+    if not why and not (leak.samples == 1 and leak.steady):
         why = "the batch size is not known to be one"
     if why:
         return Proven(Certificate.APPROXIMATE, x, None, why)
@@ -325,7 +325,7 @@ def table(heard: Heard, x: Tensor) -> Proven:
     leak = heard.leak
     span = heard.span
     why = _unclear(heard)
-    if leak.batch != span.batch or len(x) != span.batch or not steady(leak):
+    if leak.samples != span.batch or len(x) != span.batch or not leak.steady:
         why = "the batch size is unknown, or some samples are equal"
     if why:
         return Proven(Certificate.APPROXIMATE, x, None, why)
@@ -413,15 +413,6 @@ def whole_gradient(
     return True
 
 
-def steady(leak: GradientLeak) -> bool:
-    """Check whether, according to the declaration, all gradients of the leak use the same samples.
-
-    Args:
-        leak: One gradient, or several of a node with `records` samples and batches of `batch`.
-    """
-    return leak.combination.shape[1] == 1 or leak.records is None or leak.records == leak.batch
-
-
 def signs(stack: Tensor) -> bool:
     """Check whether all non-zero entries of rows have the same magnitude.
 
@@ -451,11 +442,13 @@ def outputs(task: Task) -> int:
 def decays(leak: GradientLeak, task: Task) -> bool:
     """Check whether the rows may contain weight decay, not removed because models are unknown.
 
+    Those between the inner steps of a gradient are.
+
     Args:
         leak: Source of the rows.
         task: The learning task.
     """
-    return bool(task.l2) and leak.theta is None
+    return bool(task.l2) and (leak.theta is None or leak.inner > 1)
 
 
 def ends(span: Span, white: Tensor) -> bool:
@@ -489,13 +482,16 @@ def scarce(leak: GradientLeak, task: Task, white: Tensor, inputs: int) -> str:
     Returns:
         The reason; empty if they cannot.
     """
-    known = leak.batch if steady(leak) else None
+    samples = leak.samples
+    known = samples if leak.steady else None
+    if known is None and inputs == leak.records:
+        known = inputs  # every record of the node is visible
     if known == inputs and not decays(leak, task):
         return ""
-    if leak.batch is not None and inputs < leak.batch:
+    if samples is not None and inputs < samples:
         # Two images that differ by two levels in a few pixels have an average on the grid.
         return (
-            f"{leak.batch} samples appear as {inputs} inputs: some are equal, "
+            f"{samples} samples appear as {inputs} inputs: some are equal, "
             "or so similar that only their average is visible"
         )
     over_time = white.flatten(1)
@@ -503,9 +499,9 @@ def scarce(leak: GradientLeak, task: Task, white: Tensor, inputs: int) -> str:
     noise = ENDS * (math.sqrt(over_time.shape[1]) + math.sqrt(len(over_time)))
     least = uniqueness.TIMES if known is not None else MOVED
     independent = int((spread > max(noise, least * float(spread[0]))).sum())
-    if independent >= max(inputs, leak.batch or inputs) + MARGIN:
+    if independent >= max(inputs, samples or inputs) + MARGIN:
         if known is None and float(spread[0]) < TWINS * noise:
-            how = "the batch size is unknown" if leak.batch is None else "batches change"
+            how = "the batch size is unknown" if samples is None else "batches change"
             return (
                 f"{how}, and at this message precision two nearly equal images look like one; "
                 "record an unchanged batch (samples)"

@@ -272,7 +272,7 @@ def _doubt(leak: GradientLeak, span: Span, white: Tensor, expected: int | None) 
     """Explain why the rows do not show the number of samples with certainty; empty if they do."""
     if not certify.ends(span, white):
         return "a singular value after those of the batch is larger than message rounding explains"
-    if expected is None or not certify.steady(leak):
+    if expected is None or not leak.steady:
         return "the batch size is not known; record it (samples)"
     if expected != span.batch:
         return f"{expected} samples appear as {span.batch}: some are equal, or nearly"

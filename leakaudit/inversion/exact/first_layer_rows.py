@@ -157,7 +157,7 @@ def rows(leak: GradientLeak, task: Task, layer: LinearNames | None = None) -> Te
     """Extract the rows of the first layer, or of another linear one, from a leak.
 
     Weight decay adds multiples of the weights to a gradient. It is subtracted if the models are
-    known.
+    known, which those between inner steps are not.
 
     Args:
         leak: Gradients that contain the layer (see `missing`).
@@ -168,7 +168,7 @@ def rows(leak: GradientLeak, task: Task, layer: LinearNames | None = None) -> Te
         (m, H, p) in float64, weights and bias side by side, so that p is the number of inputs + 1.
     """
     value = leak.value.double()
-    if task.l2 and leak.theta is not None:
+    if task.l2 and leak.theta is not None and leak.inner == 1:
         models = leak.theta.double()[:, slice(*leak.columns)]
         value = value - task.l2 * leak.combination.double() @ models
     return entries(value, leak, task, layer)

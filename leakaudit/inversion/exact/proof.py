@@ -82,8 +82,8 @@ def reconstruction(name: str, proof: Proof, heard: Heard) -> Reconstruction:
     x = proof.x.clamp(0, 1) if task.spec.is_image else proof.x
     x = x.reshape(-1, *task.spec.shape).to(task.dtype)
     seen = f"batch of {wanted} by a drop of {heard.span.clear:.0e} in the singular values"
-    if leak.batch is not None and leak.batch != wanted:
-        seen += f", {leak.batch} samples declared: some are equal or have a zero gradient"
+    if leak.inputs not in (None, wanted):
+        seen += f", {leak.inputs} samples declared: some are equal or have a zero gradient"
     y = None
     if len(x) == wanted:
         if wanted == 1:

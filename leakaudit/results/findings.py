@@ -54,7 +54,7 @@ def finding(
         leak=summarised(leak),
         certificate=model.certificate(found.certificate.name, found.certificate.value),
         certified=certified(found),
-        batch=leak.batch if leak.batch is not None else len(found.x),
+        batch=len(found.x) if leak.inputs is None else leak.inputs,
         labels=_labels(found),
         scores=scores(score),
         residual=finite(found.residual),

@@ -18,6 +18,8 @@ from leakaudit.leak import GradientLeak
 from leakaudit.protocols import recording
 from leakaudit.protocols.scenario import Scenario
 from leakaudit.reconstruction import Certificate, Reconstruction
+from leakaudit.results import findings
+from leakaudit.scoring.scoring import Score
 
 # All families in both number formats, of which two run with every change.
 QUICK = {("noise of one level", "float64"), ("the same twice", "float32")}
@@ -146,6 +148,14 @@ def test_only_the_records_that_were_drawn() -> None:
         assert identical(found) == len(found.x) == 3
         assert found.y is not None
         assert len(found.y) == 3
+
+
+def test_all_pictures_are_shown_without_the_truth() -> None:
+    """A page has a place for every record that any round may give away, not for one mini-batch."""
+    trace = recording.record(recording.plan(scenario("dpsgd", 6, 6, 1)), None).trace
+    leak = la.leaks(trace)[0]
+    found = attack_one(leak, la.Task.build(trace.task), "analytic", Generator().manual_seed(0))
+    assert findings.finding(leak, found, Score(leak.node, "analytic")).batch == 6
 
 
 def test_rounds_end_after_three_failures() -> None:

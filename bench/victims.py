@@ -46,10 +46,26 @@ GRADIENTS = {
 # neighbours (and the node itself) the 4 or 5 vectors that are added; of diloco, 7 in each of ten
 # steps of AdamW (the model and two averages twice, the gradient once), and 5 for the change
 MOVED = {
-    "fedsgd": 1, "fedavg": 3, "fedsplit": 6, "pdmm": 11, "gossip": 6, "muffliato": 6.6, "dpsgd": 9, "tracking": 15, "choco": 12,
-    "extra": 12, "nids": 13, "dpadmm": 15, "pvpadmm": 15, "dpadmmserver": 6, "dpnorm": 11, "dkm": 7, "secured": 13, "single": 1,
+    "fedsgd": 1,
+    "fedavg": 3,
+    "fedsplit": 6,
+    "pdmm": 11,
+    "gossip": 6,
+    "muffliato": 6.6,
+    "dpsgd": 9,
+    "tracking": 15,
+    "choco": 12,
+    "extra": 12,
+    "nids": 13,
+    "dpadmm": 15,
+    "pvpadmm": 15,
+    "dpadmmserver": 6,
+    "dpnorm": 11,
+    "dkm": 7,
+    "secured": 13,
+    "single": 1,
     "diloco": 75,
-}  # fmt: skip
+}
 
 
 def start(task: Task) -> torch.Tensor:

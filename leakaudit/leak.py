@@ -112,8 +112,10 @@ class GradientLeak:
         The inner steps of a gradient take one mini-batch after the other, and a record again only
         after all others, so every step adds new samples until all records were used.
         """
-        if self.inner == 1 or self.batch is None or self.records is None:
-            return self.batch if self.inner == 1 else None
+        if self.inner == 1:
+            return self.batch
+        if self.batch is None or self.records is None:
+            return None
         return min(self.inner * self.batch, self.records)
 
     @property
@@ -147,12 +149,14 @@ class GradientLeak:
 
         Args:
             k: Row of `combination`.
+
+        Returns:
+            The leak with this equation (1, T') and the T' gradients that it combines.
         """
         used = self.combination[k].nonzero().flatten()
-
-        def models(of: Tensor) -> Tensor:
-            return of[used] if len(of) else of
-
+        model_rounds = self.theta_rounds
+        if len(model_rounds):
+            model_rounds = model_rounds[used]
         return replace(
             self,
             rounds=self.rounds[used],
@@ -160,8 +164,8 @@ class GradientLeak:
             value=self.value[k : k + 1],
             std=self.std[k : k + 1],
             noise=None if self.noise is None else self.noise[k : k + 1],
-            theta=None if self.theta is None else models(self.theta),
-            theta_rounds=models(self.theta_rounds),
+            theta=None if self.theta is None else self.theta[used],
+            theta_rounds=model_rounds,
             seen=None if self.seen is None else self.seen[k : k + 1],
         )
 

@@ -442,7 +442,7 @@ def outputs(task: Task) -> int:
 def decays(leak: GradientLeak, task: Task) -> bool:
     """Check whether the rows may contain weight decay, not removed because models are unknown.
 
-    Those between the inner steps of a gradient are.
+    The models between the inner steps of a gradient are always unknown.
 
     Args:
         leak: Source of the rows.

@@ -157,7 +157,7 @@ def rows(leak: GradientLeak, task: Task, layer: LinearNames | None = None) -> Te
     """Extract the rows of the first layer, or of another linear one, from a leak.
 
     Weight decay adds multiples of the weights to a gradient. It is subtracted if the models are
-    known, which those between inner steps are not.
+    known; those between the inner steps of a gradient never are.
 
     Args:
         leak: Gradients that contain the layer (see `missing`).

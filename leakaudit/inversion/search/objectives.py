@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -111,21 +111,9 @@ def clearest(leak: GradientLeak, usable: Tensor) -> GradientLeak:
         usable: (m,) which of its equations may be chosen, at least one.
 
     Returns:
-        A leak with this equation (1, T) and the T models that it combines.
+        A leak with this equation (1, T') and the T' models that it combines.
     """
-    assert leak.theta is not None
-    best = int(_clarity(leak).where(usable, -1.0).argmax())
-    used = leak.combination[best].nonzero().flatten()
-    return replace(
-        leak,
-        rounds=leak.rounds[used],
-        theta_rounds=leak.theta_rounds[:0],
-        combination=leak.combination[best : best + 1, used],
-        value=leak.value[best : best + 1],
-        std=leak.std[best : best + 1],
-        noise=None,
-        theta=leak.theta[used],
-    )
+    return leak.equation(int(_clarity(leak).where(usable, -1.0).argmax()))
 
 
 def target(leak: GradientLeak, task: Task, rows: int, dtype: torch.dtype) -> Target:

@@ -50,7 +50,7 @@ def recorded(
         la.Scenario(
             victim=victim,
             nodes=NODES.get(victim, nodes),
-            graph="complete" if victim == "secured" else GRAPHS.get(victim, "ring"),
+            graph="complete" if victim in ("secagg", "secured") else GRAPHS.get(victim, "ring"),
             rounds=rounds,
             data="faces",
             model="mlp",

@@ -33,7 +33,7 @@ SETS: dict[str, dict[str, Any]] = {
     "pvpadmm": {"update": "gradient"},
     "secured": {"lam0": 0.0},
 }
-COMPLETE = {"secured"}  # needs a complete graph and a multiple of three nodes
+COMPLETE = {"secagg", "secured"}  # need a complete graph; secured a multiple of three nodes
 SCHEDULES: dict[int, Mapping[str, torch.Tensor]] = {}
 GRADIENTS = {
     "diloco": 10.0,
@@ -62,6 +62,7 @@ MOVED = {
     "dpadmmserver": 6,
     "dpnorm": 11,
     "dkm": 7,
+    "secagg": 10,
     "secured": 13,
     "single": 1,
     "diloco": 75,

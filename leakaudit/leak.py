@@ -16,6 +16,8 @@ from leakaudit.trace import TaskSpec, Training
 class GradientLeak:
     """``combination @ gradients = value``, up to noise, for the gradients of one node's mean loss.
 
+    If only sums over several nodes are determined, the loss is the mean over the records of all.
+
     A row with a single 1 is a gradient (used by DLG, for example); a row +1, -1 is a difference
     of two (used by the differential attack).
 
@@ -50,6 +52,8 @@ class GradientLeak:
         training: The local steps, if value holds what they changed (the model before them minus the
             one after them) and no gradient. The columns then stand for rounds, and theta holds the
             models before the steps. None for gradients.
+        others: Nodes whose records count as well, because only the mean over all these nodes is
+            determined; sorted, without `node`.
 
     Raises:
         LeakauditError: The shapes do not agree.
@@ -76,6 +80,7 @@ class GradientLeak:
     theta_rounds: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
     seen: Tensor | None = None
     training: Training | None = None
+    others: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         """Check that the shapes agree."""
@@ -104,6 +109,11 @@ class GradientLeak:
                     f"leak of node {self.node}: expected zeros where seen is false, "
                     "got other values; set them to zero"
                 )
+
+    @property
+    def nodes(self) -> tuple[int, ...]:
+        """All nodes whose records are behind the gradients, sorted."""
+        return tuple(sorted((self.node, *self.others)))
 
     @property
     def samples(self) -> int | None:
@@ -188,7 +198,7 @@ class Leaks:
 
     Attributes:
         task: The task that the gradients belong to.
-        items: The leaks, by node.
+        items: The leaks, by node. One of a sum over several nodes stands for all of them.
         undetermined: Node -> the reason why none of its gradients is determined.
         not_understood: Those of these nodes for which the reason is that the messages are not the
             ones that the protocol declares, so that nothing is known about what they determine.

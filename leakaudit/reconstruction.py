@@ -54,6 +54,7 @@ class Reconstruction:
             others (k, *shape) that explain the leak equally well.
         tokens: (v,) Sorted numbers of the different tokens that occur, if their order is not known;
             None for every other result.
+        others: Nodes that the inputs may belong to as well (`GradientLeak.others`).
     """
 
     node: int
@@ -68,6 +69,12 @@ class Reconstruction:
     interval: Tensor | None = None
     choices: Mapping[int, Tensor] = field(default_factory=dict)
     tokens: Tensor | None = None
+    others: tuple[int, ...] = ()
+
+    @property
+    def nodes(self) -> tuple[int, ...]:
+        """All nodes that the inputs may belong to, sorted."""
+        return tuple(sorted((self.node, *self.others)))
 
     @property
     def certificates(self) -> tuple[Certificate, ...]:

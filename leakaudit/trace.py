@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -332,22 +332,26 @@ class Truth:
         """Random number of this recording, identical in its trace; None if the file has none."""
         return drawn(self.provenance.get(RECORDING))
 
-    def of(self, node: int) -> tuple[Tensor, Tensor]:
-        """Inputs (b, *shape) and labels (b,) of one node."""
-        mine = self.node == node
+    def of(self, *nodes: int) -> tuple[Tensor, Tensor]:
+        """Inputs (b, *shape) and labels (b,) of one node, or of several."""
+        mine = self.owned(nodes)
         return self.x[mine], self.y[mine]
 
-    def blind_guess(self, node: int) -> Tensor:
-        """Return the best guess of a node's records without a leak.
+    def owned(self, nodes: Iterable[int]) -> Tensor:
+        """Return which records (s,) belong to one of the nodes."""
+        return torch.isin(self.node, torch.tensor(list(nodes)))
+
+    def blind_guess(self, *nodes: int) -> Tensor:
+        """Return the best guess of the records of a node, or of several, without a leak.
 
         Args:
-            node: The node whose records are guessed.
+            nodes: The nodes whose records are guessed.
 
         Returns:
             (*shape): the mean of all other records, grey if there are none. For sequences, the
             most frequent token at every position, 0 if there are no others.
         """
-        others = torch.cat([self.pool.to(self.x), self.x[self.node != node]])
+        others = torch.cat([self.pool.to(self.x), self.x[~self.owned(nodes)]])
         if self.task.is_text:
             return others.mode(0).values if len(others) else torch.zeros_like(self.x[0])
         if not len(others):

@@ -91,7 +91,7 @@ def _passages(passages: Sequence[Passage]) -> list[str]:
     """Return the sequences, each below its original."""
     lines = []
     for one in passages:
-        lines.append(f"node {one.node}, record {one.record + 1}, {one.attack}: {one.certificate}")
+        lines.append(f"{one.owner}, record {one.record + 1}, {one.attack}: {one.certificate}")
         if one.original is not None:
             lines.append(f"  original        {one.original}")
         lines.append(f"  reconstruction  {one.found or 'not recovered'}")

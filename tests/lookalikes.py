@@ -232,7 +232,7 @@ def attacked(
     total = Count()
     for one in found:
         case = f"{family}, {scenario.victim} {scenario.dtype} b={scenario.samples} seed={seed} {dict(scenario.set)}"
-        total.add(claimed(one, recorder.truth_record.of(one.node)[0], case))
+        total.add(claimed(one, recorder.truth_record.of(*one.nodes)[0], case))
     return total
 
 

@@ -164,7 +164,7 @@ def victims(names: list[str]) -> Iterator[dict[str, Any]]:
         )
         size: dict[str, Any] = (
             {"nodes": 9, "graph": "complete"}
-            if name == "secured"
+            if name in ("secagg", "secured")
             else {"nodes": 6, "graph": "ring"}
         )
         chosen = Scenario(name, rounds=3, samples=2, states=True, curves=True, **shape, **size)

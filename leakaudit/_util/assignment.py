@@ -64,6 +64,19 @@ def match(x: Tensor, y: Tensor, tokens: bool = False) -> Match:
     return Match(usable[pairs.found], pairs.true, pairs.missing)
 
 
+def kept(pairs: Match, true: Tensor) -> Match:
+    """Keep the pairs of some true records, which are counted anew.
+
+    Args:
+        pairs: Pairs of all records.
+        true: (m,) bool, the records to keep.
+    """
+    chosen = true[pairs.true]
+    place = true.cumsum(0) - 1
+    rows = place[pairs.true[chosen]]
+    return Match(pairs.found[chosen], rows, int(true.sum()) - len(rows))
+
+
 def match_labels(found: Tensor, true: Tensor) -> Match:
     """Pair labels so that most are equal, or real targets as close as possible.
 

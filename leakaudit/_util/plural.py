@@ -1,4 +1,8 @@
-"""Numbers with the right form of the noun behind them."""
+"""Numbers and lists with the right form of their noun."""
+
+from collections.abc import Sequence
+
+LISTED = 4  # most nodes that are listed one by one; a choice
 
 
 def counted(number: int, noun: str) -> str:
@@ -9,3 +13,19 @@ def counted(number: int, noun: str) -> str:
         noun: The singular; an s makes the plural.
     """
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def named(nodes: Sequence[int]) -> str:
+    """Return nodes with their noun, such as ``node 3``, ``nodes 0 to 3`` or ``nodes 0, 2``.
+
+    Args:
+        nodes: At least one node, sorted.
+    """
+    first, last = nodes[0], nodes[-1]
+    if first == last:
+        return f"node {first}"
+    if last - first + 1 == len(nodes):
+        return f"nodes {first} to {last}"
+    if len(nodes) <= LISTED:
+        return f"nodes {', '.join(map(str, nodes))}"
+    return f"nodes {first}, {nodes[1]} and {len(nodes) - 2} others"

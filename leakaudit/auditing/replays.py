@@ -34,6 +34,7 @@ NO_MODELS = (
 NO_SINGLE = (
     "gradients of several local steps are summed, so no likelihood of a record can be computed"
 )
+NO_OTHERS = "only sums with gradients of other nodes are determined, whose records are not replayed"
 # Error of a model, per coordinate, up to which it counts as the model at which gradients were
 # evaluated: a choice, far above the rounding of float32.
 EXACT = 1e-4
@@ -146,6 +147,8 @@ def unusable(leak: GradientLeak) -> str:
     """
     if leak.theta is None:
         return NO_MODELS
+    if leak.others:
+        return NO_OTHERS
     return NO_SINGLE if leak.inner > 1 else ""
 
 

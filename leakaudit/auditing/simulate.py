@@ -240,7 +240,7 @@ def _attacks(
                     missed = scoring.nothing(leak.node, name, truth)
                     yield Skipped(level, seed, adversary, name, leak.node, str(error), missed)
                     continue
-                (score,) = scoring.score([found], truth)
+                (score,) = scoring.score([found], truth, own=True)
                 hit, among = identified(found, truth)
                 yield Outcome(level, seed, adversary, name, leak, found, score, hit, among)
 
@@ -259,16 +259,18 @@ def identified(found: Reconstruction, truth: Truth) -> tuple[bool | None, int]:
         Whether it is identified, and among how many records. None if there are fewer than two
         candidates, because the records are then not drawn uniformly.
     """
-    x, _ = truth.of(found.node)
+    x, _ = truth.of(*found.nodes)
     records = torch.cat([x, truth.pool.to(x)])
     if len(records) < 2:
         return None, 1
     images = found.x.detach().cpu().to(x)
     pairs = match(images, x)
-    at = (pairs.true == 0).nonzero().flatten()
+    owners = truth.node[truth.owned(found.nodes)]
+    first = int((owners == found.node).nonzero()[0])
+    at = (pairs.true == first).nonzero().flatten()
     if not len(at):
         return False, len(records)
-    rank, _ = metrics.identification(images[pairs.found[at]], x[:1], records)
+    rank, _ = metrics.identification(images[pairs.found[at]], x[first : first + 1], records)
     return bool(rank[0] == 1), len(records)
 
 

@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from leakaudit import registry
+from leakaudit._util.plural import named
 from leakaudit.adversary import Adversary
 from leakaudit.errors import NotDetermined
 from leakaudit.extraction.partial_messages import Part, parts
+from leakaudit.extraction.sums import Sum, sums
 from leakaudit.protocols import expected
 from leakaudit.protocols.declared import DECLARED, protocol_of
 from leakaudit.protocols.deviation import Deviation
@@ -153,7 +155,7 @@ class Deduction:
                 f"its channels to {unheard} are not observed"
             )
         hidden = self._hidden(node)
-        why = f": {hidden}" if hidden else ""
+        why = f": {hidden}" if hidden else self._summed(node)
         raise self._nothing(
             f"the observed messages do not determine any combination of its gradients{why}"
         )
@@ -177,6 +179,46 @@ class Deduction:
         if self.base.omits and not self._unheard(node, own):
             found = parts(knowledge, node, self.fetch, gradients)
         return Determined(node, knowledge, (), 0, None, self.assumed, self.limit), found
+
+    def sums(self, node: int, gradients: int) -> tuple[Determined, list[Sum]]:
+        """Return sums of the gradients of several nodes, from the relations of the whole network.
+
+        Args:
+            node: A node; only sums that contain its gradients are returned, all over the same
+                nodes.
+            gradients: Largest number of sums.
+
+        Returns:
+            The relations in use, without rows, and the sums; none if the network is too large.
+        """
+        group = self._groups.get(node)
+        if group is None:
+            return Determined(node, self._open, (), 0, None), []
+        knowledge = self._heard(*self._continued(node, self._open, gradients, REACH))
+        found = [one for one in sums(knowledge, group) if tuple(one.parts) == group]
+        where = Determined(node, knowledge, (), 0, None, self.assumed, self.limit)
+        return where, found[:gradients]
+
+    @cached_property
+    def _groups(self) -> dict[int, tuple[int, ...]]:
+        """The smallest group of nodes of which a sum is determined, for each node in one.
+
+        The first rounds show this: later ones repeat them, or only add to them.
+        """
+        holders = [n for n in range(self.trace.graph.nodes) if self.base.gradients(n)]
+        mine = [n for n in holders if n not in self.view.adversary.corrupt]
+        if len(mine) < 2:
+            return {}
+        knowledge = self._heard(*self._continued(mine[0], self._open, 1, REACH))
+        if len(knowledge.rows) > ROWS:
+            return {}
+        groups: dict[int, tuple[int, ...]] = {}
+        for one in sums(knowledge, mine):
+            group = tuple(one.parts)
+            for node in group:
+                if node not in groups or len(group) < len(groups[node]):
+                    groups[node] = group
+        return groups
 
     def around(self, node: int, rounds: int) -> Determined:
         """Return the relations around a node, without rows.
@@ -222,6 +264,11 @@ class Deduction:
                 if not gradients.isdisjoint(part.terms):
                     return why
         return ""
+
+    def _summed(self, node: int) -> str:
+        """Say which other nodes a determined sum contains; empty if there is none."""
+        group = [other for other in self._groups.get(node, ()) if other != node]
+        return f", but their sum with those of {named(group)} is determined" if group else ""
 
     def _search(self, node: int, gradients: int) -> Determined:
         """Use the relations of more and more nodes until nothing is added."""

@@ -83,6 +83,33 @@ def partial_leak(deduction: Deduction, node: int, gradients: int) -> GradientLea
     return replace(whole, value=whole.value * seen, theta=None, seen=seen)
 
 
+def sum_leak(deduction: Deduction, node: int, gradients: int) -> GradientLeak | None:
+    """Return the mean gradients of several nodes, as gradients of one large batch.
+
+    Args:
+        deduction: The deduction for the trace and the adversary.
+        node: One of the nodes.
+        gradients: Largest number of gradients.
+
+    Returns:
+        None if no sum with gradients of this node is determined.
+    """
+    found, sums = deduction.sums(node, gradients)
+    if not sums:
+        return None
+    rows = [one.parts[node] for one in sums]
+    means = [one.mean for one in sums]
+    text = formula(found, means[len(means) // 2])
+    mean = _leak(deduction, found, rows, means, text)
+    nodes = len(sums[0].parts)
+    return replace(
+        mean,
+        others=tuple(other for other in sums[0].parts if other != node),
+        batch=None if mean.batch is None else nodes * mean.batch,
+        records=None if mean.records is None else nodes * mean.records,
+    )
+
+
 def _leak(
     deduction: Deduction,
     found: Determined,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from leakaudit import registry
 from leakaudit.adversary import Adversary
@@ -36,7 +37,21 @@ def leaks(
         LeakauditError: A node does not exist, or a message holds NaN.
     """
     heard = Deduction(trace, adversary or Adversary())
-    return deduce(heard, nodes, rounds, incomplete=True)
+    found = deduce(heard, nodes, rounds, incomplete=True)
+    return replace(found, items=tuple(each_sum_once(found)))
+
+
+def each_sum_once(leaks: Iterable[GradientLeak]) -> Iterator[GradientLeak]:
+    """Yield the leaks, without those of sums that an earlier one contains.
+
+    Args:
+        leaks: Leaks of different nodes.
+    """
+    covered: set[int] = set()
+    for leak in leaks:
+        if leak.node not in covered:
+            covered.update(leak.others)
+            yield leak
 
 
 def deduce(
@@ -47,6 +62,8 @@ def deduce(
     incomplete: bool = False,
 ) -> Leaks:
     """Do what `leaks` does, for a deduction that is reused in several calls.
+
+    A sum over several nodes is returned for each of them.
 
     Args:
         heard: The deduction for the trace and the adversary.
@@ -72,8 +89,8 @@ def deduce(
             found.append(gradient_values.leak(heard, heard.of(node, rounds)))
         except NotDetermined as e:
             some = None
-            if incomplete and e.understood:
-                some = _other(heard, node, rounds)
+            if e.understood:
+                some = _other(heard, node, rounds, incomplete)
             if some is not None:
                 found.append(some)
                 continue
@@ -83,11 +100,16 @@ def deduce(
     return Leaks(trace.task, tuple(found), reasons, frozenset(not_understood))
 
 
-def _other(heard: Deduction, node: int, rounds: int) -> GradientLeak | None:
-    """Return a leak of some coordinates of gradients, or of what local steps changed."""
+def _other(heard: Deduction, node: int, rounds: int, incomplete: bool) -> GradientLeak | None:
+    """Return a leak of sums of gradients.
+
+    If incomplete, it may instead be one of some coordinates, or of what local steps changed.
+    """
     if heard.base.changes:
-        return changes.leak(heard, node, rounds)
-    return gradient_values.partial_leak(heard, node, rounds)
+        return changes.leak(heard, node, rounds) if incomplete else None
+    if heard.base.omits:
+        return gradient_values.partial_leak(heard, node, rounds) if incomplete else None
+    return gradient_values.sum_leak(heard, node, rounds)
 
 
 def targets(trace: Trace, adversary: Adversary) -> tuple[int, ...]:

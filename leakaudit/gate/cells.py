@@ -116,7 +116,7 @@ class Cell:
             self.reasons[leak.node] = str(error)
             return
         self.tried += 1
-        (scored,) = score(found, run.truth)
+        (scored,) = score(found, run.truth, own=True)
         self._scores[leak.node] = scored
         self.found.append((found, run.truth))
         self._keep_best(leak, scored, run.seed)

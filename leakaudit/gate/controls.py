@@ -326,8 +326,8 @@ def _shuffled(
     """Yield each reconstruction with the records of the next one, if these differ from its own."""
     following = [*pairs[1:], *pairs[:1]]
     for (found, truth), (other, their) in zip(pairs, following, strict=True):
-        own = truth.of(found.node)[0]
+        own = truth.of(*found.nodes)[0]
         strange = their.of(other.node)[0]
         same = any(bool((one == another).all()) for one in own for another in strange)
         if len(found.x) and not same:
-            yield replace(found, node=other.node, y=None), their
+            yield replace(found, node=other.node, others=(), y=None), their

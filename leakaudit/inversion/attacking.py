@@ -99,7 +99,7 @@ def attack_one(
     else:
         found = chosen(leak, task, generator)
     found = masks.judged(found, task)
-    return replace(found, seconds=time.perf_counter() - start)
+    return replace(found, seconds=time.perf_counter() - start, others=leak.others)
 
 
 def _check(chosen: Attack, name: str, leak: GradientLeak, task: Task) -> None:
@@ -275,6 +275,7 @@ class _Course:
                 Certificate.FAILED,
                 1.0,
                 note="no attack can use this leak. " + "; ".join(self.reasons),
+                others=leaks[place].others,
             )
         note = found.note
         if self.loose:
@@ -315,7 +316,8 @@ def _run(
         for at, found in chosen.many(some, task, [generators[k] for k in places]):
             # The leaks share their evaluations, so each is assigned a part of the time so far.
             seconds = (time.perf_counter() - start) / len(places)
-            timed = replace(masks.judged(found, task), seconds=seconds)
+            others = leaks[places[at]].others
+            timed = replace(masks.judged(found, task), seconds=seconds, others=others)
             yield Settled(places[at], timed, together=True, late=expired())
         return
     for n, k in enumerate(places):

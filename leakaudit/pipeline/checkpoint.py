@@ -29,7 +29,7 @@ FORMAT = "leakaudit.checkpoint"
 VERSION = 1
 
 # Fields of a reconstruction that are stored as JSON, beside its tensors and its certificate.
-VALUES = ("node", "attack", "residual", "seconds", "note", "certified")
+VALUES = ("node", "attack", "residual", "seconds", "note", "certified", "others")
 
 # Packages with versions that a reconstruction depends on.
 DEPEND = ("leakaudit", "torch", "numpy", "scipy")
@@ -180,7 +180,7 @@ def _rebuilt(one: Mapping[str, Any], tensors: Mapping[str, Tensor], i: int) -> R
         interval=_copied(tensors.get(f"interval{i}")),
         choices=choices,
         tokens=_copied(tensors.get(f"tokens{i}")),
-        **{name: one[name] for name in VALUES},
+        **{**{name: one[name] for name in VALUES}, "others": tuple(one["others"])},
     )
 
 

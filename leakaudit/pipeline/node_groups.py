@@ -112,6 +112,7 @@ class _Run:
         found: Results so far.
         alone: Results since the last file, one reconstruction each.
         saved: Time of the last file, by the monotonic clock.
+        covered: Nodes whose gradients an earlier leak contains, as a part of a sum.
     """
 
     task: Task
@@ -122,15 +123,19 @@ class _Run:
     found: Found = field(default_factory=Found)
     alone: list[Reconstruction] = field(default_factory=list)
     saved: float = field(default_factory=time.monotonic)
+    covered: set[int] = field(default_factory=set)
 
     def attack(self, group: Sequence[int]) -> None:
         """Attack the nodes of one group that are not finished."""
         leaks = []
         for node in group:
+            if node in self.covered:
+                continue
             got = hearing.deduce(self.heard, [node], self.options.rounds, incomplete=True)
             self.found.reasons |= got.undetermined
             self.found.not_understood |= got.not_understood
             leaks += list(got)
+            self.covered.update(other for leak in got for other in leak.others)
         left = []
         for leak in leaks:
             if leak.node in self.done:

@@ -104,7 +104,7 @@ def same_recording(record: Mapping[str, Json], truth: Truth, sha256: str | None)
             "the truth file is not the one that these results were scored with (another sha256); "
             "attack again to use it"
         )
-    attacked = {finding.node for finding in typed.findings}
+    attacked = {node for finding in typed.findings for node in finding.nodes}
     if _task(typed) != _described(truth) or not attacked <= set(truth.node.tolist()):
         raise LeakauditError(
             f"{another_run(truth.id)} than these results: of another task or other nodes; "

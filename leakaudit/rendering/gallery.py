@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from leakaudit._util.plural import named
 from leakaudit.errors import LeakauditError
 from leakaudit.rendering.shown import Picture, Section
 from leakaudit.results import model
@@ -214,7 +215,7 @@ def _picture(one: _Drawn, encode: Callable[[np.ndarray | None], str | None]) -> 
     return Picture(
         place=one.place,
         at=_point(finding),
-        node=finding.node,
+        owner=named(finding.nodes),
         record=entry.record,
         of=len(scores.matched) if scores else finding.batch or 1,
         psnr=entry.value(scores.psnr) if scores else None,

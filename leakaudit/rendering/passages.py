@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from leakaudit._util.plural import named
 from leakaudit.errors import LeakauditError
 from leakaudit.rendering.shown import Passage
 from leakaudit.results import model
@@ -89,7 +90,7 @@ def _passages(finding: Finding, folder: Path, originals: str | None) -> list[Pas
             Passage(
                 attack=finding.attack,
                 adversary=finding.adversary,
-                node=finding.node,
+                owner=named(finding.nodes),
                 record=record,
                 certificate=certificate,
                 found=None if row is None else text_of(found[row]),

@@ -13,6 +13,7 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from leakaudit._util.files import replacing, write_arrays
+from leakaudit._util.plural import named
 from leakaudit.errors import LeakauditError
 from leakaudit.reconstruction import Reconstruction
 from leakaudit.results.wording import clean
@@ -41,14 +42,14 @@ class Pair:
     """One column: an original and its reconstruction.
 
     Attributes:
-        node: The node that owns the record.
+        owner: The node that owns the record, or the nodes that may own it.
         original: (c, h, w) in [0, 1] with 1 or 3 channels, None if it is not known.
         found: The same for the reconstruction, None if the record was not recovered.
         psnr: In dB, None if it was not measured.
         certificate: ``exact``, ``interval``, ``approximate`` or ``failed``.
     """
 
-    node: int
+    owner: str
     original: Tensor | None
     found: Tensor | None
     psnr: float | None
@@ -78,16 +79,16 @@ def pair_up(
         words = [certificate.name.lower() for certificate in one.certificates]
         if truth is None:
             for image, word in zip(one.x, words, strict=True):
-                out.append(Pair(one.node, None, image, None, word))
+                out.append(Pair(named(one.nodes), None, image, None, word))
             continue
-        originals, _ = truth.of(one.node)
+        originals, _ = truth.of(*one.nodes)
         for i, (original, row) in enumerate(zip(originals, score.matched, strict=True)):
             image = None
             word = one.certificate.name.lower()
             if row is not None:
                 image = one.x[row]
                 word = words[row]
-            out.append(Pair(one.node, original, image, _psnr(score, i), word))
+            out.append(Pair(named(one.nodes), original, image, _psnr(score, i), word))
     return out
 
 
@@ -120,10 +121,10 @@ def save_originals(path: Path, found: Sequence[Reconstruction], truth: Truth | N
     """
     if truth is None:
         return None
-    shown = sorted({one.node for one in found if _drawable(one) or truth.task.is_text})
+    shown = {one.node: one.nodes for one in found if _drawable(one) or truth.task.is_text}
     arrays = {}
-    for node in shown:
-        originals, _ = truth.of(node)
+    for node in sorted(shown):
+        originals, _ = truth.of(*shown[node])
         arrays[f"node{node}"] = _stored(originals, truth.task.levels)
         if truth.task.is_text:
             arrays[f"node{node}"] = arrays[f"node{node}"].astype(np.int64)
@@ -257,7 +258,7 @@ def _column(
     """
     left, top = layout.at(i)
     middle = left + layout.width / 2
-    say(draw, (middle, top), f"node {pair.node}", 12, INK)
+    say(draw, (middle, top), pair.owner, 12, INK)
     top += _LINE + 3
     for row, image in zip(layout.rows, images, strict=True):
         centre = top + layout.height / 2

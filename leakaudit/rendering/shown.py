@@ -19,9 +19,9 @@ class Picture:
         place: ``best``, ``median``, ``worst`` or ``random``; "" if the image is none of these or
             all images are equally good.
         at: Point of an audit's grid in words, "" for other records.
-        node: The node that owns the record.
+        owner: The node that owns the record, or the nodes that may own it.
         record: Index of the record.
-        of: Number of records of that node.
+        of: Number of records of that owner.
         psnr: In dB, None if it was not measured.
         ssim: Structural similarity.
         lpips: Perceptual distance.
@@ -34,7 +34,7 @@ class Picture:
 
     place: str
     at: str
-    node: int
+    owner: str
     record: int
     of: int
     psnr: float | None
@@ -71,7 +71,7 @@ class Passage:
     Attributes:
         attack: Name of the attack.
         adversary: The adversary.
-        node: The node that owns the record.
+        owner: The node that owns the record, or the nodes that may own it.
         record: Index of the record.
         certificate: Name of the certificate in lower case.
         found: The reconstruction, None if the record was not recovered.
@@ -80,7 +80,7 @@ class Passage:
 
     attack: str
     adversary: str
-    node: int
+    owner: str
     record: int
     certificate: str
     found: str | None

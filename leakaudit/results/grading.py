@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from leakaudit._util.plural import named
 from leakaudit.results import model
 from leakaudit.results.model import (
     AuditRecord,
@@ -175,12 +176,12 @@ def _finding(record: RunRecord, finding: Finding) -> Check:
     )
     return Check(
         id=mark,
-        name=clean(f"node {finding.node}: {source} observed by {finding.adversary}{point}"),
+        name=clean(f"{named(finding.nodes)}: {source} observed by {finding.adversary}{point}"),
         rule=clean(finding.attack),
         node=finding.node,
         adversary=clean(finding.adversary),
         level=level(finding),
-        message=clean(f"node {finding.node}, {outcome(finding)}, by {source}{point}"),
+        message=clean(f"{named(finding.nodes)}, {outcome(finding)}, by {source}{point}"),
         word=finding.certificate.name,
         detail=clean(finding.note),
         seconds=finding.seconds,

@@ -314,6 +314,8 @@ class Finding(_Entry, frozen=True, kw_only=True):
         note: Remarks of the attack and of scoring, joined by semicolons.
         images: Where the reconstruction was saved.
         cell: The point of an audit's grid; absent in the record of an attack.
+        others: Further nodes that own the inputs, because only a sum over all is determined;
+            absent if there are none.
     """
 
     node: int
@@ -330,6 +332,12 @@ class Finding(_Entry, frozen=True, kw_only=True):
     note: str
     images: StoredImages | None
     cell: GridPoint | UnsetType = UNSET
+    others: tuple[int, ...] | UnsetType = UNSET
+
+    @property
+    def nodes(self) -> tuple[int, ...]:
+        """All nodes that own the inputs, sorted."""
+        return tuple(sorted((self.node, *given(self.others, ()))))
 
 
 class Undetermined(_Entry, frozen=True, kw_only=True):

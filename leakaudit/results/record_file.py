@@ -340,6 +340,7 @@ def _rebuild(finding: Finding, folder: Path) -> Reconstruction:
         interval,
         choices,
         tokens,
+        given(finding.others, ()),
     )
 
 

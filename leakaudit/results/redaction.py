@@ -228,6 +228,7 @@ class _Redactor:
             labels=None,
             note="",
             images=None,
+            others=self.nodes(finding.others),
         )
 
     def undetermined(self, one: Undetermined) -> Undetermined:

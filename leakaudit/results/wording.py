@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from msgspec import UnsetType
 
-from leakaudit._util.plural import counted
+from leakaudit._util.plural import counted, named
 from leakaudit.results.audit_names import TestName
 from leakaudit.results.model import (
     NO_SCORES,
@@ -215,12 +215,12 @@ def attack_headline(
     Returns:
         The worst case, and the rest.
     """
-    nodes = len({one.node for one in findings} | {one.node for one in undetermined})
+    nodes = len(_owners(findings) | {one.node for one in undetermined})
     unknown = len({one.node for one in undetermined if one.understood is False})
     rest = []
     if findings:
         top = max(findings, key=harm)
-        worst = f"worst case: node {top.node}, {outcome(top)}, {_how(top)}"
+        worst = f"worst case: {named(top.nodes)}, {outcome(top)}, {_how(top)}"
         rest += _counts(findings, nodes)
     elif not nodes and not complete:
         worst = "nothing was examined"
@@ -396,8 +396,8 @@ def _how(finding: Finding) -> str:
 
 def _counts(findings: Sequence[Finding], nodes: int) -> list[str]:
     """The numbers of nodes by outcome."""
-    attacked = {one.node for one in findings}
-    identical = {one.node for one in findings if is_identical(one.scores)}
+    attacked = _owners(findings)
+    identical = _identical(findings)
     said = []
     if identical:
         said.append(
@@ -405,7 +405,7 @@ def _counts(findings: Sequence[Finding], nodes: int) -> list[str]:
         )
     certificates = []
     for word in _RANK:
-        count = len({one.node for one in findings if one.certificate.name == word})
+        count = len(_owners(one for one in findings if one.certificate.name == word))
         if count:
             certificates.append(f"{count} {word.lower()}")
     said.append(
@@ -414,6 +414,24 @@ def _counts(findings: Sequence[Finding], nodes: int) -> list[str]:
     if nodes > len(attacked):
         said.append(f"no leak determined for {counted(nodes - len(attacked), 'node')}")
     return said
+
+
+def _owners(findings: Iterable[Finding]) -> set[int]:
+    """All nodes that own inputs of findings."""
+    return {node for one in findings for node in one.nodes}
+
+
+def _identical(findings: Iterable[Finding]) -> set[int]:
+    """The nodes of which a record is known to be recovered bit for bit.
+
+    Of several nodes together, one counts unless all records were recovered.
+    """
+    found: set[int] = set()
+    for one in findings:
+        if one.scores is not None and is_identical(one.scores):
+            every = all(values(one.scores.exact))
+            found.update(one.nodes if every else (one.node,))
+    return found
 
 
 # ---------------------------------------------------------------------------------------------
@@ -667,7 +685,7 @@ def notes(findings: Iterable[Finding]) -> list[str]:
     Returns:
         As `by_reason`.
     """
-    return by_reason((one.node, one.note) for one in findings)
+    return by_reason((node, one.note) for one in findings for node in one.nodes)
 
 
 def not_determined(entries: Iterable[Undetermined]) -> list[str]:
@@ -703,7 +721,7 @@ def scopes(findings: Iterable[Finding]) -> list[str]:
     Returns:
         As `by_reason`.
     """
-    return by_reason((one.node, given(one.leak.scope, "")) for one in findings)
+    return by_reason((node, given(one.leak.scope, "")) for one in findings for node in one.nodes)
 
 
 def provenance(record: RunRecord) -> list[tuple[str, str]]:
@@ -871,7 +889,7 @@ def _cells(finding: Finding) -> tuple[str, ...]:
     if not any(measured):
         error = spread(scores.relative_error, "{:.1e}")
     return (
-        str(finding.node),
+        named(finding.nodes).split(" ", 1)[1],
         finding.attack,
         f"{finding.leak.kind} {span}",
         finding.certificate.name.lower(),

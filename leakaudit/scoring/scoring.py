@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from leakaudit._util.assignment import Match, match, match_labels
+from leakaudit._util.assignment import Match, kept, match, match_labels
 from leakaudit.errors import LeakauditError
 from leakaudit.reconstruction import Certificate, Reconstruction
 from leakaudit.scoring import metrics
@@ -170,13 +170,18 @@ def score(
     found: Reconstruction | Iterable[Reconstruction],
     truth: Truth | None,
     weights: Weights | None = None,
+    *,
+    own: bool = False,
 ) -> list[Score]:
     """Score reconstructions against the truth, after matching each batch to the node's records.
+
+    A reconstruction for several nodes (`Reconstruction.others`) is matched to the records of all.
 
     Args:
         found: One or several reconstructions.
         truth: The truth. If None, every column is None, and the note states this.
         weights: An LPIPS network, None to omit LPIPS.
+        own: After matching, keep only the records of `Reconstruction.node`.
 
     Returns:
         One score for each reconstruction, in their order.
@@ -192,7 +197,7 @@ def score(
     if len(truth.pool):
         records = torch.cat([truth.x, truth.pool.to(truth.x)])
     records = records.cpu()
-    return [_score(one, truth, records, weights) for one in found]
+    return [_score(one, truth, records, weights, own) for one in found]
 
 
 def nothing(node: int, attack: str, truth: Truth) -> Score:
@@ -304,27 +309,34 @@ def blind_chance(guesses: int, candidates: Tensor, total: int) -> float:
     return min(1.0, guesses * equal / total)
 
 
-def _score(found: Reconstruction, truth: Truth, records: Tensor, weights: Weights | None) -> Score:
-    """Match one reconstruction to its node's records and measure every pair."""
-    x, y = truth.of(found.node)
-    x = x.cpu()
-    y = y.cpu()
-    size = len(x)
-    if not size:
-        nodes = sorted(set(truth.node.tolist()))
+def _score(
+    found: Reconstruction, truth: Truth, records: Tensor, weights: Weights | None, own: bool
+) -> Score:
+    """Match one reconstruction to its nodes' records and measure every pair."""
+    nodes = found.nodes
+    x, y = (part.cpu() for part in truth.of(*nodes))
+    if not len(truth.of(found.node)[0]):
+        known = sorted(set(truth.node.tolist()))
         raise LeakauditError(
-            f"the truth contains no records of node {found.node} (it contains nodes {nodes})"
+            f"the truth contains no records of node {found.node} (it contains nodes {known})"
         )
     guess = found.x.detach().cpu()
     text = truth.task.is_text
     pairs = match(guess, x, text)
+    everything = len(x)
+    if own and len(nodes) > 1:
+        mine = truth.owned([found.node])[truth.owned(nodes)].cpu()
+        pairs = kept(pairs, mine)
+        nodes = (found.node,)
+        x, y = x[mine], y[mine]
+    size = len(x)
     guessed = guess[pairs.found]
     true = x[pairs.true]
     columns = _measure(guessed, true, truth.task, weights)
     _identify(columns, guessed, true, records, text)
     missed: dict[str, tuple[float, ...]] = {}
     if pairs.missing:
-        missed = _missed(found.node, pairs, truth, records, weights)
+        missed = _missed(nodes, pairs, truth, records, weights)
     handed_in = len(guess)
     labels_found = None
     if found.y is not None:
@@ -333,8 +345,8 @@ def _score(found: Reconstruction, truth: Truth, records: Tensor, weights: Weight
             columns["label_correct"] = metrics.labels_correct(label[pairs.found], y[pairs.true])
         if not len(guess):
             handed_in = len(label)
-        labels_found = _share(label[:size], y)
-    surplus = max(0, handed_in - size)
+        labels_found = _share(label[:everything], y)
+    surplus = max(0, handed_in - everything)
     tokens_found = None
     tokens_wrong = None
     if found.tokens is not None:
@@ -372,14 +384,18 @@ def _identify(
 
 
 def _missed(
-    node: int, pairs: Match, truth: Truth, records: Tensor, weights: Weights | None
+    nodes: tuple[int, ...],
+    pairs: Match,
+    truth: Truth,
+    records: Tensor,
+    weights: Weights | None,
 ) -> dict[str, tuple[float, ...]]:
     """The scores of the blind guess on the missed records, for the numeric metrics."""
-    x, _ = truth.of(node)
+    x, _ = truth.of(*nodes)
     lost = torch.ones(len(x), dtype=torch.bool)
     lost[pairs.true] = False
     true = x.cpu()[lost]
-    guess = truth.blind_guess(node).cpu().expand_as(true)
+    guess = truth.blind_guess(*nodes).cpu().expand_as(true)
     columns = _measure(guess, true, truth.task, weights)
     _identify(columns, guess, true, records, truth.task.is_text)
     numbers: dict[str, tuple[float, ...]] = {}

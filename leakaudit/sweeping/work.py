@@ -115,7 +115,7 @@ class Job:
         mine = [n for n in wanted if n not in adversary.corrupt]
         heard = Deduction(trace, adversary)
         leaks = hearing.deduce(heard, mine, cell.plan.gradients, incomplete=True)
-        fit, unusable = _usable(cell, list(leaks), task)
+        fit, unusable = _usable(cell, list(hearing.each_sum_once(leaks)), task)
         made = _attacked(cell, fit, task)
         scores = score([one.found for one in made], truth)
         entries = []

@@ -49,7 +49,9 @@ def run(name: str, settings: dict[str, Any], seed: int) -> Recorded:
         {"data": "gaussians", "model": "logistic"} if exact else {"data": "faces", "model": "mlp"}
     )
     size: dict[str, Any] = (
-        {"nodes": 9, "graph": "complete"} if name == "secured" else {"nodes": 6, "graph": "ring"}
+        {"nodes": 9, "graph": "complete"}
+        if name in ("secagg", "secured")
+        else {"nodes": 6, "graph": "ring"}
     )
     hidden = {} if exact else {"hidden": 8}
     plan = recording.plan(

@@ -46,6 +46,7 @@ UNPRICED = {
     "mradmm": "no noise",
     "pdmm": "no noise besides a secret start",
     "pvpadmm": "no noise besides secret penalties",
+    "secagg": "no noise",
     "secured": "no noise",
     "single": "sends nothing (test_the_single_node_reference_tells_nothing)",
 }

@@ -30,7 +30,7 @@ def network(**sizes: Any) -> TraceSummary:
 
 
 def scene(rounds: int, *findings: Finding) -> Scene:
-    shades = tuple(map(shaded, findings))
+    shades = tuple(shade for one in findings for shade in shaded(one))
     return Scene(network(nodes=1000, edges=0, rounds=rounds), shades, ())
 
 

@@ -291,7 +291,7 @@ def test_cleaned_text_is_one_printable_line(text: str) -> None:
 
 def test_the_picture_shows_small_images_enlarged_without_smoothing(tmp_path: Path) -> None:
     image = (torch.arange(25 * 25).reshape(1, 25, 25) % 256) / 255
-    save(grid([Pair(0, image, 1 - image, 30.0, "exact")]), tmp_path / "grid.png")
+    save(grid([Pair("node 0", image, 1 - image, 30.0, "exact")]), tmp_path / "grid.png")
     page = Image.open(tmp_path / "grid.png").convert("RGB")
     pixels = torch.frombuffer(bytearray(page.tobytes()), dtype=torch.uint8).reshape(
         page.height, page.width, 3
@@ -313,7 +313,7 @@ def test_the_picture_shows_small_images_enlarged_without_smoothing(tmp_path: Pat
 def test_pictures_of_any_number_wrap_and_stop(shape: tuple[int, ...], count: int) -> None:
     x = torch.rand(count, *shape, generator=torch.Generator().manual_seed(0))
     page = grid(
-        [Pair(i, None if i % 3 else x[i], x[i], None, "failed") for i in range(count)],
+        [Pair(f"node {i}", None if i % 3 else x[i], x[i], None, "failed") for i in range(count)],
         title=HOSTILE,
         limit=60,
     )
@@ -353,6 +353,6 @@ def test_what_is_no_picture_is_refused() -> None:
     with pytest.raises(LeakauditError, match="at least one image"):
         grid([])
     with pytest.raises(LeakauditError, match="at least one image"):
-        grid([Pair(0, None, None, None, "failed")])
+        grid([Pair("node 0", None, None, None, "failed")])
     with pytest.raises(LeakauditError, match="1 or 3"):
-        grid([Pair(0, torch.zeros(22), None, None, "failed")])
+        grid([Pair("node 0", torch.zeros(22), None, None, "failed")])

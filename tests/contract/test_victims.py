@@ -27,7 +27,10 @@ WALKS = (
     "rwadmm",
 )  # one node at a time: not every wire is used, not every node takes a gradient
 SILENT = ("single",)
-FITS: dict[str, dict[str, object]] = {"secured": {"graph": "complete", "nodes": 9}}
+FITS: dict[str, dict[str, object]] = {
+    "secagg": {"graph": "complete"},
+    "secured": {"graph": "complete", "nodes": 9},
+}
 
 
 def scenario(name: str, **changes: object) -> Scenario:
@@ -103,6 +106,7 @@ nids spread=0.1 sigma=0.1 fade=0.9
 pdmm z0=0
 pdmm differential=false
 pvpadmm perturb=dual
+secagg local_steps=2 batch=2
 secured iterations=2 partitions=2
 tracking sigma=0.1 noise=message
 """
@@ -326,6 +330,10 @@ rwadmm theta=0 -> theta
 rwadmm sigma=-1 -> sigma >= 0
 rwadmm update=gradient alpha=2 rho=0.5 -> < 2
 rwadmm --data=faces --model=mlp -> convex
+secagg mask=0 -> mask > 0
+secagg local_steps=0 -> local_steps > 0
+secagg sigma=-1 -> sigma >= 0
+secagg --graph=ring -> complete
 secured group_size=4 -> group
 secured iterations=0 -> iterations
 secured rho=0 -> rho

@@ -11,7 +11,10 @@ from leakaudit.lint.checks import lint
 from leakaudit.protocols import recording
 from leakaudit.protocols.scenario import Scenario
 
-FITS: dict[str, dict[str, Any]] = {"secured": {"graph": "complete", "nodes": 9}}
+FITS: dict[str, dict[str, Any]] = {
+    "secagg": {"graph": "complete"},
+    "secured": {"graph": "complete", "nodes": 9},
+}
 NOISE: dict[str, Any] = {"sigma": 0.1}
 # what is wrong by the paper's own constants, and what the truth adds: gradients beyond the norm that a claim assumes
 RUNS: list[tuple[str, dict[str, Any], set[int], set[int]]] = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import TypedDict
 
 from msgspec.structs import asdict
@@ -125,7 +126,7 @@ def scene(record: RunRecord) -> Scene:
             return every[first]
     return Scene(
         record.trace,
-        tuple(map(shaded, record.findings)),
+        tuple(chain.from_iterable(map(shaded, record.findings))),
         tuple(one.adversary for one in record.undetermined),
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from leakaudit.results.model import Extended, Finding, NodeBest, TraceSummary, given
@@ -59,24 +59,25 @@ class Scene:
     others: tuple[str, ...]
 
 
-def shaded(finding: Finding) -> Shade:
-    """Return a finding as drawings show it.
+def shaded(finding: Finding) -> Iterator[Shade]:
+    """Yield a finding as drawings show it.
 
     Args:
         finding: One finding.
 
-    Returns:
-        Its shade.
+    Yields:
+        The shade of each of its nodes.
     """
     cell = given(finding.cell, None)
-    return Shade(
-        node=finding.node,
-        adversary=finding.adversary,
-        first=finding.leak.rounds.first,
-        last=finding.leak.rounds.last,
-        step=step(finding),
-        point=() if cell is None else (cell.epsilon,),
-    )
+    for node in finding.nodes:
+        yield Shade(
+            node=node,
+            adversary=finding.adversary,
+            first=finding.leak.rounds.first,
+            last=finding.leak.rounds.last,
+            step=step(finding),
+            point=() if cell is None else (cell.epsilon,),
+        )
 
 
 def shaded_best(one: NodeBest, adversary: str) -> Shade:

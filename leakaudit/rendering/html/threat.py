@@ -84,7 +84,7 @@ def _scope(record: RunRecord, cells: tuple[CellEntry, ...]) -> str:
         return f"{counted(len(cells), 'cell')}: {', '.join(cell.name for cell in cells[:SHOWN])}"
     attacked: set[int] = set()
     for finding in record.findings:
-        attacked.add(finding.node)
+        attacked.update(finding.nodes)
     for one in record.undetermined:
         attacked.add(one.node)
     nodes = counted(len(attacked), "node")

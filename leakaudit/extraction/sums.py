@@ -1,0 +1,82 @@
+"""Sums of the gradients of several nodes, where those of a single node are not determined.
+
+Masks that cancel (secure aggregation), or an average that is seen without its parts, hide every
+single gradient. But the mean of the gradients of k nodes with b records each is the gradient of the
+mean loss over all k b records, so the sum is the gradient of one large batch.
+
+The relations of the whole network are used. A combination counts if it contains gradients of one
+round and treats all its nodes alike: the same coefficients, at the same model.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+
+from leakaudit.relations import Expression, Knowledge, determined
+from leakaudit.relations.determine import basis
+
+
+@dataclass(frozen=True)
+class Sum:
+    """A determined combination of gradients of one round, the same for several nodes.
+
+    Attributes:
+        parts: The gradients of each node, by node; the last one has the weight 1.
+    """
+
+    parts: Mapping[int, Expression]
+
+    @property
+    def mean(self) -> Expression:
+        """The mean over the nodes."""
+        first, *rest = self.parts.values()
+        return sum(rest, start=first) * Fraction(1, len(self.parts))
+
+
+def sums(knowledge: Knowledge, nodes: Iterable[int]) -> list[Sum]:
+    """Return the determined sums of gradients, those without noise first.
+
+    Args:
+        knowledge: The relations in use, and what is known.
+        nodes: The nodes whose gradients are sought.
+
+    Returns:
+        Sums over at least two nodes, in the order of their rounds.
+    """
+    wanted: list[Expression] = []
+    for node in nodes:
+        wanted.extend(knowledge.gradients(node))
+    home = knowledge.declared.vectors
+    # Rows are shortest from first to last target, so the gradients of a round stand together.
+    wanted.sort(key=lambda g: (home[g.vector].round, home[g.vector].owner or 0, g.vector))
+    rows = determined(knowledge, wanted)
+    if knowledge.noise:
+        rows = basis([*rows, *determined(knowledge, wanted, up_to_noise=True)])
+    found = []
+    for row in rows:
+        parts = _alike(knowledge, row)
+        if len(parts) > 1:
+            found.append(Sum(parts))
+    return found
+
+
+def _alike(knowledge: Knowledge, row: Expression) -> dict[int, Expression]:
+    """Return the part of each node in a combination if all are alike; otherwise nothing."""
+    if len(row.rounds) > 1:
+        return {}
+    vectors = knowledge.declared.vectors
+    places = defaultdict[int, list[int]](list)
+    for place in sorted(row.terms):
+        places[vectors[place].owner or 0].append(place)
+    shapes = set()
+    parts = {}
+    for node, mine in places.items():
+        steps = tuple((vectors[k].name, vectors[k].index, row.terms[k]) for k in mine)
+        start = knowledge.declared.points[mine[0]].at
+        shapes.add((steps, frozenset(start.terms.items())))
+        part = Expression(vectors, {k: row.terms[k] for k in mine})
+        parts[node] = part / row.terms[mine[-1]]
+    return parts if len(shapes) == 1 else {}

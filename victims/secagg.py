@@ -6,17 +6,16 @@ round, every pair i < j of peers agrees on a mask m_ij, and peer i trains x_i fr
     y_i = (x_i - w) + sum_{j > i} m_ij - sum_{j < i} m_ji     is sent to all other peers
     w   <- w + (1/n) sum_i y_i                                in which every mask cancels
 
-The paper draws masks uniformly modulo a number and derives them from agreed keys. Here they are
-real numbers, N(0, mask^2), that peer j of each pair sends to the other, encrypted. The
-declaration states no distribution for them, so no statistical attack on masks is counted, and the
-masks hide every single update. What they leave are the rounding errors of large messages.
+The paper derives masks from agreed keys and draws them uniformly modulo a number, so that they hide
+an update perfectly. Here they are real numbers, N(0, mask^2), that peer j of each pair sends to the
+other, encrypted: noise that hides single updates as well as its size allows, and not their sum. The
+rounding of messages grows with it.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, ClassVar
 
@@ -30,7 +29,7 @@ from leakaudit.protocols.training_curves import Curves
 from leakaudit.registry import param, victim
 from leakaudit.relations import Expression, Relations
 from leakaudit.trace import Graph
-from leakaudit.traces.arcs import broadcast
+from leakaudit.traces.arcs import Arcs, broadcast
 from leakaudit.victim import Victim
 
 if TYPE_CHECKING:
@@ -52,6 +51,7 @@ class SecAgg(Victim):
         "the sum of all peers' gradients, to everybody; "
         "a single gradient only to a coalition of all other peers"
     )
+    separable: ClassVar[bool] = True
 
     lr: float = param(0.1, "local step size", "eta")
     local_steps: int = param(1, "gradient steps per round")
@@ -85,10 +85,10 @@ class SecAgg(Victim):
         wires: Iterable[tuple[int, int]],
     ) -> None:
         """Train; the generator draws mini-batches, noise and masks."""
-        arcs = broadcast(recorder, wires := list(wires))
-        pairs = defaultdict[int, list[int]](list)
-        for i, j in wires:
-            pairs[i].append(j)
+        # Pair k consists of peers first[k] < second[k], of which the second sends the mask.
+        first, second = torch.triu_indices(problem.nodes, problem.nodes, 1)
+        everybody = broadcast(recorder, wires)
+        pairs = _pairs(everybody, problem.nodes)
         w = recorder.public["w0"].to(problem.x.device)
         everyone = w.repeat(problem.nodes, 1)
         train = LocalSteps(self._training, problem, recorder, generator)
@@ -98,15 +98,14 @@ class SecAgg(Victim):
             x = train(t, everyone)
             recorder.state("x", t, x)
             y = x - w
-            for i in range(problem.nodes):
-                masks = torch.zeros_like(y)
-                masks[i + 1 :] = normal(y[i + 1 :], self.mask, generator)
-                y[i] += masks.sum(0)
-                y -= masks
-                recorder.state(f"m.{i}", t, masks)
-                for j in pairs[i]:
-                    recorder.send(t, j, i, "mask", masks[j], secure=True)
-            recorder.exchange(t, "y", y, arcs)
+            masks = normal(x.new_empty(len(first), x.shape[1]), self.mask, generator)
+            masks = recorder.exchange(t, "mask", masks, pairs, secure=True)
+            for i in range(problem.nodes - 1):
+                drawn = torch.zeros_like(y)
+                drawn[i + 1 :] = masks[first == i]
+                recorder.state(f"m.{i}", t, drawn)
+            y.index_add_(0, first, masks).index_add_(0, second, masks, alpha=-1)
+            y = recorder.exchange(t, "y", y, everybody)
             w = w + y.mean(0)
             everyone = w.repeat(problem.nodes, 1)
             recorder.state("w", t, everyone)
@@ -125,7 +124,8 @@ class SecAgg(Victim):
                 masked[i] = p.state("x", i, eq=self._training.declare(p, i, w)) - w
             for i in peers:
                 for j in range(i + 1, graph.nodes):
-                    mask = p.send(j, i, p.secret("m", j, i), "mask", secure=True)
+                    mask = p.noise("m", self.mask, j, i)
+                    p.send(j, i, mask, "mask", secure=True)
                     masked[i] = masked[i] + mask
                     masked[j] = masked[j] - mask
             y: list[Expression] = []
@@ -137,6 +137,17 @@ class SecAgg(Victim):
     @property
     def _training(self) -> Steps:
         return Steps(self.lr, self.local_steps, self.batch, self.clip, sigma=self.sigma)
+
+
+def _pairs(everybody: Arcs, nodes: int) -> Arcs:
+    """Return one message for each pair of nodes, from the second to the first.
+
+    Its payload is that of the pair, which are counted as in ``torch.triu_indices``.
+    """
+    back = everybody.some(everybody.src > everybody.dst)
+    i, j = back.dst, back.src
+    row = i * (2 * nodes - i - 1) // 2 + j - i - 1
+    return replace(back, row=row)
 
 
 def _complete(graph: Graph) -> None:

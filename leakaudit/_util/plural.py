@@ -21,11 +21,19 @@ def named(nodes: Sequence[int]) -> str:
     Args:
         nodes: At least one node, sorted.
     """
+    plural = "s" * (len(nodes) > 1)
+    return f"node{plural} {listed(nodes)}"
+
+
+def listed(nodes: Sequence[int]) -> str:
+    """Return nodes without a noun, such as ``3``, ``0 to 3`` or ``0, 2``.
+
+    Args:
+        nodes: At least one node, sorted.
+    """
     first, last = nodes[0], nodes[-1]
-    if first == last:
-        return f"node {first}"
-    if last - first + 1 == len(nodes):
-        return f"nodes {first} to {last}"
+    if len(nodes) > 1 and last - first + 1 == len(nodes):
+        return f"{first} to {last}"
     if len(nodes) <= LISTED:
-        return f"nodes {', '.join(map(str, nodes))}"
-    return f"nodes {first}, {nodes[1]} and {len(nodes) - 2} others"
+        return ", ".join(map(str, nodes))
+    return f"{first}, {nodes[1]} and {len(nodes) - 2} others"

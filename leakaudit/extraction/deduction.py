@@ -17,7 +17,7 @@ from leakaudit._util.plural import named
 from leakaudit.adversary import Adversary
 from leakaudit.errors import NotDetermined
 from leakaudit.extraction.partial_messages import Part, parts
-from leakaudit.extraction.sums import Sum, sums
+from leakaudit.extraction.sums import Sum, shares_noise, sums
 from leakaudit.protocols import expected
 from leakaudit.protocols.declared import DECLARED, protocol_of
 from leakaudit.protocols.deviation import Deviation
@@ -149,16 +149,15 @@ class Deduction:
             best = self._solve(node, own, gradients, None)
         if best.rows:
             return best
-        if unheard:
-            raise self._nothing(
-                "the observed messages do not determine any combination of its gradients; "
-                f"its channels to {unheard} are not observed"
-            )
+        why = "the observed messages do not determine any combination of its gradients"
         hidden = self._hidden(node)
-        why = f": {hidden}" if hidden else self._summed(node)
-        raise self._nothing(
-            f"the observed messages do not determine any combination of its gradients{why}"
-        )
+        if unheard:
+            why += f"; its channels to {unheard} are not observed"
+        elif hidden:
+            why += f": {hidden}"
+        if summed := self.summed(node):
+            why += f"; {summed}"
+        raise self._nothing(why)
 
     def partial(self, node: int, gradients: int) -> tuple[Determined, list[Part]]:
         """Return what messages that omit coordinates determine on those that they hold.
@@ -220,6 +219,28 @@ class Deduction:
                     groups[node] = group
         return groups
 
+    def loses_noise(self, found: Determined) -> bool:
+        """Return whether a sum with other nodes' gradients may contain less noise.
+
+        Args:
+            found: What is determined about one node.
+        """
+        return found.noisy == len(found.rows) > 0 and self._shares_noise
+
+    @cached_property
+    def _shares_noise(self) -> bool:
+        """Whether several nodes add the same noise to what they send."""
+        return shares_noise(self._open)
+
+    def summed(self, node: int) -> str:
+        """Say which other nodes a determined sum contains; empty if there is none.
+
+        Args:
+            node: The node.
+        """
+        group = [other for other in self._groups.get(node, ()) if other != node]
+        return f"the sum with those of {named(group)} is determined" if group else ""
+
     def around(self, node: int, rounds: int) -> Determined:
         """Return the relations around a node, without rows.
 
@@ -264,11 +285,6 @@ class Deduction:
                 if not gradients.isdisjoint(part.terms):
                     return why
         return ""
-
-    def _summed(self, node: int) -> str:
-        """Say which other nodes a determined sum contains; empty if there is none."""
-        group = [other for other in self._groups.get(node, ()) if other != node]
-        return f", but their sum with those of {named(group)} is determined" if group else ""
 
     def _search(self, node: int, gradients: int) -> Determined:
         """Use the relations of more and more nodes until nothing is added."""

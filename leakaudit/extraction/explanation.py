@@ -168,7 +168,10 @@ def _node(heard: Deduction, node: int, gradients: int) -> Explanation:
             )
         )
     looked_at = len(found.knowledge.gradients(node))
-    return Explanation(node, who, looked_at, tuple(rows), scope=found.scope)
+    scope = [found.scope]
+    if heard.loses_noise(found) and (summed := heard.summed(node)):
+        scope.append(f"{summed}, in which shared noise cancels")
+    return Explanation(node, who, looked_at, tuple(rows), scope="; ".join(filter(None, scope)))
 
 
 def _weights(row: Expression) -> tuple[tuple[int, int | None, str], ...]:

@@ -17,6 +17,10 @@ from leakaudit.trace import Trace
 MEMORY = 512_000_000
 MOST = 128
 
+# Ratio of noise from which on a sum over several nodes replaces the gradients of one. A choice: its
+# batch is larger, and therefore harder to attack.
+CLEARER = 2.0
+
 
 def leaks(
     trace: Trace,
@@ -86,7 +90,7 @@ def deduce(
                 f"node {node} does not exist (the trace has nodes 0 to {trace.graph.nodes - 1})"
             )
         try:
-            found.append(gradient_values.leak(heard, heard.of(node, rounds)))
+            found.append(_leak(heard, node, rounds))
         except NotDetermined as e:
             some = None
             if e.understood:
@@ -98,6 +102,21 @@ def deduce(
             if not e.understood:
                 not_understood.add(node)
     return Leaks(trace.task, tuple(found), reasons, frozenset(not_understood))
+
+
+def _leak(heard: Deduction, node: int, rounds: int) -> GradientLeak:
+    """Return the node's own gradients, or a sum with other nodes' if noise hides it less."""
+    what = heard.of(node, rounds)
+    own = gradient_values.leak(heard, what)
+    if not heard.loses_noise(what):
+        return own
+    summed = gradient_values.sum_leak(heard, node, rounds)
+    # A mean over k nodes with independent noise has 1 / sqrt(k) of it, which shows nothing more.
+    if summed is not None:
+        expected = float(own.std.min()) / len(summed.nodes) ** 0.5
+        if CLEARER * float(summed.std.min()) < expected:
+            return summed
+    return own
 
 
 def _other(heard: Deduction, node: int, rounds: int, incomplete: bool) -> GradientLeak | None:

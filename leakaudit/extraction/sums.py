@@ -11,7 +11,7 @@ round and treats all its nodes alike: the same coefficients, at the same model.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -44,7 +44,7 @@ def sums(knowledge: Knowledge, nodes: Iterable[int]) -> list[Sum]:
         nodes: The nodes whose gradients are sought.
 
     Returns:
-        Sums over at least two nodes, in the order of their rounds.
+        Sums over at least two nodes.
     """
     wanted: list[Expression] = []
     for node in nodes:
@@ -54,13 +54,53 @@ def sums(knowledge: Knowledge, nodes: Iterable[int]) -> list[Sum]:
     wanted.sort(key=lambda g: (home[g.vector].round, home[g.vector].owner or 0, g.vector))
     rows = determined(knowledge, wanted)
     if knowledge.noise:
-        rows = basis([*rows, *determined(knowledge, wanted, up_to_noise=True)])
+        noisy = determined(knowledge, wanted, up_to_noise=True)
+        # Of rows that follow from each other, the first ones are kept.
+        rows = basis([*rows, *_without_shared_noise(knowledge, noisy), *noisy])
     found = []
     for row in rows:
         parts = _alike(knowledge, row)
         if len(parts) > 1:
             found.append(Sum(parts))
     return found
+
+
+def shares_noise(knowledge: Knowledge) -> bool:
+    """Return whether several nodes add the same unknown noise to what they send.
+
+    Args:
+        knowledge: The relations in use, and what is known.
+    """
+    return any(len(owners) > 1 for owners in _adding(knowledge).values())
+
+
+def _adding(knowledge: Knowledge) -> dict[int, set[int]]:
+    """Return the senders of messages that contain an unknown noise vector, by its place."""
+    declared = knowledge.declared
+    adding: dict[int, set[int]] = {place: set() for place in knowledge.noise}
+    for message, row in declared.sent.items():
+        for place in declared.relations[row].terms.keys() & adding.keys():
+            adding[place].add(declared.vectors[message].owner or 0)
+    return adding
+
+
+def _without_shared_noise(knowledge: Knowledge, rows: Sequence[Expression]) -> Iterator[Expression]:
+    """Yield sums of rows of single nodes that add the same noise, which may cancel in them."""
+    groups: list[set[int]] = []  # nodes that share noise, directly or through others
+    for owners in _adding(knowledge).values():
+        touched = [group for group in groups if group & owners]
+        groups = [group for group in groups if not group & owners]
+        groups.append(owners.union(*touched))
+
+    by_round = defaultdict[tuple[int, ...], dict[int, Expression]](dict)
+    for row in rows:
+        for node, part in _alike(knowledge, row).items():
+            by_round[tuple(row.rounds)][node] = part
+    for parts in by_round.values():
+        for group in groups:
+            mine = [parts[node] for node in sorted(group & parts.keys())]
+            if len(mine) > 1:
+                yield sum(mine[1:], start=mine[0])
 
 
 def _alike(knowledge: Knowledge, row: Expression) -> dict[int, Expression]:

@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from msgspec import UnsetType
 
-from leakaudit._util.plural import counted, named
+from leakaudit._util.plural import counted, listed, named
 from leakaudit.results.audit_names import TestName
 from leakaudit.results.model import (
     NO_SCORES,
@@ -889,7 +889,7 @@ def _cells(finding: Finding) -> tuple[str, ...]:
     if not any(measured):
         error = spread(scores.relative_error, "{:.1e}")
     return (
-        named(finding.nodes).split(" ", 1)[1],
+        listed(finding.nodes),
         finding.attack,
         f"{finding.leak.kind} {span}",
         finding.certificate.name.lower(),

@@ -38,6 +38,7 @@ EXACT: list[tuple[str, dict[str, Any]]] = [  # whose arithmetic is the same, ope
     ("pdmm", {"quantize": 0.01}),
     ("recal", {}),
     ("rwadmm", {"update": "gradient"}),
+    ("secagg", {"sigma": 0.1}),
     ("secured", {}),
     ("tracking", {}),
 ]
@@ -54,8 +55,9 @@ def scenario(victim: str, top: dict[str, Any] | None = None, **constants: Any) -
         "states": True,
         "seed": 3,
     }
-    if victim == "secured":
+    if victim in ("secagg", "secured"):
         base |= {"graph": "complete"}
+    if victim == "secured":
         constants = {"group_size": 2, "partitions": 3, **constants}
     return Scenario(victim, **{**base, **(top or {})}, set=constants)
 
@@ -103,6 +105,7 @@ OPTIONS: list[tuple[str, dict[str, Any], dict[str, Any], int]] = [
     ("dpsgd", {}, {"order": "adapt", "sigma": 0.1, "own": "plain", "steps": 2, "slow": 0.1}, 4),
     ("dpsgd", {}, {"noise": "step", "sigma": 0.1, "batch": 2, "clip": 0.5}, 2),
     ("dpsgd", {"model": "mlp", "wires": "0-1"}, {"hidden": 8}, 4),
+    ("secagg", {}, {"batch": 2, "local_steps": 2}, 4),
     ("secured", {}, {}, 4),
     (
         "secured",

@@ -41,7 +41,7 @@ ROUNDS = 8
 
 
 def scenario(victim: str, **constants: Any) -> Scenario:
-    graph = "complete" if victim == "secured" else "ring"
+    graph = "complete" if victim in ("secagg", "secured") else "ring"
     constants = (
         {"group_size": 2, "partitions": 3, **constants} if victim == "secured" else constants
     )

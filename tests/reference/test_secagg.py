@@ -1,0 +1,273 @@
+"""Secure aggregation: single gradients stay hidden, their sum gives all images away."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import lookalikes
+import pytest
+import torch
+from torch import Generator
+
+import leakaudit as la
+from leakaudit.accounting.view_bound import view_bounds
+from leakaudit.auditing.levels import declared
+from leakaudit.cli import main
+from leakaudit.errors import LeakauditError
+from leakaudit.extraction import hearing
+from leakaudit.extraction.deduction import Deduction
+from leakaudit.inversion.attacking import attack_one
+from leakaudit.pipeline import attack_run
+from leakaudit.pipeline.attack_run import AttackOptions
+from leakaudit.pipeline.checkpoint import Checkpoint
+from leakaudit.protocols import recording
+from leakaudit.protocols.declared import Protocol
+from leakaudit.protocols.scenario import Scenario
+from leakaudit.reconstruction import Certificate, Reconstruction
+from leakaudit.results import model, record_file
+from leakaudit.scoring.scoring import score
+from leakaudit.tasks.task import Task
+from leakaudit.trace import Trace, Truth
+from leakaudit.traces import trace_file
+
+ALL = tuple(range(4))
+# All families in both number formats, of which two run with every change.
+QUICK = {("noise of one level", "float64"), ("the same twice", "float32")}
+FAMILIES = [
+    pytest.param(family, dtype, marks=[] if (family, dtype) in QUICK else pytest.mark.slow)
+    for family in lookalikes.FAMILIES
+    for dtype in ("float32", "float64")
+]
+
+
+def scenario(samples: int = 2, rounds: int = 10, **constants: Any) -> Scenario:
+    """Four peers with faces; constants are those of the protocol or the model, or the format."""
+    return Scenario(
+        victim="secagg",
+        nodes=4,
+        graph="complete",
+        rounds=rounds,
+        data="faces",
+        samples=samples,
+        model="mlp",
+        dtype=constants.pop("dtype", "float32"),
+        set={"hidden": 128, **constants},
+    )
+
+
+def recorded(case: Scenario) -> tuple[Trace, Truth]:
+    recorder = recording.record(recording.plan(case), None)
+    return recorder.trace, recorder.truth_record
+
+
+def adversary(who: str) -> la.Adversary:
+    return la.Adversary.parse(who)
+
+
+def protocol(**constants: Any) -> Protocol:
+    return declared(recording.plan(scenario(rounds=5, **constants)))
+
+
+@pytest.mark.parametrize(
+    ("who", "nodes"),
+    [
+        ("eavesdropper", (0, 1, 2, 3)),
+        ("node:1", (0, 2, 3)),
+        ("node:1+node:2", (0, 3)),
+        ("node:1+node:2+node:3", (0,)),
+    ],
+)
+def test_an_adversary_learns_the_mean_gradient_of_the_others(
+    who: str, nodes: tuple[int, ...]
+) -> None:
+    """It equals the gradient of one batch, computed by automatic differentiation in float64."""
+    trace, truth = recorded(scenario(dtype="float64", rounds=3))
+    (leak,) = la.leaks(trace, adversary(who))
+    assert leak.nodes == nodes
+    assert leak.batch == leak.records == 2 * len(nodes)
+    assert leak.theta is not None
+    task = Task.build(trace.task, dtype=torch.float64)
+    x, y = truth.of(*nodes)
+    for theta, value, std in zip(leak.theta, leak.value, leak.std, strict=True):
+        error = value - task.gradient(theta, x.double(), y)
+        assert float(error.abs().max()) < 10 * float(std)
+        assert float(std) < 1e-9 * float(value.norm())
+
+
+def test_small_masks_do_not_hide_single_gradients() -> None:
+    """They are noise, and the clearer of both kinds of gradients is attacked."""
+    trace, _ = recorded(scenario(rounds=3, sigma=0.1, clip=1.0, mask=1e-4))
+    assert [leak.nodes for leak in la.leaks(trace)] == [(0,), (1,), (2,), (3,)]
+    trace, _ = recorded(scenario(rounds=3, sigma=0.1, clip=1.0))
+    (leak,) = la.leaks(trace)
+    assert leak.nodes == ALL
+    assert leak.std.tolist() == pytest.approx([0.05] * 3)  # 0.1 / sqrt(4)
+
+
+@pytest.mark.parametrize(("who", "honest"), [("eavesdropper", 4), ("node:1", 3)])
+def test_mu_counts_the_noise_of_all_honest_peers(who: str, honest: int) -> None:
+    """Of the sum over n peers, the noise is sqrt(n) sigma, and finite masks add a little."""
+    constants = {"sigma": 0.1, "clip": 1.0, "mask": 1e3}
+    (found,) = view_bounds(protocol(**constants), adversary(who), [0], 2.0)
+    assert found.mu == pytest.approx(2.0 * 5**0.5 / (0.1 * honest**0.5), rel=1e-3)
+    (weak,) = view_bounds(protocol(**{**constants, "mask": 0.01}), adversary(who), [0], 2.0)
+    assert weak.mu is not None
+    assert found.mu is not None
+    assert weak.mu > 1.2 * found.mu
+
+
+def test_a_client_of_fedavg_learns_the_sum_of_the_other_clients() -> None:
+    """The server's next model minus what the client sent itself."""
+    case = Scenario(victim="fedavg", nodes=4, graph="star", rounds=3, data="faces", samples=2)
+    trace, _ = recorded(case)
+    (leak,) = la.leaks(trace, adversary("node:0"))
+    assert leak.nodes == (1, 2, 3)
+    assert leak.batch == 6
+
+
+def test_explain_names_the_sum(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    case = Scenario(victim="fedavg", nodes=4, graph="star", rounds=3, data="faces", samples=2)
+    for kept, who, said in (
+        (scenario(), "eavesdropper", "the sum with those of nodes 1 to 3 is determined, in which"),
+        (case, "node:0", "are not observed; the sum with those of nodes 2 to 3 is determined"),
+    ):
+        recording.record(recording.plan(kept), tmp_path / f"{kept.victim}.pt")
+        assert main(["explain", str(tmp_path / f"{kept.victim}.pt"), "--as", who]) == 0
+        assert said in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("constants", "rounds"),
+    [
+        ({}, 10),
+        ({"local_steps": 2, "batch": 1}, 10),
+        ({"mask": 100.0, "dtype": "float64"}, 10),
+        pytest.param({"samples": 8, "hidden": 512}, 40, marks=pytest.mark.slow),
+        pytest.param({"samples": 8, "hidden": 512, "dtype": "float64"}, 40, marks=pytest.mark.slow),
+    ],
+)
+def test_all_images_come_back_from_the_sum(constants: dict[str, Any], rounds: int) -> None:
+    samples = constants.pop("samples", 2)
+    trace, truth = recorded(scenario(samples, rounds, **constants))
+    (found,) = la.attack(la.leaks(trace), "exact", generator=Generator().manual_seed(0))
+    assert found.certificate is Certificate.EXACT
+    assert found.nodes == ALL
+    (scored,) = score(found, truth)
+    assert scored.exact == (True,) * (4 * samples)
+    if found.y is not None:  # several local steps hide them
+        assert scored.label_correct == (True,) * (4 * samples)
+    assert (found.y is None) == ("local_steps" in constants)
+    assert lookalikes.claimed(found, truth.x, "").false == 0
+
+
+def test_scores_of_one_node_are_those_of_its_records() -> None:
+    """The gate judges single nodes: each has its own records of the sum."""
+    trace, truth = recorded(scenario())
+    (leak,) = la.leaks(trace)
+    found = attack_one(leak, Task.build(trace.task), "exact", Generator().manual_seed(0))
+    x = truth.of(2)[0]
+    partly = replace(found, x=torch.cat([x, torch.rand(6, *x.shape[1:])]), y=None, certified=0)
+    (together,) = score(partly, truth)
+    assert sum(map(bool, together.exact or ())) == 2
+    for node in ALL:
+        (own,) = score(replace(partly, node=node, others=()), truth)
+        (mine,) = score(_of(partly, node), truth, own=True)
+        assert len(mine.matched) == len(own.matched) == 2
+        assert mine.exact == ((True, True) if node == 2 else (False, False))
+        assert mine.surplus == 0
+
+
+def _of(found: Reconstruction, node: int) -> Reconstruction:
+    return replace(found, node=node, others=tuple(n for n in ALL if n != node))
+
+
+def test_a_run_reports_the_nodes_together(tmp_path: Path) -> None:
+    """One finding for all, with all records, in the files, the report and its redaction."""
+    trace = tmp_path / "trace.pt"
+    recording.record(recording.plan(scenario()), trace)
+    done = attack_run.attack_file(trace, tmp_path / "out", AttackOptions(attack="exact"))
+    record = model.of(done.results)
+    assert isinstance(record, model.AttackRecord)
+    (finding,) = record.findings
+    assert (finding.node, finding.others, finding.nodes) == (0, (1, 2, 3), ALL)
+    assert (finding.batch, finding.certified) == (8, 8)
+    assert not record.undetermined
+    said = str(done.results["summary"])
+    assert "nodes 0 to 3, 8 of 8 records recovered bit for bit" in said
+    assert "from 4 of 4 nodes" in said
+    (again,) = record_file.load_reconstructions(done.results, tmp_path / "out")
+    assert again.nodes == ALL
+    truth = trace_file.load_truth(trace_file.truth_path(trace))
+    (scored,) = score(again, truth)
+    assert scored.exact == (True,) * 8
+    for form in ("text", "html", "markdown", "junit", "sarif", "json"):
+        assert main(["report", str(tmp_path / "out"), "-f", form, "--redact"]) == 0
+    assert main(["score", str(tmp_path / "out"), "--truth", str(trace_file.truth_path(trace))]) == 0
+
+
+def test_an_interrupted_run_keeps_the_nodes(tmp_path: Path) -> None:
+    """A finished sum is read from the checkpoint, and not attacked again for its other nodes."""
+    trace, _ = recorded(scenario())
+    (found,) = la.attack(la.leaks(trace), "exact", generator=Generator().manual_seed(0))
+    kept = Checkpoint.begin(tmp_path, "key", False)
+    kept.save([found])
+    assert Checkpoint.begin(tmp_path, "key", True).finished()[0].nodes == ALL
+
+
+def test_every_node_has_a_leak_of_its_own_on_request() -> None:
+    trace, _ = recorded(scenario(rounds=3))
+    heard = Deduction(trace, la.Adversary())
+    each = hearing.deduce(heard, ALL)
+    assert [leak.node for leak in each] == [0, 1, 2, 3]
+    assert {leak.nodes for leak in each} == {ALL}
+    (one,) = la.leaks(trace, nodes=[2])
+    assert one.node == 2
+
+
+def test_a_gate_sees_the_leak_of_every_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("leakaudit.toml").write_text(
+        """
+[gate]
+seeds = 2
+compare = ["exact"]
+[check.sum]
+attacks = ["exact"]
+[check.sum.scenario]
+victim = "secagg"
+nodes = 4
+graph = "complete"
+rounds = 10
+data = "faces"
+model = "mlp"
+samples = 2
+set = { hidden = 128 }
+[[budget]]
+measure = "exact"
+most = 0.0
+"""
+    )
+    assert main(["check", "-q"]) == 1
+    said = capsys.readouterr().out
+    assert "bit for bit" in said
+    cell = record_file.read(Path("leakaudit-out/results.json"))["gate"]["cells"][0]
+    assert {one["node"] for one in cell["nodes"]} == set(ALL)
+    assert all(one["exact"] for one in cell["nodes"])
+
+
+@pytest.mark.parametrize("graph", ["ring", "star"])
+def test_masks_cancel_only_among_all(graph: str) -> None:
+    with pytest.raises(LeakauditError, match="--graph complete"):
+        recording.plan(replace(scenario(), graph=graph))
+
+
+@pytest.mark.parametrize(("family", "dtype"), FAMILIES)
+@pytest.mark.parametrize("constants", [{}, {"mask": 100.0}, {"local_steps": 2, "batch": 1}])
+def test_images_that_are_alike(family: str, dtype: str, constants: dict[str, Any]) -> None:
+    count = lookalikes.attacked(scenario(dtype=dtype, **constants), family, 0, "exact")
+    assert count.images == 8
+    assert not count.false, count.cases

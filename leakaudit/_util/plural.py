@@ -32,7 +32,7 @@ def listed(nodes: Sequence[int]) -> str:
         nodes: At least one node, sorted.
     """
     first, last = nodes[0], nodes[-1]
-    if len(nodes) > 1 and last - first + 1 == len(nodes):
+    if len(nodes) > 2 and last - first + 1 == len(nodes):
         return f"{first} to {last}"
     if len(nodes) <= LISTED:
         return ", ".join(map(str, nodes))

@@ -43,13 +43,15 @@ class Sequences(Attack):
     1. The tree is complete, no guess lay between inside and outside, and r = K times its number of
        nodes. Its rows are thus a basis of the space.
     2. K b L <= h - 2. (Normalised vectors have h - 1 free coordinates.)
-    3. The counts follow from the output layer and agree with the tree.
+    3. The counts follow from the output layer, and from the last normalisation if the output layer
+       is tied to the embedding, and agree with the tree.
     4. The recomputed gradient is the leaked one up to rounding.
 
     Let another batch have the same gradient. The space lies in the span of its at most K b L rows.
     If all of these lie in the space, and all of its tokens are candidates, its prefixes are nodes
     of the tree. It has every node, because fewer rows could not span the space. The output layer's
-    gradient then determines its counts, and it is the same batch.
+    gradient then determines its counts, and it is the same batch. If it is tied, this holds as well:
+    batches with the same nodes have the same tokens, whose rows are not used.
 
     Otherwise, a row lies outside, or a token is no candidate, and this is where the argument needs
     weights in general position. Rows of the tree and of the other batch are then independent as
@@ -63,8 +65,8 @@ class Sequences(Attack):
     exact: ClassVar[bool] = True
     rank: ClassVar[int] = 2
     reads: ClassVar[str] = (
-        "a gradient of the model gpt at a known model, or a difference of two, with fewer tokens "
-        "than the model is wide"
+        "a gradient of GPT-2 (the model gpt, or that of a program) at a known model, or a "
+        "difference of two, with fewer tokens than the model is wide"
     )
     paper: ClassVar[str] = (
         "Petrov et al. 2024 (span tests); prefixes behind the first attention, counts by the "

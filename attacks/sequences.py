@@ -50,8 +50,8 @@ class Sequences(Attack):
     Let another batch have the same gradient. The space lies in the span of its at most K b L rows.
     If all of these lie in the space, and all of its tokens are candidates, its prefixes are nodes
     of the tree. It has every node, because fewer rows could not span the space. The output layer's
-    gradient then determines its counts, and it is the same batch. If it is tied, this holds as well:
-    batches with the same nodes have the same tokens, whose rows are not used.
+    gradient then determines its counts, and it is the same batch. This holds for a tied layer as
+    well: batches with the same nodes have the same tokens, whose rows are not used.
 
     Otherwise, a row lies outside, or a token is no candidate, and this is where the argument needs
     weights in general position. Rows of the tree and of the other batch are then independent as

@@ -122,7 +122,13 @@ def test_all_sequences_of_a_gpt2_come_back(tied: bool, tmp_path: Path) -> None:
 
     An exported program has no tied parameters.
     """
-    args: dict[str, Any] = {"vocab_size": 256, "n_embd": 128, "n_layer": 2, "n_head": 4, "n_positions": 32}
+    args: dict[str, Any] = {
+        "vocab_size": 256,
+        "n_embd": 128,
+        "n_layer": 2,
+        "n_head": 4,
+        "n_positions": 32,
+    }
     args |= {"bos_token_id": 0, "eos_token_id": 0, "tie_word_embeddings": tied}
     args |= dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.0)
     text: dict[str, Any] = {"loss": "next_token", "shape": (16,), "classes": 256, "data": "text"}

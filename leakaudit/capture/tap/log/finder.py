@@ -359,11 +359,17 @@ def exported(module: Any, call: Call, path: Path) -> dict[str, Any]:
 
 
 def _traced(export: Callable[..., Any], twin: Any, x: Any) -> tuple[Any, bool]:
-    """Export a module for any number of inputs; if that fails, for the number of these."""
+    """Export a module for any number of inputs, and for sequences of any length.
+
+    If that fails, it is exported for the number and the length of these.
+    """
     import torch
 
+    free = {0: torch.export.Dim.AUTO}
+    if x.dim() == 2 and not x.is_floating_point():
+        free[1] = torch.export.Dim.AUTO
     try:
-        return export(twin, (x,), dynamic_shapes=({0: torch.export.Dim.AUTO},), strict=False), True
+        return export(twin, (x,), dynamic_shapes=(free,), strict=False), True
     except Exception:  # the reason is that of the second attempt
         return export(twin, (x,), strict=False), False
 

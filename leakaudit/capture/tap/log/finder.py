@@ -349,10 +349,14 @@ def exported(module: Any, call: Call, path: Path) -> dict[str, Any]:
         torch.export.save(program, path)
         out = program.graph_signature.user_outputs
         value = next(n for n in program.graph.nodes if n.name == out[0]).meta["val"]
+    tokens = not dtype.is_floating_point
+    each = tokens and value.dim() == 3  # an output for every token
     return {
         "shape": list(shape[1:]),
-        "outputs": int(value.shape[-1]) if value.dim() == 2 else 0,
-        "tokens": not dtype.is_floating_point,
+        "outputs": int(value.shape[-1]) if each or value.dim() == 2 else 0,
+        "tokens": tokens,
+        "each": each,
+        "labels": LABELS in call.tensors,
         "batch": None if dynamic else len(x),
         "left_out": left_out,
     }

@@ -44,6 +44,16 @@ TAIL = 6.0
 # that are neither independent nor Gaussian.
 USED = 0.5
 
+# Errors in the rest of an image are taken to be at most this many times the largest ones that are
+# seen in its windows without unknown pixels, if there are enough of these. Stated errors include
+# what the rounding of models might do, and are often ten times too large.
+WORSE = 4.0
+ENOUGH = 24
+MANY = 24
+
+# Smallest share of the stated errors. Below it, the rounding of float64 would matter.
+SHARE = 1e-3
+
 # Number of positions on each side of the one in the middle of a window. Small windows take a tenth
 # of the time of wide ones, which come second.
 SMALL = 1
@@ -134,6 +144,7 @@ class Board:
         self.value: Array = np.zeros(count)
         self.known: Mask = np.zeros(count, dtype=bool)
         self._equations = equations
+        self._share = 1.0  # of the stated errors
         self._shape: Place = (equations.pixels.shape[0], equations.pixels.shape[1])
         order = np.argsort(equations.place, kind="stable")
         ends = np.searchsorted(equations.place[order], np.arange(math.prod(self._shape) + 1))
@@ -145,24 +156,44 @@ class Board:
         Raises:
             Contradiction: No image on the grid satisfies the equations.
         """
+        self._sweep()
+        seen = self._seen()
+        if self.known.all() or len(seen) < ENOUGH:
+            return
+        share = max(SHARE, WORSE * max(seen))
+        if share < 1:
+            self._share *= share
+            self._sweep()
+
+    def fits(self) -> bool:
+        """Whether the proven levels leave errors of the assumed size in every window."""
+        return max(self._seen(fewest=1), default=0.0) <= USED
+
+    def _sweep(self) -> None:
+        """Prove pixels one by one, then together."""
         for place in self._places():
             if len(self._unknown(place)):
                 self._narrow(self._window(place, SMALL))
-        while self._search(SMALL) or self._search(WIDE):
+        while not self.known.all() and (self._search(SMALL) or self._search(WIDE)):
             pass
 
-    def fits(self) -> bool:
-        """Whether the proven levels leave errors of the stated size in every window."""
+    def _seen(self, fewest: int = MANY) -> list[float]:
+        """Return the errors of the windows without unknown pixels, as shares of the largest norm.
+
+        Args:
+            fewest: Number of equations with which a window counts.
+        """
         equations = self._equations
         settled = abs(equations.matrix) @ (~self.known) == 0
-        errors = equations.matrix @ self.value - equations.right
+        errors = (equations.matrix @ self.value - equations.right) / self._share
+        shares = []
         for place in self._places():
             rows = self._near_rows(place, SMALL)
             rows = rows[settled[rows]]
-            allowed = USED * (math.sqrt(len(rows)) + TAIL)
-            if not float(np.linalg.norm(errors[rows])) <= allowed:
-                return False
-        return True
+            if len(rows) >= fewest:
+                norm = float(np.linalg.norm(errors[rows]))
+                shares.append(norm / (math.sqrt(len(rows)) + TAIL))
+        return shares
 
     def _search(self, reach: int) -> bool:
         """Search the integer points of one position after the other, the least crowded first.
@@ -249,7 +280,7 @@ class Board:
     def _projected(self, matrix: Array, right: Array, pixels: Indices, count: int) -> Ellipsoid:
         """Project the ellipsoid of equations (m, n) onto the last pixels."""
         m, n = matrix.shape
-        allowed = math.sqrt(m) + TAIL
+        allowed = self._share * (math.sqrt(m) + TAIL)
         half = self._equations.levels / 2
         spread = half * math.sqrt(n)
         system = np.zeros((m + n, n + 1))

@@ -29,6 +29,7 @@ from torch.nn.grad import conv2d_weight
 from leakaudit.inversion.exact import open_pixels
 from leakaudit.inversion.exact.pixel_grid import Grid
 from leakaudit.tasks import layer_chain, sequential
+from leakaudit.tasks.activations import ZERO_ERRORS
 from leakaudit.tasks.layer_chain import Layer, Output
 from leakaudit.tasks.sequential import Role
 
@@ -136,7 +137,13 @@ class Peeled:
         return found.flatten()
 
 
-def peel(chain: list[Layer], features: Tensor, error: float, grid: Grid) -> Peeled | str:
+def peel(
+    chain: list[Layer],
+    features: Tensor,
+    error: float,
+    grid: Grid,
+    deviation: Tensor | None = None,
+) -> Peeled | str:
     """Solve for the input of a chain of convolutions and activations.
 
     Args:
@@ -144,6 +151,8 @@ def peel(chain: list[Layer], features: Tensor, error: float, grid: Grid) -> Peel
         features: (n,) output of the chain, flattened.
         error: Relative error of the features.
         grid: Grid of the chain's input.
+        deviation: (n,) standard deviations of the features' errors, if they differ. They belong to
+            a chain with one layer with weights.
 
     Returns:
         The input, or why the equations do not determine it.
@@ -154,7 +163,7 @@ def peel(chain: list[Layer], features: Tensor, error: float, grid: Grid) -> Peel
         k, output, _ = layer_chain.before(chain, k, h, torch.zeros_like(h), error)
         layer = chain[k]
         if not any(sequential.ROLES[type(one.module)] is Role.LAYER for one in chain[:k]):
-            return _pixels(layer, chain[k + 1 :], output, error, grid)
+            return _pixels(layer, chain[k + 1 :], output, error, grid, deviation)
         solved = _solved(layer, output)
         if solved is None:
             return f"the positive outputs of {layer.name} leave more than a few inputs open"
@@ -212,8 +221,71 @@ def closed(
     return found
 
 
+def sized(chain: list[Layer], features: Tensor, error: float, deviation: Tensor) -> Tensor | None:
+    """Determine the size of features of which only the direction is known.
+
+    With one convolution, A x + bias = s times the positive features. The bias does not change with
+    s, so the equations fit at one s: the part of the features that no A x can explain is, times s,
+    that of the bias.
+
+    Args:
+        chain: Layers before the features, one of them with weights.
+        features: (n,).
+        error: Relative error of the features.
+        deviation: (n,) standard deviations of their errors.
+
+    Returns:
+        (n,) features of the right size; None if the convolution has no bias, or there is more than
+        one layer with weights.
+    """
+    weighty = [one for one in chain if one.parameters]
+    if len(weighty) != 1 or "bias" not in weighty[0].parameters:
+        return None
+    nothing = torch.zeros_like(features)
+    k, output, _ = layer_chain.before(chain, len(chain), features, nothing, error)
+    layer = chain[k]
+    bias = layer.parameters["bias"][:, None, None].expand(output.value.shape)
+    known = _clear(output, deviation).flatten()
+    weight = 1 / deviation.reshape(output.value.shape).flatten()[known].numpy()
+    matrix = _matrix(layer)[known.numpy()].multiply(weight[:, None]).tocsr()
+    unexplained = _remainder(
+        matrix,
+        np.stack([output.value.flatten()[known].numpy(), bias.flatten()[known].numpy()], axis=1)
+        * weight[:, None],
+    )
+    of_features, of_bias = unexplained.T
+    if not float(of_features @ of_features) > 0:
+        return None
+    return features * float(of_features @ of_bias) / float(of_features @ of_features)
+
+
+def _remainder(matrix: Any, right: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the part of right sides (m, k) that no matrix x explains."""
+    from scipy.sparse import eye_array
+    from scipy.sparse.linalg import splu  # slow to import
+
+    normal = (matrix.T @ matrix).tocsc()
+    largest = float(normal.diagonal().max(initial=1.0))
+    shifted = normal + SHIFT * largest * eye_array(normal.shape[0], format="csc")
+    factor = splu(shifted.tocsc(), permc_spec="MMD_AT_PLUS_A", options={"SymmetricMode": True})
+    for _ in range(1 + REFINED):
+        right = right - matrix @ factor.solve(matrix.T @ right)
+    return right
+
+
+def _clear(output: Output, deviation: Tensor) -> Tensor:
+    """Return which outputs are known and not mistaken for zero, bool."""
+    error = deviation.reshape(output.value.shape)
+    return output.known & (output.value > ZERO_ERRORS * error)
+
+
 def _pixels(
-    layer: Layer, after: list[Layer], output: Output, error: float, grid: Grid
+    layer: Layer,
+    after: list[Layer],
+    output: Output,
+    error: float,
+    grid: Grid,
+    deviation: Tensor | None,
 ) -> Peeled | str:
     """Solve for the pixels that a first convolution's output shows.
 
@@ -223,9 +295,14 @@ def _pixels(
         output: Its output.
         error: Standard deviation of its errors, relative to the largest one.
         grid: Grid of the pixels.
+        deviation: Standard deviations of its entries' errors, if they differ.
     """
+    spread = torch.full_like(output.value, error * float(output.value.max()))
+    if deviation is not None:
+        spread = deviation.reshape(output.value.shape)
+        output = Output(output.value, _clear(output, spread), output.trust)
     shown = torch.where(output.known, output.value, -1.0)[None]
-    board = open_pixels.Board(_equations(layer, output, error, grid))
+    board = open_pixels.Board(_equations(layer, output, spread, grid))
     contradicted = False
     try:
         board.fill()
@@ -245,12 +322,14 @@ def _pixels(
     return Peeled(solved[0], solved[1], layer, after, shown, False)
 
 
-def _equations(layer: Layer, output: Output, error: float, grid: Grid) -> open_pixels.Equations:
+def _equations(
+    layer: Layer, output: Output, spread: Tensor, grid: Grid
+) -> open_pixels.Equations:
     """Return the equations of a first convolution's outputs between levels of pixels."""
     from scipy.sparse import diags_array  # slow to import
 
     known = np.flatnonzero(output.known.numpy())
-    deviation = error * float(output.value.max())
+    scale = 1 / spread.flatten()[known].numpy()
     right = output.value.flatten()[known]
     bias = layer.parameters.get("bias")
     if bias is not None:
@@ -261,8 +340,8 @@ def _equations(layer: Layer, output: Output, error: float, grid: Grid) -> open_p
     matrix = (matrix @ diags_array((1 / (grid.std * grid.levels)).numpy())).tocsr()
     high, wide = output.value.shape[1:]
     return open_pixels.Equations(
-        matrix / deviation,
-        right / deviation,
+        matrix.multiply(scale[:, None]).tocsr(),
+        right * scale,
         known % (high * wide),
         _places(layer).reshape(high, wide, -1),
         grid.levels,

@@ -19,6 +19,9 @@ Integers = NDArray[np.int64]
 # Lovasz's constant. A choice: anything from 0.5 to 1 gives a reduced basis.
 SHORTER = 0.9
 
+# Largest part of a basis vector along an earlier one: a half, and some rounding.
+LONGEST = 0.51
+
 # Maximum number of exchanges of a reduction, per dimension squared. Those of real pixels need less.
 EXCHANGES = 40
 
@@ -45,10 +48,19 @@ def reduced(r: Array) -> tuple[Array, Integers]:
             _exchange(r, turn, k)
             k = max(1, k - 1)
             continue
-        for j in range(k - 2, -1, -1):
-            _subtract(r, turn, k, j)
+        _shorten(r, turn, k)
         k += 1
     return r, turn
+
+
+def _shorten(r: Array, turn: Integers, k: int) -> None:
+    """Subtract the basis vectors before k from it until all parts are at most a half."""
+    half = LONGEST * np.abs(np.diag(r)[:k])
+    while True:
+        long = np.flatnonzero(np.abs(r[:k, k]) > half)
+        if not len(long):
+            break
+        _subtract(r, turn, k, int(long[-1]))
 
 
 def _subtract(r: Array, turn: Integers, k: int, j: int) -> None:

@@ -201,23 +201,30 @@ class Board:
         Returns:
             Whether a pixel was proven.
         """
-        crowds: dict[Place, float] = {}
-        changed = self._places()
+        crowds = {place: self._crowd(place, reach) for place in self._places()}
+        stale: set[Place] = set()
         progress = False
         while True:
-            for place in changed:
-                crowds[place] = self._crowd(place, reach)
             best = min(crowds, key=lambda place: crowds[place])
             if crowds[best] > CROWDED:
-                return progress
+                if not stale:
+                    return progress
+                # More is known than when these were computed.
+                for place in stale:
+                    crowds[place] = self._crowd(place, reach)
+                stale.clear()
+                continue
             if not self._enumerate(best, reach):
                 crowds[best] = math.inf
-                changed = []
                 continue
             progress = True
-            changed = self._near(best, 2 * reach)
             if reach == WIDE:
                 return True
+            near = self._near(best, 1)
+            for place in near:
+                crowds[place] = self._crowd(place, reach)
+            stale.update(self._near(best, 2 * reach))
+            stale.difference_update(near)
 
     def _crowd(self, place: Place, reach: int) -> float:
         """Return how crowded the unknown pixels of a position are; infinity to leave them out."""

@@ -282,13 +282,12 @@ def _polished(cone: Cone, u: Array) -> Array | None:
         return u
     limit = max(ZERO * cone.error(u), SOLVED * float(np.abs(u @ cone.columns).max()))
     near = cone.columns[:, np.abs(u @ cone.columns) < limit]
-    again: Array | None = u
     for _ in range(POLISH):
-        weights = 1 / np.abs(again @ near).clip(ZERO * cone.error(again))
-        again = _annihilator(cone, near * (weights / weights.max(initial=0.0)))
-        if again is None:
+        weights = 1 / np.abs(u @ near).clip(ZERO * cone.error(u))
+        heavier = _annihilator(cone, near * (weights / weights.max(initial=0.0)))
+        if heavier is None:
             return None
-    u = again
+        u = heavier
     for _ in range(POLISH):
         limit = ZERO * cone.error(u)
         again = _annihilator(cone, cone.columns[:, np.abs(u @ cone.columns) < limit])

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -148,7 +149,7 @@ class Board:
         self._shape: Place = (equations.pixels.shape[0], equations.pixels.shape[1])
         order = np.argsort(equations.place, kind="stable")
         ends = np.searchsorted(equations.place[order], np.arange(math.prod(self._shape) + 1))
-        self._rows = [order[a:b] for a, b in zip(ends[:-1], ends[1:], strict=True)]
+        self._rows = [order[a:b] for a, b in pairwise(ends.tolist())]
 
     def fill(self) -> None:
         """Prove as many pixels as possible.
@@ -295,14 +296,14 @@ class Board:
         system[:m, n] = right / allowed
         system[m:, :n] = np.eye(n) / spread
         system[m:, n] = half / spread
-        r = np.linalg.qr(system, mode="r")
+        r: Array = np.asarray(np.linalg.qr(system, mode="r"), dtype=np.float64)
         squares = 2.0
         if len(r) > n:
             squares -= float(r[n, n] ** 2)
         if squares < 0:
             raise Contradiction
         factor = r[n - count : n, n - count : n]
-        centre = np.linalg.solve(factor, r[n - count : n, n])
+        centre: Array = np.linalg.solve(factor, r[n - count : n, n]).astype(np.float64)
         return Ellipsoid(pixels[n - count :], factor, centre, math.sqrt(squares))
 
     def _places(self) -> list[Place]:

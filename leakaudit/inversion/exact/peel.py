@@ -322,9 +322,7 @@ def _pixels(
     return Peeled(solved[0], solved[1], layer, after, shown, False)
 
 
-def _equations(
-    layer: Layer, output: Output, spread: Tensor, grid: Grid
-) -> open_pixels.Equations:
+def _equations(layer: Layer, output: Output, spread: Tensor, grid: Grid) -> open_pixels.Equations:
     """Return the equations of a first convolution's outputs between levels of pixels."""
     from scipy.sparse import diags_array  # slow to import
 

@@ -154,9 +154,7 @@ def refined(
     residual = (rows - state.slopes @ state.features).square() / variance
     if not float(residual.clamp_max(OUTLIER**2).mean().sqrt()) < EXPLAINED:
         return None
-    return Refined(
-        state.features[state.weak, :-1], CAUTION * state.deviation[state.weak, :-1]
-    )
+    return Refined(state.features[state.weak, :-1], CAUTION * state.deviation[state.weak, :-1])
 
 
 def _begin(

@@ -26,6 +26,10 @@ LONGEST = 0.51
 EXCHANGES = 40
 
 
+# What a radius is enlarged by, relative to it, for the rounding of float64.
+EDGE = 1e-9
+
+
 def reduced(r: Array) -> tuple[Array, Integers]:
     """Change the basis of the integers so that an ellipsoid becomes nearly round.
 
@@ -102,7 +106,9 @@ def inside(r: Array, centre: Array, radius: float, most: int) -> Integers | None
     shift = np.linalg.solve(turn.astype(np.float64), centre - whole)
     found: list[Integers] = []
     steps = 0
-    pending: list[tuple[int, Array, float]] = [(n, np.zeros(n), radius * radius)]
+    # Rounding must not lose a point at the end.
+    start = (radius * (1 + EDGE)) ** 2
+    pending: list[tuple[int, Array, float]] = [(n, np.zeros(n), start)]
     while pending:
         at, z, left = pending.pop()
         if at == 0:
@@ -120,5 +126,6 @@ def inside(r: Array, centre: Array, radius: float, most: int) -> Integers | None
         for value in range(first, last + 1):
             again = z.copy()
             again[at] = value
-            pending.append((at, again, left - (own * (value - middle)) ** 2))
+            rest = left - (own * (value - middle)) ** 2
+            pending.append((at, again, max(rest, 0.0)))
     return np.array(found, dtype=np.int64).reshape(len(found), n)

@@ -175,8 +175,12 @@ class Board:
         for place in self._places():
             if len(self._unknown(place)):
                 self._narrow(self._window(place, SMALL))
-        while not self.known.all() and (self._search(SMALL) or self._search(WIDE)):
-            pass
+        while not self.known.all():
+            if self._search(SMALL):
+                continue
+            # Without a known pixel to start from, wide windows do not help.
+            if not self.known.any() or not self._search(WIDE):
+                break
 
     def _seen(self, fewest: int = MANY) -> list[float]:
         """Return the errors of the windows without unknown pixels, as shares of the largest norm.

@@ -7,12 +7,15 @@ The inputs of the first linear layer are features of the images, known up to a b
 are samples (times the models that take part in a difference).
 2. **Zeros.** The zeros of the features determine the ray even without any third of them. A mixture
 of samples vanishes where several samples happen to cancel, and such a coincidence is one column.
-3. **Pixels.** The image lies on the grid. Mixtures do not: convolution and ReLU of the rounded
-image must give the features again, zeros included. A change of any pixel by one level would exceed
-the tolerance ten times.
+3. **Levels.** Every pixel is proven by exhaustion of the levels that the features leave possible
+(`open_pixels`). Mixtures of samples leave none. Convolution and ReLU of the rounded image must give
+the features again, zeros included.
 4. **Gradient.** If all samples are found, the whole gradient is computed again with their labels,
-and must equal the leaked one up to rounding. Images with pixels that their features do not show are
-certified by this alone.
+and must equal the leaked one up to rounding. Images with pixels that their features do not prove
+are certified by this alone.
+
+Samples whose slopes are close to rounding come second: those that are proven refine their features
+(`weak_samples`).
 """
 
 from __future__ import annotations
@@ -177,8 +180,8 @@ class _Images:
     """Images that were peeled from features.
 
     Attributes:
-        plain: (k, *shape) images on the grid whose features are those of the leak.
-        other: (m, *shape) the same, but with pixels that these features do not show.
+        plain: (k, *shape) images on the grid that their features prove.
+        other: (m, *shape) images with these features, but with pixels that these do not prove.
         close: (n, *shape) images that do not have these features.
         why: Why some rays gave no image.
     """

@@ -6,9 +6,10 @@ before is next. No gradient is needed for this, only the weights.
 
 With c input channels, o output channels and stride s, about o / 2 outputs per position are
 positive, and each position covers s^2 new pixels of every channel: there are enough equations if
-o > 2 c s^2. Even then a few directions may stay open in the first layer, where an image is plain
-and few outputs are positive. The gradient of this layer closes them (`closed`). It is linear in the
-pixels as well, because the slopes of its outputs are known: sum_k d_k * x_k over all samples.
+o > 2 c s^2. Even then, directions stay open in the first layer, where an image is plain and few
+outputs are positive. There, pixels are whole levels, and `open_pixels` enumerates those that are
+possible. What it leaves open is closed by the gradient of this layer (`closed`). It is linear in
+the pixels as well, because the slopes of its outputs are known: sum_k d_k * x_k over all samples.
 """
 
 from __future__ import annotations

@@ -23,7 +23,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Generator, Tensor, nn
 
-from leakaudit.inversion.exact import certify, extreme_rays, first_layer_rows
+from leakaudit.inversion.exact import (
+    certify,
+    chain_pieces,
+    extreme_rays,
+    first_layer_rows,
+    whole_batch,
+)
 from leakaudit.inversion.exact.extreme_rays import Cone
 from leakaudit.inversion.exact.peel import Peeled, closed, peel
 from leakaudit.inversion.exact.pixel_grid import OFF, Grid
@@ -33,7 +39,7 @@ from leakaudit.reconstruction import Certificate, Reconstruction
 from leakaudit.tasks import layer_chain, sequential
 from leakaudit.tasks.activations import ACTIVATIONS
 from leakaudit.tasks.layer_chain import Layer
-from leakaudit.tasks.sequential import Role
+from leakaudit.tasks.sequential import Part, Role
 
 if TYPE_CHECKING:
     from leakaudit.inversion.exact.first_layer_rows import Span
@@ -138,7 +144,8 @@ class Found:
             chain = layer_chain.layers(self.task, theta)
             names = [f"{one.name}.weight" for one in chain]
             at = names.index(self.layer[0])
-            found.append((chain[:at], chain[at].parameters["weight"]))
+            before = chain_pieces.folded(chain[:at])
+            found.append((before, chain[at].parameters["weight"]))
         return found
 
     @property
@@ -148,6 +155,19 @@ class Found:
         inside = self.rows @ self.span.basis.T
         found: Tensor = torch.linalg.lstsq(rays.T, inside.T, driver="gelsd").solution.T
         return found
+
+    def of_convolution(self, layer: Layer) -> Tensor | None:
+        """Return the gradient of a convolution's weights, flattened; None if it has not leaked.
+
+        Args:
+            layer: The convolution, with batch normalisation folded into it.
+        """
+        found = self.gradient(f"{layer.name}.weight")
+        if found is None or layer.scale is None:
+            return found
+        # The weights of the layer are s W, so a slope in them is 1/s of a slope in W.
+        shape = layer.parameters["weight"].shape
+        return (found.reshape(shape) / layer.scale[:, None, None, None]).flatten()
 
     def gradient(self, name: str) -> Tensor | None:
         """Return the equation's value for one parameter, without weight decay; None if not leaked.
@@ -185,10 +205,11 @@ class _Images:
 
 
 def _images(found: Found) -> _Images:
-    """Peel every ray, close what is open, and compare features."""
+    """Peel every ray, close what is open, compare features, and solve the rest as a whole."""
     task = found.task
     grid = Grid.of(task)
     peeled: list[tuple[Peeled, list[Layer], Tensor, float]] = []
+    places: list[int] = []
     reasons: list[str] = []
     slopes: list[Tensor] = []
     neurons = found.slopes
@@ -207,27 +228,30 @@ def _images(found: Found) -> _Images:
                 best = away, one, chain, weight
         if best is not None:
             peeled.append((best[1], best[2], values, error))
+            places.append(k)
             slopes.append(neurons[:, k] @ best[3])
     samples = [one for one, *_ in peeled]
     inputs = _closed(found, samples, slopes, grid) or [one.x for one in samples]
-    plain: list[Tensor] = []
-    other: list[Tensor] = []
-    close: list[Tensor] = []
-    for x, (one, chain, values, error) in zip(inputs, peeled, strict=True):
+    plain: dict[int, Tensor] = {}
+    other: dict[int, Tensor] = {}
+    close: dict[int, Tensor] = {}
+    for k, x, (one, chain, values, error) in zip(places, inputs, peeled, strict=True):
         image = task.denormalise(x.reshape(1, *task.spec.shape))
         snapped = _exact(image, values, error, chain, grid, task)
         if snapped is None:
-            close.append(image[0])
+            close[k] = image[0]
         elif one.plain:
-            plain.append(snapped)
+            plain[k] = snapped
         else:
-            other.append(snapped)
+            other[k] = snapped
+    rest = whole_batch.solve(found, {**plain, **other}, close)
+    other.update(rest.unique)
     none = torch.empty(0, *task.spec.shape, dtype=found.rows.dtype)
     return _Images(
-        torch.stack(plain).unique(dim=0) if plain else none,
-        torch.stack(other).unique(dim=0) if other else none,
-        torch.stack(close) if close else none,
-        reasons[0] if reasons else "",
+        torch.stack(list(plain.values())).unique(dim=0) if plain else none,
+        torch.stack(list(other.values())).unique(dim=0) if other else none,
+        torch.stack(list(rest.close.values())) if rest.close else none,
+        "; ".join(filter(None, (reasons[0] if reasons else "", rest.why))),
     )
 
 
@@ -243,8 +267,7 @@ def _closed(
     """Close open directions if all samples are there and the first convolution has leaked."""
     if not samples or len(samples) != found.span.batch:
         return None
-    layer = samples[0].layer
-    gradient = found.gradient(f"{layer.name}.weight")
+    gradient = found.of_convolution(samples[0].layer)
     if gradient is None:
         return None
     return closed(samples, torch.stack(slopes, dim=1), gradient, grid)
@@ -333,6 +356,7 @@ def _first_linear(task: Task) -> LinearNames | str:
     if parts is None:
         return f"{task.spec.model} is not a plain chain of layers"
     rectified = False
+    before: Part | None = None
     for part in parts:
         m = part.module
         if isinstance(m, nn.Linear):
@@ -340,11 +364,37 @@ def _first_linear(task: Task) -> LinearNames | str:
                 return f"the inputs of {part.name} do not come out of a ReLU"
             bias = None if m.bias is None else f"{part.name}.bias"
             return f"{part.name}.weight", bias
-        if isinstance(m, nn.Conv2d) and not sequential.plain(m):
-            return f"{part.name} is a convolution with groups or with padding other than zeros"
-        invertible = part.role is Role.ACTIVATION and ACTIVATIONS[type(m)].undo is not None
-        if part.role in (Role.OTHER, Role.ACTIVATION) and not invertible:
-            return f"{part.name} is a {type(m).__name__}, which cannot be inverted"
+        why = _unfit(part, before)
+        if why:
+            return why
         if part.role in (Role.LAYER, Role.ACTIVATION):
             rectified = isinstance(m, nn.ReLU)
+        before = part
     return "there is no linear layer"
+
+
+def _unfit(part: Part, before: Part | None) -> str:
+    """Explain why a layer cannot be inverted, given the layer before it; empty if it can."""
+    m = part.module
+    if isinstance(m, nn.Conv2d) and not sequential.plain(m):
+        return f"{part.name} is a convolution with groups or with padding other than zeros"
+    if isinstance(m, nn.BatchNorm2d):
+        if m.running_mean is None:
+            return (
+                f"{part.name} normalises with the statistics of the batch, so that features depend "
+                "on all samples; bn=eval can be inverted"
+            )
+        if before is None or not isinstance(before.module, nn.Conv2d):
+            return f"{part.name} is not directly behind a convolution"
+        return ""
+    if isinstance(m, (nn.MaxPool2d, nn.AdaptiveMaxPool2d)):
+        return (
+            f"{part.name} is a {type(m).__name__}: which input it lets through is not known, "
+            "and the search for it ends between pieces"
+        )
+    invertible = part.role is Role.ACTIVATION and ACTIVATIONS[type(m)].undo is not None
+    if isinstance(m, chain_pieces.AVERAGES) or invertible:
+        return ""
+    if part.role in (Role.OTHER, Role.ACTIVATION):
+        return f"{part.name} is a {type(m).__name__}, which cannot be inverted"
+    return ""

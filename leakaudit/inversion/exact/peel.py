@@ -148,6 +148,9 @@ def peel(chain: list[Layer], features: Tensor, error: float, grid: Grid) -> Peel
     Returns:
         The input, or why the equations do not determine it.
     """
+    for one in chain:
+        if sequential.ROLES.get(type(one.module), Role.OTHER) is Role.OTHER:
+            return f"{one.name} is a {type(one.module).__name__}, which cannot be taken off"
     k = len(chain)
     h = features
     while True:
@@ -237,6 +240,8 @@ def _solved(layer: Layer, output: Output) -> tuple[Tensor, Tensor, float] | None
     from scipy.sparse.linalg import splu  # slow to import
 
     known = output.known.flatten()
+    if int(known.sum()) + MANY < math.prod(layer.shape):
+        return None  # fewer equations than that leave more directions open
     matrix = _matrix(layer)[known.numpy()]
     right = output.value
     bias = layer.parameters.get("bias")

@@ -32,20 +32,24 @@ from leakaudit.inversion.exact.pixel_grid import Grid
 from leakaudit.progress import expired, step
 
 # Maximum number of steps. With twice as many equations as pixels, ten suffice.
-STEPS = 120
+STEPS = 400
 
 # Damping, relative to the strength of the equations and to the relative residual. A choice: from
 # 0.03 to 0.3, the search finds the same images. If it only reacts to failures, the search ends
 # between pieces.
-DAMPING = 0.1
+DAMPING = 1.0
 
 # Iterations of conjugate gradients for a step, and the relative residual at which they end.
-# If the residual of no image has fallen by a factor in some steps, the iterations are doubled.
 ITERATIONS = 40
 SOLVED = 1e-2
+
+# If the residual of no image has fallen by this factor in some steps, the search is between pieces.
+# It goes on after a random change of this many levels, with more exact steps, a few times.
 PROGRESS = 0.8
-PATIENCE = 5
-MOST = 640
+PATIENCE = 8
+KICK = 8.0
+KICKS = 10
+MOST = 320
 
 # Relative residual below which images are rounded and compared.
 CLOSE = 0.03
@@ -312,6 +316,8 @@ def solve(equations: Equations, start: Tensor, grid: Grid) -> tuple[Tensor, Tens
     best = torch.full_like(strength, math.inf)
     iterations = ITERATIONS
     waited = 0
+    kicks = 0
+    generator = torch.Generator().manual_seed(0)
     for _ in range(STEPS):
         step("images", int(done.sum()), len(done))
         if bool(done.all()) or expired():
@@ -322,7 +328,7 @@ def solve(equations: Equations, start: Tensor, grid: Grid) -> tuple[Tensor, Tens
         line = equations.of(used).linearised(x[used])
         line = replace(line, moving=(~done[used]).to(x))
         misfit = line.misfit
-        shift = DAMPING * misfit * strength[used]
+        shift = DAMPING * misfit.square() * strength[used]
         change = line.solved(line.downhill(), shift, iterations, SOLVED)
         x = x.clone()
         x[used] = _inside(x[used] + change * equations.level, grid)
@@ -330,14 +336,18 @@ def solve(equations: Equations, start: Tensor, grid: Grid) -> tuple[Tensor, Tens
             near = _rounded(x, grid)
             done = done | equations.reproduced(near)
             x[done] = near[done]
-        # What a search cannot improve any more may need more exact steps.
         waited = 0 if bool((misfit < PROGRESS * best[used]).any()) else waited + 1
         best[used] = torch.minimum(best[used], misfit)
         if waited > PATIENCE:
-            iterations = 2 * iterations
+            if kicks == KICKS:
+                break
+            kicks += 1
             waited = 0
-        if iterations > MOST:
-            break
+            iterations = min(2 * iterations, MOST)
+            noise = torch.randn(x.shape, generator=generator, dtype=x.dtype)
+            kicked = _inside(x + KICK * noise * equations.level, grid)
+            x = torch.where(_spread(done, x), x, kicked)
+            best.fill_(math.inf)
     return torch.where(_spread(done, x), _rounded(x, grid), x), done
 
 

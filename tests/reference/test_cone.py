@@ -20,6 +20,7 @@ from leakaudit.reconstruction import Certificate
 from leakaudit.tasks.task import Task
 from leakaudit.trace import TaskSpec
 
+
 def through_convolutions(**settings: Any) -> Task:
     spec = TaskSpec(
         "cnn",

@@ -27,9 +27,7 @@ from leakaudit.trace import TaskSpec
 
 def task_of(model: str, **args: Any) -> Task:
     own = model if model in MODELS else f"convolutional:{model}"
-    spec = TaskSpec(
-        own, args, shape=(1, 25, 25), classes=10, mean=(0.5,), std=(0.25,), levels=255
-    )
+    spec = TaskSpec(own, args, shape=(1, 25, 25), classes=10, mean=(0.5,), std=(0.25,), levels=255)
     return Task.build(spec, dtype=torch.float64, trusted=True)
 
 
@@ -62,9 +60,7 @@ def test_two_convolutions_that_cannot_be_peeled_are_solved_at_once(dtype: torch.
     check(found, x, y)
 
 
-@pytest.mark.parametrize(
-    "model", [pytest.param("averaging", marks=pytest.mark.slow), "normalised"]
-)
+@pytest.mark.parametrize("model", [pytest.param("averaging", marks=pytest.mark.slow), "normalised"])
 def test_average_pooling_and_batch_normalisation_are_part_of_the_chain(model: str) -> None:
     args = {"bn": "eval"} if model == "normalised" else {}
     task = task_of(model, **args)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 from torch.func import vjp
 from torch.nn.grad import conv2d_input, conv2d_weight

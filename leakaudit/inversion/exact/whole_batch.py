@@ -22,13 +22,14 @@ from leakaudit.inversion.exact.whole_chain import Equations
 if TYPE_CHECKING:
     from leakaudit.inversion.exact.features import Found
 
-# Error of features that the rounding of activations in float32 explains, a root mean square relative
-# to the largest feature; 4e-8 has been observed. With messages in float64, it is smaller in
-# proportion to their precision.
+# Error of features that the rounding of activations in float32 explains, a root mean square
+# relative to the largest feature; 4e-8 has been observed. With messages in float64, it is smaller
+# in proportion to their precision.
 ROUNDED = 2e-7
 
-# Smallest error of features: that of solving for the rays in float64.
-LEAST = 1e-11
+# Smallest error of features, in the same units: pixels k/255 that are stored in float32 lie beside
+# the grid. 9e-9 has been observed.
+LEAST = 2e-8
 
 # Number of equations per pixel below which no search is started: the solution would not be unique.
 FEWEST = 1.0
@@ -90,8 +91,8 @@ class Search:
         found = self.found
         if not self.left or len(self.values) != found.span.batch or len(found.chains) > 1:
             return
-        # The slopes in the outputs of earlier convolutions jump where a ReLU after them changes, and
-        # a search through such equations ends at once.
+        # The slopes in the outputs of earlier convolutions jump where a ReLU after them changes,
+        # and a search through such equations ends at once.
         *earlier, last = chain.convolutions
         flat = found.of_convolution(last)
         if flat is None:

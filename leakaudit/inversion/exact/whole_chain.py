@@ -5,13 +5,13 @@ unknown in the middle of a network is not free: it is a function of the pixels. 
 the unknowns are the pixels only, and every positive feature is an equation.
 
 1. **Equations.** A positive feature of sample k is the value of the output before the last ReLU.
-One that is zero bounds it from above. If all samples are there, so are the slopes d of the loss in
-their features, and the gradient of every convolution is an equation as well: sum_k d_k * h_k, with
-h_k the inputs of the convolution and d_k the slopes in its outputs. The weights, the pixels and the
-activity of the ReLUs determine both.
+One that is zero bounds it from above. If all samples are there, so are the slopes of the loss in
+their features, and the gradient of the last convolution is an equation as well: sum_k d_k * h_k,
+with d_k the slopes in its outputs, which are known, and h_k its inputs.
 2. **Search.** All of this is piecewise linear in the pixels. Levenberg-Marquardt linearises it at
 the current images and solves for a step by conjugate gradients. Its damping follows the residual:
-steps are short as long as many ReLUs are guessed wrongly.
+steps are short as long as many ReLUs are guessed wrongly. Where it ends between pieces, it goes on
+after a small random change.
 3. **Proof.** The image is rounded to the grid and must give the features again. Then `unique`
 shows that no change of the image, of one pixel or of many, keeps them on this linear piece. This is
 no proof against images on other pieces. They would have to fulfil more equations than they have
@@ -31,12 +31,12 @@ from leakaudit.inversion.exact.chain_pieces import Composed, Piece, input_slopes
 from leakaudit.inversion.exact.pixel_grid import Grid
 from leakaudit.progress import expired, step
 
-# Maximum number of steps. With twice as many equations as pixels, ten suffice.
+# Maximum number of steps. With twice as many equations as pixels in a batch, ten are usual.
 STEPS = 400
 
-# Damping, relative to the strength of the equations and to the relative residual. A choice: from
-# 0.03 to 0.3, the search finds the same images. If it only reacts to failures, the search ends
-# between pieces.
+# Damping, relative to the strength of the equations and to the squared relative residual. A choice:
+# with the residual itself, the search finds about as many images. If the damping only reacts to
+# failures, the search ends between pieces far more often.
 DAMPING = 1.0
 
 # Iterations of conjugate gradients for a step, and the relative residual at which they end.
@@ -48,7 +48,7 @@ SOLVED = 1e-2
 PROGRESS = 0.8
 PATIENCE = 8
 KICK = 8.0
-KICKS = 10
+KICKS = 5
 MOST = 320
 
 # Relative residual below which images are rounded and compared.
@@ -77,7 +77,10 @@ ENOUGH = 1.1
 # iterations of conjugate gradients for each step.
 PROBES = 3
 WEAKER = 5
-LONGEST = 400
+LONGEST = 1000
+
+# Relative residual of an inverse iteration above which nothing is concluded from it.
+SETTLED = 0.05
 
 TINY = torch.finfo(torch.float64).tiny  # only prevents 0 / 0
 
@@ -358,7 +361,8 @@ def unique(equations: Equations, x: Tensor) -> Tensor:
     pixels. Two images on the grid differ by a vector of whole numbers, so by at least 1, and their
     features by at least the smallest singular value of J. If both reproduce m features, with a root
     mean square of `USUAL` errors, the difference is at most 2 `USUAL` sqrt(m), which a larger
-    singular value excludes. Inverse iteration finds the smallest one, from several random directions.
+    singular value excludes. Inverse iteration finds the smallest one, from several random
+    directions.
 
     If the samples have equations in common, the same holds for all images together.
 
@@ -382,6 +386,8 @@ def unique(equations: Equations, x: Tensor) -> Tensor:
 def weakest(line: Linear, like: Tensor, floor: Tensor) -> Tensor:
     """Return the smallest singular value (b,) of linearised equations, if it exceeds a floor.
 
+    It is 0 if conjugate gradients do not converge.
+
     Args:
         line: The equations.
         like: (b, *shape) images.
@@ -393,10 +399,14 @@ def weakest(line: Linear, like: Tensor, floor: Tensor) -> Tensor:
     for seed in range(PROBES):
         generator = torch.Generator().manual_seed(seed)
         v = torch.randn(like.shape, generator=generator, dtype=like.dtype)
+        settled = torch.ones_like(found, dtype=torch.bool)
         for _ in range(WEAKER):
-            v = line.solved(v, shift, LONGEST, SOLVED)
-            v = v / _spread(line.product(v, v).sqrt(), v)
-        found = torch.minimum(found, line.product(v, line.normal(v)).clamp_min(0).sqrt())
+            w = line.solved(v, shift, LONGEST, SOLVED)
+            left = line.normal(w) + _spread(shift, w) * w - v
+            settled &= line.product(left, left) < SETTLED**2 * line.product(v, v)
+            v = w / _spread(line.product(w, w).sqrt(), w)
+        size = line.product(v, line.normal(v)).clamp_min(0).sqrt()
+        found = torch.minimum(found, torch.where(settled, size, 0.0))
     return found
 
 

@@ -54,9 +54,6 @@ DENSE = TaskSpec(
 CONVNET = TaskSpec(
     "convnet", {}, shape=(3, 32, 32), mean=(0.5,), std=(0.25,), classes=10, levels=255
 )
-WIDE = TaskSpec(
-    "convnet", {"width": 64}, shape=(3, 32, 32), mean=(0.5,), std=(0.25,), classes=10, levels=255
-)
 SIZES = (16, 32, 64)
 # Name, network, data, epochs of training, and batch sizes. ConvNet has one linear layer, whose
 # gradient has rank 9 for 10 classes.
@@ -68,7 +65,6 @@ ROWS = (
     ("CIFAR-10, conv 3-64-192 stride 2, FC 256", TWO, "cifar10_train_subset.npz", 0, (16,)),
     ("CIFAR-10, conv 3-32-32 stride 1, FC 256", DENSE, "cifar10_train_subset.npz", 0, (16,)),
     ("CIFAR-10, `convnet`", CONVNET, "cifar10_train_subset.npz", 0, (1, 2, 4)),
-    ("CIFAR-10, `convnet` width 64", WIDE, "cifar10_train_subset.npz", 0, (4, 9)),
     ("MNIST pixels, FC 256 sigmoid", PIXELS, "mnist_subset.npz", 0, SIZES),
 )
 # Stochastic gradient descent with momentum.

@@ -12,7 +12,7 @@ image must give the features again, zeros included. A change of any pixel by one
 the tolerance ten times.
 4. **Gradient.** If all samples are found, the whole gradient is computed again with their labels,
 and must equal the leaked one up to rounding. Images with pixels that their features do not show are
-certified by this alone.
+certified by this alone, and so are those that `whole_batch` solved for through all layers at once.
 """
 
 from __future__ import annotations

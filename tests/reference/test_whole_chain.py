@@ -165,7 +165,7 @@ def test_an_image_with_an_invisible_part_is_not_unique() -> None:
 @pytest.mark.parametrize(
     "family",
     [
-        "burst",
+        "binary",
         *[pytest.param(name, marks=pytest.mark.slow) for name in sorted(lookalikes.FAMILIES)],
     ],
 )

@@ -33,15 +33,6 @@ TANH = TaskSpec(
 PIXELS = TaskSpec(
     "mlp", {"hidden": (256,), "act": "sigmoid"}, shape=(1, 28, 28), classes=10, levels=255
 )
-TWO = TaskSpec(
-    "cnn",
-    {"channels": (64, 192)},
-    shape=(3, 32, 32),
-    mean=(0.5,),
-    std=(0.25,),
-    classes=10,
-    levels=255,
-)
 DENSE = TaskSpec(
     "cnn",
     {"channels": (32, 32), "stride": 1},
@@ -62,7 +53,6 @@ ROWS = (
     ("the same after 1 epoch", CNN, "cifar10_train_subset.npz", 1, SIZES),
     ("the same after 10 epochs", CNN, "cifar10_train_subset.npz", 10, SIZES),
     ("the same, untrained, FC 256 tanh", TANH, "cifar10_train_subset.npz", 0, SIZES),
-    ("CIFAR-10, conv 3-64-192 stride 2, FC 256", TWO, "cifar10_train_subset.npz", 0, (16,)),
     ("CIFAR-10, conv 3-32-32 stride 1, FC 256", DENSE, "cifar10_train_subset.npz", 0, (16,)),
     ("CIFAR-10, `convnet`", CONVNET, "cifar10_train_subset.npz", 0, (1, 2, 4)),
     ("MNIST pixels, FC 256 sigmoid", PIXELS, "mnist_subset.npz", 0, SIZES),

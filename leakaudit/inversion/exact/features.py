@@ -399,8 +399,8 @@ def _unfit(part: Part, before: Part | None) -> str:
         return ""
     if isinstance(m, (nn.MaxPool2d, nn.AdaptiveMaxPool2d)):
         return (
-            f"{part.name} is a {type(m).__name__}: which input it lets through is not known, "
-            "and the search for it ends between pieces"
+            f"{part.name} is a {type(m).__name__}, "
+            "and which of its inputs it lets through is not known"
         )
     invertible = part.role is Role.ACTIVATION and ACTIVATIONS[type(m)].undo is not None
     if isinstance(m, chain_pieces.AVERAGES) or invertible:

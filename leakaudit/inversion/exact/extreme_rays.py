@@ -39,6 +39,10 @@ Array = NDArray[np.float64]
 # An entry is zero if it is below this many standard deviations of its error.
 ZERO = 6.0
 
+# Error of an entry of u @ columns that float64 leaves, relative to |u|: u is a null vector of its
+# zeros, with an error of 2e-16 times their condition number.
+LEAST = 1e-14
+
 # Tolerance of linear programs, relative to the largest entry: what is below it may be zero. HiGHS
 # meets conditions up to 1e-7.
 SOLVED = 1e-6
@@ -117,7 +121,8 @@ class Cone:
         Args:
             u: (b,).
         """
-        return self.noise * float(np.linalg.norm(u / self.sizes))
+        of_rows = self.noise * float(np.linalg.norm(u / self.sizes))
+        return max(of_rows, LEAST * float(np.linalg.norm(u)))
 
     def firm(self, u: Array, rng: np.random.Generator) -> bool:
         """Whether zeros of a ray determine it, even without those of one of `PARTS` parts.

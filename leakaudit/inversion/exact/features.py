@@ -12,7 +12,8 @@ of samples vanishes where several samples happen to cancel, and such a coinciden
 the features again, zeros included.
 4. **Gradient.** If all samples are found, the whole gradient is computed again with their labels,
 and must equal the leaked one up to rounding. Images with pixels that their features do not prove
-are certified by this alone.
+are certified by this alone, and so are those that `whole_batch` solved for through all layers at
+once.
 
 Samples whose slopes are close to rounding come second: those that are proven refine their features
 (`weak_samples`).
@@ -26,7 +27,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Generator, Tensor, nn
 
-from leakaudit.inversion.exact import certify, extreme_rays, first_layer_rows, weak_samples
+from leakaudit.inversion.exact import (
+    certify,
+    chain_pieces,
+    extreme_rays,
+    first_layer_rows,
+    weak_samples,
+    whole_batch,
+)
 from leakaudit.inversion.exact.extreme_rays import Cone
 from leakaudit.inversion.exact.peel import Peeled, closed, peel, sized
 from leakaudit.inversion.exact.pixel_grid import OFF, Grid
@@ -36,7 +44,7 @@ from leakaudit.reconstruction import Certificate, Reconstruction
 from leakaudit.tasks import layer_chain, sequential
 from leakaudit.tasks.activations import ACTIVATIONS
 from leakaudit.tasks.layer_chain import Layer
-from leakaudit.tasks.sequential import Role
+from leakaudit.tasks.sequential import Part, Role
 
 if TYPE_CHECKING:
     from leakaudit.inversion.exact.first_layer_rows import Span
@@ -50,6 +58,10 @@ ROUNDED = 1e-5
 
 # The same in standard deviations of the error of a feature.
 FITS = 8.0
+
+# Singular values below this multiple of the precision of float64, relative to the largest one, are
+# those of a decomposition's rounding; up to 25 has been observed, for 32,768 features.
+RESOLVED = 100.0
 
 # Maximum relative residual of the whole gradient, in units of what the leak's errors explain.
 EXPLAINED = 3.0
@@ -146,7 +158,8 @@ class Found:
             chain = layer_chain.layers(self.task, theta)
             names = [f"{one.name}.weight" for one in chain]
             at = names.index(self.layer[0])
-            found.append((chain[:at], chain[at].parameters["weight"]))
+            before = chain_pieces.folded(chain[:at])
+            found.append((before, chain[at].parameters["weight"]))
         return found
 
     @property
@@ -156,6 +169,19 @@ class Found:
         inside = self.rows @ self.span.basis.T
         found: Tensor = torch.linalg.lstsq(rays.T, inside.T, driver="gelsd").solution.T
         return found
+
+    def of_convolution(self, layer: Layer) -> Tensor | None:
+        """Return the gradient of a convolution's weights, flattened; None if it has not leaked.
+
+        Args:
+            layer: The convolution, with batch normalisation folded into it.
+        """
+        found = self.gradient(f"{layer.name}.weight")
+        if found is None or layer.scale is None:
+            return found
+        # The weights of the layer are s W, so a slope in them is 1/s of a slope in W.
+        shape = layer.parameters["weight"].shape
+        return (found.reshape(shape) / layer.scale[:, None, None, None]).flatten()
 
     def gradient(self, name: str) -> Tensor | None:
         """Return the equation's value for one parameter, without weight decay; None if not leaked.
@@ -232,7 +258,7 @@ class _Sample:
 
 
 def _images(found: Found) -> _Images:
-    """Peel every ray, close what is open, and compare features."""
+    """Peel every ray, close what is open, compare features, and solve the rest as a whole."""
     task = found.task
     grid = Grid.of(task)
     samples: list[_Sample] = []
@@ -247,23 +273,25 @@ def _images(found: Found) -> _Images:
             samples.append(best)
     samples = _again(found, samples, grid)
     inputs = _closed(found, samples, grid) or [one.peeled.x for one in samples]
-    plain: list[Tensor] = []
-    other: list[Tensor] = []
-    close: list[Tensor] = []
+    plain: dict[int, Tensor] = {}
+    other: dict[int, Tensor] = {}
+    close: dict[int, Tensor] = {}
     for x, one in zip(inputs, samples, strict=True):
         snapped = one.image(x, grid, task)
         if snapped is None:
-            close.append(task.denormalise(x.reshape(1, *task.spec.shape))[0])
+            close[one.ray] = task.denormalise(x.reshape(1, *task.spec.shape))[0]
         elif one.peeled.plain:
-            plain.append(snapped)
+            plain[one.ray] = snapped
         else:
-            other.append(snapped)
+            other[one.ray] = snapped
+    rest = whole_batch.solve(found, {**plain, **other}, close)
+    other.update(rest.unique)
     none = torch.empty(0, *task.spec.shape, dtype=found.rows.dtype)
     return _Images(
-        torch.stack(plain).unique(dim=0) if plain else none,
-        torch.stack(other).unique(dim=0) if other else none,
-        torch.stack(close) if close else none,
-        reasons[0] if reasons else "",
+        torch.stack(list(plain.values())).unique(dim=0) if plain else none,
+        torch.stack(list(other.values())).unique(dim=0) if other else none,
+        torch.stack(list(rest.close.values())) if rest.close else none,
+        "; ".join(filter(None, (reasons[0] if reasons else "", rest.why))),
     )
 
 
@@ -355,8 +383,7 @@ def _closed(found: Found, samples: list[_Sample], grid: Grid) -> list[Tensor] | 
     peeled = [one.peeled for one in samples]
     if not samples or len(samples) != found.span.batch:
         return None
-    layer = peeled[0].layer
-    gradient = found.gradient(f"{layer.name}.weight")
+    gradient = found.of_convolution(peeled[0].layer)
     if gradient is None:
         return None
     neurons = found.slopes
@@ -370,13 +397,19 @@ def _features(chain: list[Layer], x: Tensor, task: Task) -> Tensor:
 
 def _doubt(leak: GradientLeak, span: Span, white: Tensor, expected: int | None) -> str:
     """Explain why the rows do not show the number of samples with certainty; empty if they do."""
-    if not certify.ends(span, white):
+    if not certify.ends(span, white) and not _rounded_off(span):
         return "a singular value after those of the batch is larger than message rounding explains"
     if expected is None or not leak.steady:
         return "the batch size is not known; record it (samples)"
     if expected != span.batch:
         return f"{expected} samples appear as {span.batch}: some are equal, or nearly"
     return ""
+
+
+def _rounded_off(span: Span) -> bool:
+    """Whether the singular values after those of the batch are zero up to rounding in float64."""
+    rounding = RESOLVED * torch.finfo(torch.float64).eps * float(span.sizes[0])
+    return float(span.sizes[span.batch]) < rounding
 
 
 def _reported(
@@ -436,6 +469,7 @@ def _first_linear(task: Task) -> LinearNames | str:
     if parts is None:
         return f"{task.spec.model} is not a plain chain of layers"
     rectified = False
+    before: Part | None = None
     for part in parts:
         m = part.module
         if isinstance(m, nn.Linear):
@@ -443,11 +477,37 @@ def _first_linear(task: Task) -> LinearNames | str:
                 return f"the inputs of {part.name} do not come out of a ReLU"
             bias = None if m.bias is None else f"{part.name}.bias"
             return f"{part.name}.weight", bias
-        if isinstance(m, nn.Conv2d) and not sequential.plain(m):
-            return f"{part.name} is a convolution with groups or with padding other than zeros"
-        invertible = part.role is Role.ACTIVATION and ACTIVATIONS[type(m)].undo is not None
-        if part.role in (Role.OTHER, Role.ACTIVATION) and not invertible:
-            return f"{part.name} is a {type(m).__name__}, which cannot be inverted"
+        why = _unfit(part, before)
+        if why:
+            return why
         if part.role in (Role.LAYER, Role.ACTIVATION):
             rectified = isinstance(m, nn.ReLU)
+        before = part
     return "there is no linear layer"
+
+
+def _unfit(part: Part, before: Part | None) -> str:
+    """Explain why a layer cannot be inverted, given the layer before it; empty if it can."""
+    m = part.module
+    if isinstance(m, nn.Conv2d) and not sequential.plain(m):
+        return f"{part.name} is a convolution with groups or with padding other than zeros"
+    if isinstance(m, nn.BatchNorm2d):
+        if m.running_mean is None:
+            return (
+                f"{part.name} normalises with the statistics of the batch, so that features depend "
+                "on all samples; bn=eval can be inverted"
+            )
+        if before is None or not isinstance(before.module, nn.Conv2d):
+            return f"{part.name} is not directly behind a convolution"
+        return ""
+    if isinstance(m, (nn.MaxPool2d, nn.AdaptiveMaxPool2d)):
+        return (
+            f"{part.name} is a {type(m).__name__}, "
+            "and which of its inputs it lets through is not known"
+        )
+    invertible = part.role is Role.ACTIVATION and ACTIVATIONS[type(m)].undo is not None
+    if isinstance(m, chain_pieces.AVERAGES) or invertible:
+        return ""
+    if part.role in (Role.OTHER, Role.ACTIVATION):
+        return f"{part.name} is a {type(m).__name__}, which cannot be inverted"
+    return ""

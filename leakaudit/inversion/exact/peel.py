@@ -158,6 +158,9 @@ def peel(
     Returns:
         The input, or why the equations do not determine it.
     """
+    for one in chain:
+        if sequential.ROLES.get(type(one.module), Role.OTHER) is Role.OTHER:
+            return f"{one.name} is a {type(one.module).__name__}, which cannot be taken off"
     k = len(chain)
     h = features
     while True:
@@ -368,6 +371,8 @@ def _solved(
         which relative errors grow; None if too many directions are open.
     """
     known = output.known.flatten()
+    if int(known.sum()) + MANY < math.prod(layer.shape):
+        return None  # fewer equations than that leave more directions open
     matrix = _matrix(layer)[known.numpy()]
     right = output.value
     bias = layer.parameters.get("bias")

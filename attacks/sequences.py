@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
-from torch import Generator
+from torch import Generator, Tensor
 
 from leakaudit.errors import AttackError
 from leakaudit.inversion.exact import decoders, prefixes
@@ -78,13 +78,14 @@ class Sequences(Attack):
     tokens: ClassVar[bool] = True
 
     def refuses(self, leak: GradientLeak, task: Task) -> str | None:
-        """Require the model gpt, a known model and batch, and the layers that are used."""
+        """Require a decoder, a known model, and the layers that are used."""
         if not task.tokens:
             return "it recovers tokens, but the inputs of the model are numbers"
         read = decoders.reading(task)
         if isinstance(read, str):
             return read
-        return objectives.incomplete(leak, task)
+        # The batch size is found if it is not declared.
+        return objectives.incomplete(replace(leak, batch=leak.batch or 1), task)
 
     def __call__(self, leak: GradientLeak, task: Task, generator: Generator) -> Reconstruction:
         """Grow the tree of prefixes, count its sequences and recompute the gradient."""
@@ -102,12 +103,13 @@ def _recovered(
 ) -> Reconstruction:
     """Recover the sequences from a leak with one equation."""
     assert leak.theta is not None
-    assert leak.batch is not None
-    batch, length = leak.batch, task.spec.shape[0]
+    length = task.spec.shape[0]
     models = [read.decoder(task.layout.split(theta)) for theta in leak.theta]
-    rows = len(models) * batch * length
     parts = read.renamed(task.layout.split(leak.value[0].double()))
     width = read.sizes.width
+    most = max(1, (width - 2) // (len(models) * length))
+    batch = leak.batch or most
+    rows = len(models) * batch * length
     behind = prefixes.space(leak, parts[BEHIND], rows, generator)
     if behind is None:
         return _failed(
@@ -124,7 +126,10 @@ def _recovered(
         return _failed(leak, task, f"{tree.stopped}; the space has {behind.rank} dimensions")
     numbers, _ = tree.nodes()
     nodes = int(numbers.max()) + 1
-    found = prefixes.counts(models, leak.combination[0].double(), parts, tree, batch)
+    sizes = range(len(tree.sequences), most + 1)
+    if leak.batch is not None:
+        sizes = range(batch, batch + 1)
+    found = _counted(models, leak.combination[0].double(), parts, tree, sizes)
     if isinstance(found, str):
         x = tree.sequences
         note = f"{len(x)} different sequences fit, but how often each occurs is not known: {found}"
@@ -133,6 +138,11 @@ def _recovered(
         )
     residual, noise = _misfit(leak, task, found)
     doubts = _doubts(tree, nodes * len(models), behind.rank, rows, width)
+    if leak.batch is None:
+        doubts.append(
+            f"the recording does not state the number of sequences, and {len(found.x)} is the "
+            "smallest that fits; set samples"
+        )
     if residual > FITS * noise:
         doubts.append(
             f"the recomputed gradient differs by {residual:.1g}, and rounding explains {noise:.1g}"
@@ -151,6 +161,22 @@ def _recovered(
         note=note,
         certified=0 if doubts else len(found.x),
     )
+
+
+def _counted(
+    models: Sequence[Decoder],
+    weights: Tensor,
+    parts: Mapping[str, Tensor],
+    tree: prefixes.Tree,
+    sizes: Sequence[int],
+) -> prefixes.Counts | str:
+    """Count the sequences of a tree with the first batch size that gives whole numbers."""
+    found: prefixes.Counts | str = "there are more than the width allows"
+    for batch in sizes:
+        found = prefixes.counts(models, weights, parts, tree, batch)
+        if not isinstance(found, str):
+            break
+    return found
 
 
 def _doubts(tree: prefixes.Tree, nodes: int, rank: int, rows: int, width: int) -> list[str]:

@@ -334,6 +334,19 @@ def test_no_batch_of_a_tied_model_is_certified_falsely(seed: int) -> None:
     assert right or found.certificate is not Certificate.EXACT
 
 
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("change", [None, forked, repeated])
+def test_an_undeclared_batch_size_is_found_but_not_certified(
+    change: Change | None, tied: bool
+) -> None:
+    x, y = texts(4) if change is None else change(*texts(4))
+    made = task(tied=tied)
+    found = recovered(replace(planted(made, x, y), batch=None), made)
+    assert is_right(found, x, y)
+    assert found.certificate is Certificate.APPROXIMATE
+    assert "4 is the smallest that fits" in found.note
+
+
 def test_what_it_cannot_use_is_refused_in_one_line() -> None:
     x, y = texts(2)
     leak = planted(task(), x, y)

@@ -5,8 +5,9 @@ gradient (`leakaudit.inversion.exact.extreme_rays`), and linear programs find th
 ReLU after the layer, no second round, and no label.
 
 * If the layer is the first one, its inputs are the pixels, which also have an upper limit.
-* If convolutions and ReLUs come before it, its inputs are features. `peel` solves for the pixels,
-with the known weights, if there are enough equations.
+* If convolutions and ReLUs come before it, its inputs are features. With the known weights, `peel`
+solves for the pixels layer by layer, or `whole_batch` through all layers at once, if there are
+enough equations.
 
 docs/cone.md has the idea in full, its certificate and its limits.
 """

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
-from torch import Generator, Tensor
+from torch import Generator
 
 from leakaudit.errors import AttackError
-from leakaudit.inversion.exact import prefixes
+from leakaudit.inversion.exact import decoders, prefixes
+from leakaudit.inversion.exact.decoders import Reading
 from leakaudit.inversion.search import objectives
 from leakaudit.leak import GradientLeak
 from leakaudit.progress import step
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
 
 ATTENTION = ("blocks.0.query.weight", "blocks.0.key.weight", "blocks.0.value.weight")
 BEHIND = "blocks.0.up.weight"
-HEAD = "head.weight"
 
 # Largest residual of the recomputed gradient, in units of what the leak's own errors cause. They
 # are measured as a norm over many coordinates, which is close to 1; the margin is for rounding.
@@ -42,13 +43,15 @@ class Sequences(Attack):
     1. The tree is complete, no guess lay between inside and outside, and r = K times its number of
        nodes. Its rows are thus a basis of the space.
     2. K b L <= h - 2. (Normalised vectors have h - 1 free coordinates.)
-    3. The counts follow from the output layer and agree with the tree.
+    3. The counts follow from the output layer, and from the last normalisation if the output layer
+       is tied to the embedding, and agree with the tree.
     4. The recomputed gradient is the leaked one up to rounding.
 
     Let another batch have the same gradient. The space lies in the span of its at most K b L rows.
     If all of these lie in the space, and all of its tokens are candidates, its prefixes are nodes
     of the tree. It has every node, because fewer rows could not span the space. The output layer's
-    gradient then determines its counts, and it is the same batch.
+    gradient then determines its counts, and it is the same batch. This holds for a tied layer as
+    well: batches with the same nodes have the same tokens, whose rows are not used.
 
     Otherwise, a row lies outside, or a token is no candidate, and this is where the argument needs
     weights in general position. Rows of the tree and of the other batch are then independent as
@@ -62,8 +65,8 @@ class Sequences(Attack):
     exact: ClassVar[bool] = True
     rank: ClassVar[int] = 2
     reads: ClassVar[str] = (
-        "a gradient of the model gpt at a known model, or a difference of two, with fewer tokens "
-        "than the model is wide"
+        "a gradient of GPT-2 (the model gpt, or that of a program) at a known model, or a "
+        "difference of two, with fewer tokens than the model is wide"
     )
     paper: ClassVar[str] = (
         "Petrov et al. 2024 (span tests); prefixes behind the first attention, counts by the "
@@ -78,13 +81,9 @@ class Sequences(Attack):
         """Require the model gpt, a known model and batch, and the layers that are used."""
         if not task.tokens:
             return "it recovers tokens, but the inputs of the model are numbers"
-        if not isinstance(task.module, Decoder):
-            return f"it knows the layers of the model gpt only, not those of {task.spec.model}"
-        if HEAD not in task.layout.names:
-            return (
-                "the output layer shares the weights of the token embedding (tied), so its "
-                "gradient also contains the embedding's, and the counts do not follow"
-            )
+        read = decoders.reading(task)
+        if isinstance(read, str):
+            return read
         return objectives.incomplete(leak, task)
 
     def __call__(self, leak: GradientLeak, task: Task, generator: Generator) -> Reconstruction:
@@ -93,18 +92,22 @@ class Sequences(Attack):
         if why:
             raise AttackError(f"sequences cannot use this leak: {why}")
         with torch.no_grad():
-            return _recovered(_clearest(leak, task), task, generator)
+            read = decoders.reading(task)
+            assert isinstance(read, Reading)
+            return _recovered(_clearest(leak, task), task, read, generator)
 
 
-def _recovered(leak: GradientLeak, task: Task, generator: Generator) -> Reconstruction:
+def _recovered(
+    leak: GradientLeak, task: Task, read: Reading, generator: Generator
+) -> Reconstruction:
     """Recover the sequences from a leak with one equation."""
     assert leak.theta is not None
     assert leak.batch is not None
     batch, length = leak.batch, task.spec.shape[0]
-    models = [prefixes.decoder(task, theta) for theta in leak.theta]
+    models = [read.decoder(task.layout.split(theta)) for theta in leak.theta]
     rows = len(models) * batch * length
-    parts = _parts(leak, task)
-    width = parts[HEAD].shape[1]
+    parts = read.renamed(task.layout.split(leak.value[0].double()))
+    width = read.sizes.width
     behind = prefixes.space(leak, parts[BEHIND], rows, generator)
     if behind is None:
         return _failed(
@@ -121,7 +124,7 @@ def _recovered(leak: GradientLeak, task: Task, generator: Generator) -> Reconstr
         return _failed(leak, task, f"{tree.stopped}; the space has {behind.rank} dimensions")
     numbers, _ = tree.nodes()
     nodes = int(numbers.max()) + 1
-    found = prefixes.counts(models, leak.combination[0].double(), parts[HEAD], tree, batch)
+    found = prefixes.counts(models, leak.combination[0].double(), parts, tree, batch)
     if isinstance(found, str):
         x = tree.sequences
         note = f"{len(x)} different sequences fit, but how often each occurs is not known: {found}"
@@ -174,12 +177,6 @@ def _clearest(leak: GradientLeak, task: Task) -> GradientLeak:
     return replace(one, combination=combination, value=value, theta=theta)
 
 
-def _parts(leak: GradientLeak, task: Task) -> dict[str, Tensor]:
-    """Return the gradient of the layers that are used, in float64."""
-    gradient = task.layout.split(leak.value[0].double())
-    return {name: gradient[name] for name in (*ATTENTION, BEHIND, HEAD)}
-
-
 def _misfit(leak: GradientLeak, task: Task, found: prefixes.Counts) -> tuple[float, float]:
     """Recompute the gradient.
 
@@ -204,7 +201,7 @@ def _misfit(leak: GradientLeak, task: Task, found: prefixes.Counts) -> tuple[flo
     return float((again - value).norm()) / total, (rounded**2 + noise**2) ** 0.5 / total
 
 
-def _each(models: list[Decoder]) -> str:
+def _each(models: Sequence[Decoder]) -> str:
     return f" at each of {len(models)} models" if len(models) > 1 else ""
 
 

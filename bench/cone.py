@@ -33,13 +33,29 @@ TANH = TaskSpec(
 PIXELS = TaskSpec(
     "mlp", {"hidden": (256,), "act": "sigmoid"}, shape=(1, 28, 28), classes=10, levels=255
 )
-# Name, network, data, and epochs of training.
+DENSE = TaskSpec(
+    "cnn",
+    {"channels": (32, 32), "stride": 1},
+    shape=(3, 32, 32),
+    mean=(0.5,),
+    std=(0.25,),
+    classes=10,
+    levels=255,
+)
+CONVNET = TaskSpec(
+    "convnet", {}, shape=(3, 32, 32), mean=(0.5,), std=(0.25,), classes=10, levels=255
+)
+SIZES = (16, 32, 64)
+# Name, network, data, epochs of training, and batch sizes. ConvNet has one linear layer, whose
+# gradient has rank 9 for 10 classes.
 ROWS = (
-    ("CIFAR-10, conv 3-32 stride 2, ReLU, FC 256 ReLU", CNN, "cifar10_train_subset.npz", 0),
-    ("the same after 1 epoch", CNN, "cifar10_train_subset.npz", 1),
-    ("the same after 10 epochs", CNN, "cifar10_train_subset.npz", 10),
-    ("the same, untrained, FC 256 tanh", TANH, "cifar10_train_subset.npz", 0),
-    ("MNIST pixels, FC 256 sigmoid", PIXELS, "mnist_subset.npz", 0),
+    ("CIFAR-10, conv 3-32 stride 2, ReLU, FC 256 ReLU", CNN, "cifar10_train_subset.npz", 0, SIZES),
+    ("the same after 1 epoch", CNN, "cifar10_train_subset.npz", 1, SIZES),
+    ("the same after 10 epochs", CNN, "cifar10_train_subset.npz", 10, SIZES),
+    ("the same, untrained, FC 256 tanh", TANH, "cifar10_train_subset.npz", 0, SIZES),
+    ("CIFAR-10, conv 3-32-32 stride 1, FC 256", DENSE, "cifar10_train_subset.npz", 0, (16,)),
+    ("CIFAR-10, `convnet`", CONVNET, "cifar10_train_subset.npz", 0, (1, 2, 4)),
+    ("MNIST pixels, FC 256 sigmoid", PIXELS, "mnist_subset.npz", 0, SIZES),
 )
 # Stochastic gradient descent with momentum.
 STEP = 0.01
@@ -105,13 +121,13 @@ def main() -> None:
     sys.stdout.write(
         "| model | b | float | exact | bit-identical | CPU s |\n|---|--:|---|--:|--:|--:|\n"
     )
-    for name, spec, file, epochs in ROWS:
+    for name, spec, file, epochs, counts in ROWS:
         if asked.only not in name:
             continue
         task = Task.build(spec, dtype=torch.float64)
         path = Path(asked.data_root) / file
         weights = trained(spec, *images(path), epochs) if epochs else None
-        for count in (16, 32, 64):
+        for count in counts:
             for dtype in (torch.float64, torch.float32):
                 if count > asked.largest:
                     continue

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, median
 
 import torch
@@ -242,7 +242,9 @@ def _attacks(
                     continue
                 (score,) = scoring.score([found], truth, own=True)
                 hit, among = identified(found, truth)
-                yield Outcome(level, seed, adversary, name, leak, found, score, hit, among)
+                # From here on, the inputs count for this node only, as its score does.
+                alone = replace(found, others=())
+                yield Outcome(level, seed, adversary, name, leak, alone, score, hit, among)
 
 
 def identified(found: Reconstruction, truth: Truth) -> tuple[bool | None, int]:

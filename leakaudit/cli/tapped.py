@@ -70,7 +70,7 @@ def describing() -> Parser:
     sub.add_argument(
         "--loss",
         default="cross_entropy",
-        help="loss: cross_entropy, binary or squared (default cross_entropy)",
+        help="loss: cross_entropy, binary, squared or next_token (default cross_entropy)",
     )
     shared(sub, "threads")
     return sub

@@ -61,7 +61,7 @@ def finding(
         seconds=found.seconds,
         note=noted(found, score),
         images=images,
-        others=leak.others or UNSET,
+        others=found.others or UNSET,
     )
 
 

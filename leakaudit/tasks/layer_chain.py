@@ -32,14 +32,17 @@ class Layer:
     Attributes:
         name: The module's qualified name.
         module: The module.
-        parameters: Its parameters by their own names.
+        parameters: Its parameters and buffers by their own names.
         shape: Shape of its input, without the batch.
+        scale: (o,) what the weights of a convolution were multiplied by, if batch normalisation was
+            folded into it.
     """
 
     name: str
     module: nn.Module
     parameters: dict[str, Tensor]
     shape: tuple[int, ...]
+    scale: Tensor | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the output for a batch of inputs."""
@@ -162,6 +165,9 @@ def layers(task: Task, theta: Tensor) -> list[Layer]:
     chain = []
     for part in parts:
         own = {n: params[f"{part.name}.{n}"] for n, _ in part.module.named_parameters()}
+        for name, _ in part.module.named_buffers():
+            value = task.buffers[f"{part.name}.{name}"]
+            own[name] = value.to(theta) if value.is_floating_point() else value
         layer = Layer(part.name, part.module, own, tuple(x.shape[1:]))
         chain.append(layer)
         x = layer(x)

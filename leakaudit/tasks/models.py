@@ -285,12 +285,23 @@ class Gpt:
 class Decoder(nn.Module):
     """The module of `Gpt`: (b, length) tokens to (b, length, vocabulary) logits."""
 
-    def __init__(self, sizes: Gpt, length: int, vocabulary: int) -> None:
-        """Draw the initial weights as GPT-2 does."""
+    def __init__(self, sizes: Gpt, length: int, vocabulary: int, approximate: str = "none") -> None:
+        """Draw the initial weights as GPT-2 does.
+
+        Args:
+            sizes: Depth, width and heads.
+            length: Number of positions.
+            vocabulary: Number of tokens.
+            approximate: Kind of GELU, as in `torch.nn.functional.gelu`.
+        """
         super().__init__()
+        self.sizes = sizes
+        self.approximate = approximate
         self.tokens = nn.Embedding(vocabulary, sizes.width)
         self.places = nn.Embedding(length, sizes.width)
-        blocks = [Block(sizes.width, sizes.heads) for _ in range(sizes.depth)]
+        blocks = [
+            Block(sizes.width, sizes.heads, approximate=approximate) for _ in range(sizes.depth)
+        ]
         self.blocks = nn.ModuleList(blocks)
         self.norm = nn.LayerNorm(sizes.width)
         self.head = nn.Linear(sizes.width, vocabulary, bias=False)
@@ -392,17 +403,21 @@ class VisionTransformer(nn.Module):
 class Block(nn.Module):
     """Attention and two fully connected layers, each added to the stream (b, length, h)."""
 
-    def __init__(self, width: int, heads: int, causal: bool = True) -> None:
+    def __init__(
+        self, width: int, heads: int, causal: bool = True, approximate: str = "none"
+    ) -> None:
         """Create the layers.
 
         Args:
             width: Length h of the vector of one position.
             heads: Number of attention heads.
             causal: Whether a position sees no later ones.
+            approximate: Kind of GELU, as in `torch.nn.functional.gelu`.
         """
         super().__init__()
         self.heads = heads
         self.causal = causal
+        self.approximate = approximate
         self.norm1 = nn.LayerNorm(width)
         self.query = nn.Linear(width, width)
         self.key = nn.Linear(width, width)
@@ -429,7 +444,7 @@ class Block(nn.Module):
             scores = scores.masked_fill(later, -math.inf)
         seen = (scores.softmax(3) @ value).transpose(1, 2).flatten(2)
         stream = stream + self.join(seen)
-        hidden = nn.functional.gelu(self.up(self.norm2(stream)))
+        hidden = nn.functional.gelu(self.up(self.norm2(stream)), approximate=self.approximate)
         result: Tensor = stream + self.down(hidden)
         return result
 

@@ -12,8 +12,11 @@ from one_gradient import leaked
 from torch import Generator, nn
 
 import leakaudit as la
+from leakaudit.attacks import Sequences
 from leakaudit.capture.tap.log.finder import Finder
 from leakaudit.errors import LeakauditError
+from leakaudit.leak import GradientLeak
+from leakaudit.reconstruction import Certificate
 from leakaudit.tasks import _torchvision, remarks
 from leakaudit.tasks.task import Task
 from leakaudit.trace import TaskSpec
@@ -111,3 +114,44 @@ def test_a_program_of_gpt2(tmp_path: Path) -> None:
     Finder(str(tmp_path)).save_called(net, (), {"input_ids": x})
     program = Task.build(TaskSpec("model.pt2", shape=(6,), classes=3, beside=str(tmp_path)))
     torch.testing.assert_close(program.gradient(theta, x, y), gradient)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_all_sequences_of_a_gpt2_come_back(tied: bool, tmp_path: Path) -> None:
+    """Of transformers' own model, as it is tied by default, and as a program exported from it."""
+    args: dict[str, Any] = {
+        "vocab_size": 256,
+        "n_embd": 128,
+        "n_layer": 2,
+        "n_head": 4,
+        "n_positions": 32,
+    }
+    args |= {"bos_token_id": 0, "eos_token_id": 0, "tie_word_embeddings": tied}
+    args |= dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.0)
+    text: dict[str, Any] = {"loss": "next_token", "shape": (16,), "classes": 256, "data": "text"}
+    task = Task.build(
+        TaskSpec("transformers:GPT2LMHeadModel", args, **text), dtype=torch.float64, trusted=True
+    )
+    net = transformers.GPT2LMHeadModel(transformers.GPT2Config(**args)).train()
+    x = torch.stack([torch.arange(16) * k % 120 + 3 for k in (1, 5, 7)])
+    y = torch.tensor([9, 200, 4])
+    Finder(str(tmp_path)).save_called(net, (), {"input_ids": x})
+    program = Task.build(TaskSpec("model.pt2", beside=str(tmp_path), **text))
+    theta = task.init(Generator().manual_seed(0)).double()
+    assert program.layout == task.layout
+    for made in (task, program):
+        leak = GradientLeak(
+            0,
+            torch.ones(1, dtype=torch.long),
+            torch.ones(1, 1, dtype=torch.float64),
+            task.gradient(theta, x, y)[None],
+            torch.zeros(1),
+            (0, task.layout.size),
+            theta=theta[None],
+            batch=3,
+        )
+        found = Sequences()(leak, made, Generator().manual_seed(0))
+        assert found.certificate is Certificate.EXACT, found.note
+        assert found.y is not None
+        wanted = torch.cat([x, y[:, None]], 1).tolist()
+        assert sorted(torch.cat([found.x, found.y[:, None]], 1).tolist()) == sorted(wanted)

@@ -30,9 +30,11 @@ def gpt2_logits(weights: list[Tensor], x: Tensor, depth: int, heads: int) -> Ten
     for _ in range(depth):
         inside = F.layer_norm(stream, stream.shape[-1:], next(rest), next(rest))
         joint = inside @ next(rest) + next(rest)
-        parts = [p.unflatten(-1, (heads, -1)).transpose(1, 2) for p in joint.chunk(3, dim=-1)]
-        mixed = F.scaled_dot_product_attention(parts[0], parts[1], parts[2], is_causal=True)
-        seen = mixed.transpose(1, 2).flatten(2)
+        query, key, value = (
+            part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in joint.chunk(3, dim=-1)
+        )
+        seen = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        seen = seen.transpose(1, 2).flatten(2)
         stream = stream + seen @ next(rest) + next(rest)
         inside = F.layer_norm(stream, stream.shape[-1:], next(rest), next(rest))
         hidden = F.gelu(inside @ next(rest) + next(rest))

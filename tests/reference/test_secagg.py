@@ -257,8 +257,9 @@ most = 0.0
     record = model.of(record_file.read(Path("leakaudit-out/results.json")))
     assert isinstance(record, model.CheckRecord)
     (cell,) = record.gate.cells
-    assert {one.node for one in cell.nodes} == set(ALL)
-    assert all(one.exact for one in cell.nodes)
+    nodes = model.given(cell.nodes, ())
+    assert {one.node for one in nodes} == set(ALL)
+    assert all(one.exact for one in nodes)
 
 
 @pytest.mark.parametrize("graph", ["ring", "star"])
@@ -273,3 +274,36 @@ def test_images_that_are_alike(family: str, dtype: str, constants: dict[str, Any
     count = lookalikes.attacked(scenario(dtype=dtype, **constants), family, 0, "exact")
     assert count.images == 8
     assert not count.false, count.cases
+
+
+def test_an_audit_and_a_sweep_count_each_record_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    scenario = """
+[scenario]
+victim = "secagg"
+nodes = 4
+graph = "complete"
+rounds = 10
+data = "faces"
+model = "mlp"
+samples = 2
+set = { hidden = 128 }
+"""
+    Path("plan.toml").write_text(f"{scenario}[sweep]\nattacks = ['exact']\nseeds = [0]\n")
+    assert main(["sweep", "plan.toml", "-q", "-o", "swept"]) == 0
+    record = model.of(record_file.read(Path("swept/results.json")))
+    assert isinstance(record, model.SweepRecord)
+    assert "8 of 8 records recovered" in record.summary
+    judged = "[audit]\nattacks = ['exact']\nnodes = [0, 2]\nseeds = 1\nadversaries = ['node:1']\n"
+    Path("audit.toml").write_text(scenario + judged)
+    assert main(["audit", "audit.toml", "-q", "-o", "audited"]) == 0
+    audited = model.of(record_file.read(Path("audited/results.json")))
+    assert isinstance(audited, model.AuditRecord)
+    columns = {}
+    for one in audited.findings:
+        assert one.scores is not None
+        assert isinstance(one.scores.exact, model.FlagColumn)
+        columns[one.node] = one.scores.exact.per_image
+    assert columns == {0: (True, True), 2: (True, True)}

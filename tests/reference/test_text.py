@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ import leakaudit as la
 from leakaudit.attacks import Sequences, Tokens
 from leakaudit.cli import main
 from leakaudit.errors import AttackError, LeakauditError
+from leakaudit.inversion.exact import decoders
 from leakaudit.leak import GradientLeak
 from leakaudit.reconstruction import Certificate, Reconstruction
 from leakaudit.rendering import passages
@@ -227,10 +229,113 @@ def test_too_many_tokens_are_named_in_one_line() -> None:
     assert not len(found.x)
 
 
+def ended(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Sequences that end with a token that occurs in another one, and one that does not occur."""
+    return x, torch.tensor([int(x[1, 0]), int(x[0, 3]), 255, int(x[2, 5])])
+
+
+@pytest.mark.parametrize(
+    "change", [None, ended, repeated, forked, shared, monotone, padded, permuted]
+)
+@pytest.mark.parametrize("dtype", [D, torch.float32])
+def test_a_tied_embedding_hides_neither_counts_nor_last_tokens(
+    change: Change | None, dtype: torch.dtype
+) -> None:
+    x, y = texts(4)
+    if change is not None:
+        x, y = change(x, y)
+    made = task(tied=True)
+    found = recovered(planted(made, x, y, dtype), made)
+    assert is_right(found, x, y) or found.certificate is not Certificate.EXACT
+    if dtype == D:
+        assert is_right(found, x, y)
+        assert found.certificate is Certificate.EXACT
+
+
+def test_a_difference_with_a_tied_embedding_suffices() -> None:
+    x, y = texts(3)
+    made = task(tied=True)
+    found = recovered(planted(made, x, y, models=2), made)
+    assert is_right(found, x, y)
+    assert found.certificate is Certificate.EXACT
+
+
+def test_a_tied_embedding_needs_tokens_that_do_not_occur() -> None:
+    made = task(vocabulary=40, tied=True)
+    x = torch.arange(64).reshape(4, 16) % 40
+    found = recovered(planted(made, x.double(), x[:, 0]), made)
+    assert found.certificate is Certificate.APPROXIMATE
+    assert found.y is None
+    assert "0 tokens do not occur, which is too few" in found.note
+
+
+def strange(**args: Any) -> Task:
+    spec = TaskSpec("gpt2_of_a_stranger:Gpt", args, "next_token", (16,), 256, data="text")
+    return Task.build(spec, dtype=D, trusted=True)
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        {},
+        {"tied": False, "bias": True},
+        {"tied": False, "gelu": "tanh", "heads": 1},
+        {"bias": True, "gelu": "tanh", "heads": 12},
+    ],
+)
+def test_a_model_that_computes_what_gpt2_does_is_read_as_one(args: dict[str, Any]) -> None:
+    made = strange(**args)
+    read = decoders.reading(made)
+    assert isinstance(read, decoders.Reading)
+    assert read.sizes.heads == args.get("heads", 6)
+    assert read.sizes.tied == args.get("tied", True)
+    assert read.approximate == args.get("gelu", "none")
+    x, y = texts(3)
+    for models in (1, 2):
+        few = (x, y) if models == 1 else (x[:2], y[:2])
+        found = recovered(planted(made, *few, models=models), made)
+        assert is_right(found, *few)
+        assert found.certificate is Certificate.EXACT
+
+
+def test_a_model_that_only_has_the_names_of_gpt2_is_refused() -> None:
+    made = strange(pre=False)
+    assert "does not compute what GPT-2 does" in str(decoders.reading(made))
+    leak = planted(made, *texts(2))
+    assert "does not compute what GPT-2 does" in str(Sequences().refuses(leak, made))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(60))
+def test_no_batch_of_a_tied_model_is_certified_falsely(seed: int) -> None:
+    """Random sizes, equal and similar sequences, differences, noise and trained weights."""
+    g = Generator().manual_seed(seed)
+
+    def drawn(*choices: Any) -> Any:
+        return choices[int(torch.randint(len(choices), (1,), generator=g))]
+
+    made = task(width=drawn(64, 96, 128), tied=True)
+    x, y = texts(drawn(1, 2, 3, 4), seed=seed)
+    if len(x) == 4:
+        change = drawn(ended, repeated, forked, shared, monotone, padded, permuted)
+        x, y = change(x, y)
+    leak = planted(made, x, y, drawn(D, torch.float32), drawn(1, 1, 2), drawn(0.001, 0.1, 1.0))
+    if drawn(False, False, True):
+        size = drawn(1e-12, 1e-8, 1e-4) * leak.value.std()
+        noise = torch.randn(leak.value.shape, generator=g, dtype=D).to(leak.value)
+        stated = torch.full_like(leak.std, float(size) * drawn(0.0, 1.0))
+        leak = replace(leak, value=leak.value + size * noise, std=stated)
+    if drawn(False, False, False, True):
+        leak = replace(leak, batch=len(x) + drawn(-1, 1) or 1)
+    found = recovered(leak, made)
+    right = is_right(found, x, y)
+    if found.y is not None and leak.batch != len(x):  # twice a batch has the same mean gradient
+        right = set(rows(found.x, found.y)) == set(rows(x, y))
+    assert right or found.certificate is not Certificate.EXACT
+
+
 def test_what_it_cannot_use_is_refused_in_one_line() -> None:
     x, y = texts(2)
-    tied = task(tied=True)
-    assert "tied" in str(Sequences().refuses(planted(tied, x, y), tied))
     leak = planted(task(), x, y)
     assert "does not know them" in str(Sequences().refuses(replace(leak, theta=None), task()))
     most = task().layout.size - 1

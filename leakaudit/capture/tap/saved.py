@@ -34,8 +34,10 @@ class Facts(Struct, frozen=True):
         losses: losses that the program computed.
         why: why the model was not exported; empty if it was.
         shape: shape of one input.
-        outputs: number of outputs; 0 if the output is not one vector per input.
+        outputs: number of outputs; 0 if the output is not one vector per input, or per token.
         tokens: whether the inputs are whole numbers.
+        each: whether there is an output for every token.
+        labels: whether the program passed labels to the model, which then computes the loss.
         batch: number of inputs for which the program was exported; None for any number.
         left_out: inputs without which the program was exported: they contained only ones.
     """
@@ -51,6 +53,8 @@ class Facts(Struct, frozen=True):
     shape: list[int] = []
     outputs: int = 0
     tokens: bool = False
+    each: bool = False
+    labels: bool = False
     batch: int | None = None
     left_out: list[str] = []
 
@@ -103,10 +107,17 @@ def take(folder: Path, trace: Path) -> SavedModel:
             "only ones in the first call"
         )
     loss, assumed = _loss(facts)
+    shape = list(facts.shape)
+    if facts.each and facts.labels:
+        said.append(
+            "the program passed labels to the model: as in transformers, each token is taken for "
+            "the label of the one before it, so a record is one token shorter than an input"
+        )
+        shape[-1] -= 1
     spec = TaskSpec(
         f"{stem}.{finder.PROGRAM}",
         loss=loss,
-        shape=tuple(facts.shape),
+        shape=tuple(shape),
         classes=2 if loss == "binary" else facts.outputs,
         beside=str(trace.absolute().parent),
     )
@@ -130,6 +141,10 @@ def _about(facts: Facts) -> str:
 
 def _loss(facts: Facts) -> tuple[str, str]:
     """Return the loss, and why it is not known."""
+    if facts.each:
+        if facts.losses == ["cross_entropy"] and facts.labels:
+            return "next_token", ""
+        return "next_token", "it has an output for every token; next_token is likely"
     likely = "binary" if facts.outputs == 1 else "cross_entropy"
     if facts.losses == [likely]:
         return likely, ""

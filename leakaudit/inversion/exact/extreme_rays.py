@@ -39,6 +39,10 @@ Array = NDArray[np.float64]
 # An entry is zero if it is below this many standard deviations of its error.
 ZERO = 6.0
 
+# Error of an entry of u @ columns that float64 leaves, relative to |u|: u is a null vector of its
+# zeros, with an error of 2e-16 times their condition number.
+LEAST = 1e-14
+
 # Tolerance of linear programs, relative to the largest entry: what is below it may be zero. HiGHS
 # meets conditions up to 1e-7.
 SOLVED = 1e-6
@@ -117,7 +121,8 @@ class Cone:
         Args:
             u: (b,).
         """
-        return self.noise * float(np.linalg.norm(u / self.sizes))
+        of_rows = self.noise * float(np.linalg.norm(u / self.sizes))
+        return max(of_rows, LEAST * float(np.linalg.norm(u)))
 
     def firm(self, u: Array, rng: np.random.Generator) -> bool:
         """Whether zeros of a ray determine it, even without those of one of `PARTS` parts.
@@ -272,28 +277,51 @@ def _vertex(cone: Cone, weights: Array, direction: Array, rng: np.random.Generat
 def _polished(cone: Cone, u: Array) -> Array | None:
     """Determine a ray again from its zeros only; None if these do not determine a ray of the cone.
 
-    The columns Z where the ray vanishes have rank b - 1, and the ray is their left null vector.
+    The columns Z where the ray vanishes have rank b - 1, and the ray is their left null vector. A
+    program meets conditions up to 1e-7, so what it shows as zero may be a small entry. One such
+    column would move the ray by far more than rounding. Therefore, columns weigh the less the
+    larger their entry still is (iteratively reweighted least squares).
     """
     b = len(u)
     if b == 1:
         return u
     limit = max(ZERO * cone.error(u), SOLVED * float(np.abs(u @ cone.columns).max()))
+    near = cone.columns[:, np.abs(u @ cone.columns) < limit]
     for _ in range(POLISH):
-        zeros = cone.columns[:, np.abs(u @ cone.columns) < limit]
-        if zeros.shape[1] < b - 1:
+        weights = 1 / np.abs(u @ near).clip(ZERO * cone.error(u))
+        heavier = _annihilator(cone, near * (weights / weights.max(initial=0.0)))
+        if heavier is None:
             return None
-        corner = np.linalg.qr(zeros.T, mode="r")
-        last = np.linalg.svd(corner)[2][-1]
-        if not abs(float(cone.one @ last)) > 0:
+        u = heavier
+    for _ in range(POLISH):
+        limit = ZERO * cone.error(u)
+        again = _annihilator(cone, cone.columns[:, np.abs(u @ cone.columns) < limit])
+        if again is None:
             return None
-        again = last / (cone.one @ last)
         settled = np.allclose(again, u, rtol=0, atol=1e-14 * float(np.abs(u).max()))
         u = again
-        limit = ZERO * cone.error(u)
         if settled:
             break
+    limit = ZERO * cone.error(u)
     inside = float((u @ cone.columns).min()) > -2 * max(limit, 1e-12)
     return u if inside else None
+
+
+def _annihilator(cone: Cone, zeros: Array) -> Array | None:
+    """Return the u (b,) with u @ zeros = 0 and u @ one = 1; None if there is none.
+
+    Args:
+        cone: The cone.
+        zeros: (b, n) columns.
+    """
+    if zeros.shape[1] < len(zeros) - 1:
+        return None
+    corner = np.linalg.qr(zeros.T, mode="r")
+    last: Array = np.linalg.svd(corner)[2][-1]
+    if not abs(float(cone.one @ last)) > 0:
+        return None
+    found: Array = last / (cone.one @ last)
+    return found
 
 
 def _known(u: Array, found: list[Array], cone: Cone) -> bool:

@@ -7,12 +7,16 @@ The inputs of the first linear layer are features of the images, known up to a b
 are samples (times the models that take part in a difference).
 2. **Zeros.** The zeros of the features determine the ray even without any third of them. A mixture
 of samples vanishes where several samples happen to cancel, and such a coincidence is one column.
-3. **Pixels.** The image lies on the grid. Mixtures do not: convolution and ReLU of the rounded
-image must give the features again, zeros included. A change of any pixel by one level would exceed
-the tolerance ten times.
+3. **Levels.** Every pixel is proven by exhaustion of the levels that the features leave possible
+(`open_pixels`). Mixtures of samples leave none. Convolution and ReLU of the rounded image must give
+the features again, zeros included.
 4. **Gradient.** If all samples are found, the whole gradient is computed again with their labels,
-and must equal the leaked one up to rounding. Images with pixels that their features do not show are
-certified by this alone.
+and must equal the leaked one up to rounding. Images with pixels that their features do not prove
+are certified by this alone, and so are those that `whole_batch` solved for through all layers at
+once.
+
+Samples whose slopes are close to rounding come second: those that are proven refine their features
+(`weak_samples`).
 """
 
 from __future__ import annotations
@@ -23,9 +27,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Generator, Tensor, nn
 
-from leakaudit.inversion.exact import certify, extreme_rays, first_layer_rows
+from leakaudit.inversion.exact import (
+    certify,
+    chain_pieces,
+    extreme_rays,
+    first_layer_rows,
+    weak_samples,
+    whole_batch,
+)
 from leakaudit.inversion.exact.extreme_rays import Cone
-from leakaudit.inversion.exact.peel import Peeled, closed, peel
+from leakaudit.inversion.exact.peel import Peeled, closed, peel, sized
 from leakaudit.inversion.exact.pixel_grid import OFF, Grid
 from leakaudit.inversion.labels import batch_labels
 from leakaudit.inversion.search import objectives
@@ -33,7 +44,7 @@ from leakaudit.reconstruction import Certificate, Reconstruction
 from leakaudit.tasks import layer_chain, sequential
 from leakaudit.tasks.activations import ACTIVATIONS
 from leakaudit.tasks.layer_chain import Layer
-from leakaudit.tasks.sequential import Role
+from leakaudit.tasks.sequential import Part, Role
 
 if TYPE_CHECKING:
     from leakaudit.inversion.exact.first_layer_rows import Span
@@ -48,8 +59,17 @@ ROUNDED = 1e-5
 # The same in standard deviations of the error of a feature.
 FITS = 8.0
 
+# Singular values below this multiple of the precision of float64, relative to the largest one, are
+# those of a decomposition's rounding; up to 25 has been observed, for 32,768 features.
+RESOLVED = 100.0
+
 # Maximum relative residual of the whole gradient, in units of what the leak's errors explain.
 EXPLAINED = 3.0
+
+# The same if every image is proven by its own features, so that the gradient is only compared to
+# notice another model or loss. The softmax of a trained network is 1 - p for a small p, and the
+# rounding of 1 in float32 is 1e-3 of a slope of 1e-4.
+SATURATED = 1e-3
 
 
 def missing(leak: GradientLeak, task: Task) -> str | None:
@@ -138,7 +158,8 @@ class Found:
             chain = layer_chain.layers(self.task, theta)
             names = [f"{one.name}.weight" for one in chain]
             at = names.index(self.layer[0])
-            found.append((chain[:at], chain[at].parameters["weight"]))
+            before = chain_pieces.folded(chain[:at])
+            found.append((before, chain[at].parameters["weight"]))
         return found
 
     @property
@@ -148,6 +169,19 @@ class Found:
         inside = self.rows @ self.span.basis.T
         found: Tensor = torch.linalg.lstsq(rays.T, inside.T, driver="gelsd").solution.T
         return found
+
+    def of_convolution(self, layer: Layer) -> Tensor | None:
+        """Return the gradient of a convolution's weights, flattened; None if it has not leaked.
+
+        Args:
+            layer: The convolution, with batch normalisation folded into it.
+        """
+        found = self.gradient(f"{layer.name}.weight")
+        if found is None or layer.scale is None:
+            return found
+        # The weights of the layer are s W, so a slope in them is 1/s of a slope in W.
+        shape = layer.parameters["weight"].shape
+        return (found.reshape(shape) / layer.scale[:, None, None, None]).flatten()
 
     def gradient(self, name: str) -> Tensor | None:
         """Return the equation's value for one parameter, without weight decay; None if not leaked.
@@ -172,8 +206,8 @@ class _Images:
     """Images that were peeled from features.
 
     Attributes:
-        plain: (k, *shape) images on the grid whose features are those of the leak.
-        other: (m, *shape) the same, but with pixels that these features do not show.
+        plain: (k, *shape) images on the grid that their features prove.
+        other: (m, *shape) images with these features, but with pixels that these do not prove.
         close: (n, *shape) images that do not have these features.
         why: Why some rays gave no image.
     """
@@ -184,51 +218,158 @@ class _Images:
     why: str
 
 
+@dataclass(frozen=True)
+class _Sample:
+    """One ray, taken back to pixels.
+
+    Attributes:
+        ray: Its index.
+        peeled: Its pixels, as far as they are known.
+        chain: The layers of the model in question.
+        weight: (H, n) weights of the linear layer of this model.
+        values: (n,) its features.
+        error: Relative error of the features.
+        allowed: (n,) largest errors of the features.
+    """
+
+    ray: int
+    peeled: Peeled
+    chain: list[Layer]
+    weight: Tensor
+    values: Tensor
+    error: float
+    allowed: Tensor
+
+    def image(self, x: Tensor, grid: Grid, task: Task) -> Tensor | None:
+        """Return the rounded image if its features are those of the leak; None if they are not.
+
+        Args:
+            x: (p,) input of the network.
+            grid: Grid of the pixels.
+            task: The learning task.
+        """
+        image = task.denormalise(x.reshape(1, *task.spec.shape))
+        away = (image * grid.levels - (image * grid.levels).round()).square().mean().sqrt()
+        if not float(away) < OFF:
+            return None
+        snapped = grid.snapped(image)
+        off = (_features(self.chain, snapped, task) - self.values).abs()
+        return snapped[0] if bool((off < self.allowed).all()) else None
+
+
 def _images(found: Found) -> _Images:
-    """Peel every ray, close what is open, and compare features."""
+    """Peel every ray, close what is open, compare features, and solve the rest as a whole."""
     task = found.task
     grid = Grid.of(task)
-    peeled: list[tuple[Peeled, list[Layer], Tensor, float]] = []
+    samples: list[_Sample] = []
     reasons: list[str] = []
-    slopes: list[Tensor] = []
-    neurons = found.slopes
-    chains = found.chains
     for k, ray in enumerate(torch.from_numpy(found.rays).to(found.rows)):
         values = ray @ found.span.basis[:, :-1]
         error = max(found.cone.error(found.rays[k]) / float(values.max()), ROUNDED / FITS)
-        best: tuple[float, Peeled, list[Layer], Tensor] | None = None
-        for chain, weight in chains:
-            one = peel(chain, values, error, grid)
-            if isinstance(one, str):
-                reasons.append(one)
-                continue
-            away = _away(one, grid)
-            if best is None or away < best[0]:
-                best = away, one, chain, weight
-        if best is not None:
-            peeled.append((best[1], best[2], values, error))
-            slopes.append(neurons[:, k] @ best[3])
-    samples = [one for one, *_ in peeled]
-    inputs = _closed(found, samples, slopes, grid) or [one.x for one in samples]
-    plain: list[Tensor] = []
-    other: list[Tensor] = []
-    close: list[Tensor] = []
-    for x, (one, chain, values, error) in zip(inputs, peeled, strict=True):
-        image = task.denormalise(x.reshape(1, *task.spec.shape))
-        snapped = _exact(image, values, error, chain, grid, task)
-        if snapped is None:
-            close.append(image[0])
-        elif one.plain:
-            plain.append(snapped)
+        best = _best(found, k, values, error, grid)
+        if isinstance(best, str):
+            reasons.append(best)
         else:
-            other.append(snapped)
+            samples.append(best)
+    samples = _again(found, samples, grid)
+    inputs = _closed(found, samples, grid) or [one.peeled.x for one in samples]
+    plain: dict[int, Tensor] = {}
+    other: dict[int, Tensor] = {}
+    close: dict[int, Tensor] = {}
+    for x, one in zip(inputs, samples, strict=True):
+        snapped = one.image(x, grid, task)
+        if snapped is None:
+            close[one.ray] = task.denormalise(x.reshape(1, *task.spec.shape))[0]
+        elif one.peeled.plain:
+            plain[one.ray] = snapped
+        else:
+            other[one.ray] = snapped
+    rest = whole_batch.solve(found, {**plain, **other}, close)
+    other.update(rest.unique)
     none = torch.empty(0, *task.spec.shape, dtype=found.rows.dtype)
     return _Images(
-        torch.stack(plain).unique(dim=0) if plain else none,
-        torch.stack(other).unique(dim=0) if other else none,
-        torch.stack(close) if close else none,
-        reasons[0] if reasons else "",
+        torch.stack(list(plain.values())).unique(dim=0) if plain else none,
+        torch.stack(list(other.values())).unique(dim=0) if other else none,
+        torch.stack(list(rest.close.values())) if rest.close else none,
+        "; ".join(filter(None, (reasons[0] if reasons else "", rest.why))),
     )
+
+
+def _best(found: Found, ray: int, values: Tensor, error: float, grid: Grid) -> _Sample | str:
+    """Peel features (n,) through the model whose pixels are closest to the grid."""
+    reason = ""
+    best: tuple[float, _Sample] | None = None
+    for chain, weight in found.chains:
+        one = peel(chain, values, error, grid)
+        if isinstance(one, str):
+            reason = reason or one
+            continue
+        away = _away(one, grid)
+        allowed = torch.full_like(values, FITS * error * float(values.max()))
+        if best is None or away < best[0]:
+            best = away, _Sample(ray, one, chain, weight, values, error, allowed)
+    return best[1] if best else reason
+
+
+def _again(found: Found, samples: list[_Sample], grid: Grid) -> list[_Sample]:
+    """Peel the samples that are not proven again, with features refined by those that are.
+
+    Every sample that this proves helps to refine the others.
+    """
+    models = int(found.leak.combination[found.equation].count_nonzero())
+    all_there = len(samples) == len(found.rays) == found.span.batch
+    if not all_there or models > 1 or found.span.white:
+        return samples
+    known: dict[int, Tensor] = {}
+    while True:
+        before = len(known)
+        for k, one in enumerate(samples):
+            image = one.image(one.peeled.x, grid, found.task) if one.peeled.plain else None
+            if image is not None:
+                known[k] = _features(one.chain, image[None], found.task)
+        if not before < len(known) < len(samples):
+            return samples
+        samples = _with_refined(found, samples, known, grid)
+
+
+def _with_refined(
+    found: Found, samples: list[_Sample], known: dict[int, Tensor], grid: Grid
+) -> list[_Sample]:
+    """Peel the samples that are not known again.
+
+    Args:
+        found: All samples of one equation.
+        samples: The same, peeled.
+        known: The exact features (n,) of some of them.
+        grid: Grid of the pixels.
+    """
+    values = torch.stack([one.values for one in samples])
+    deviation = torch.tensor([found.cone.error(ray) for ray in found.rays]).to(values)
+    noise = float(found.leak.std[found.equation]) * found.span.noise
+    refined = weak_samples.refined(found.rows, values, deviation, known, found.leak.wire, noise)
+    if refined is None:
+        return samples
+    out = list(samples)
+    weak = [k for k in range(len(samples)) if k not in known]
+    for k, mine, spread in zip(weak, refined.values, refined.deviation, strict=True):
+        better = _refined(samples[k], mine, spread, grid)
+        if better is not None:
+            out[k] = better
+    return out
+
+
+def _refined(sample: _Sample, values: Tensor, deviation: Tensor, grid: Grid) -> _Sample | None:
+    """Peel refined features (n,) with errors (n,); None if this proves no more pixels."""
+    error = ROUNDED / FITS
+    deviation = deviation.clamp_min(error * float(values.max()))
+    full = sized(sample.chain, values, error, deviation)
+    if full is None:
+        return None
+    peeled = peel(sample.chain, full, error, grid, deviation)
+    if isinstance(peeled, str) or not peeled.plain:
+        return None
+    allowed = FITS * deviation
+    return _Sample(sample.ray, peeled, sample.chain, sample.weight, full, error, allowed)
 
 
 def _away(peeled: Peeled, grid: Grid) -> float:
@@ -237,31 +378,17 @@ def _away(peeled: Peeled, grid: Grid) -> float:
     return float((pixels - pixels.round()).square().mean().sqrt())
 
 
-def _closed(
-    found: Found, samples: list[Peeled], slopes: list[Tensor], grid: Grid
-) -> list[Tensor] | None:
+def _closed(found: Found, samples: list[_Sample], grid: Grid) -> list[Tensor] | None:
     """Close open directions if all samples are there and the first convolution has leaked."""
+    peeled = [one.peeled for one in samples]
     if not samples or len(samples) != found.span.batch:
         return None
-    layer = samples[0].layer
-    gradient = found.gradient(f"{layer.name}.weight")
+    gradient = found.of_convolution(peeled[0].layer)
     if gradient is None:
         return None
-    return closed(samples, torch.stack(slopes, dim=1), gradient, grid)
-
-
-def _exact(
-    x: Tensor, values: Tensor, error: float, chain: list[Layer], grid: Grid, task: Task
-) -> Tensor | None:
-    """Return the rounded image if its features are those of the leak; None if they are not."""
-    away = (x * grid.levels - (x * grid.levels).round()).square().mean().sqrt()
-    if not float(away) < OFF:
-        return None
-    snapped = grid.snapped(x)
-    allowed = FITS * error * float(values.max())
-    if not float((_features(chain, snapped, task) - values).abs().max()) < allowed:
-        return None
-    return snapped[0]
+    neurons = found.slopes
+    slopes = torch.stack([neurons[:, one.ray] @ one.weight for one in samples], dim=1)
+    return closed(peeled, slopes, gradient, grid)
 
 
 def _features(chain: list[Layer], x: Tensor, task: Task) -> Tensor:
@@ -270,13 +397,19 @@ def _features(chain: list[Layer], x: Tensor, task: Task) -> Tensor:
 
 def _doubt(leak: GradientLeak, span: Span, white: Tensor, expected: int | None) -> str:
     """Explain why the rows do not show the number of samples with certainty; empty if they do."""
-    if not certify.ends(span, white):
+    if not certify.ends(span, white) and not _rounded_off(span):
         return "a singular value after those of the batch is larger than message rounding explains"
     if expected is None or not leak.steady:
         return "the batch size is not known; record it (samples)"
     if expected != span.batch:
         return f"{expected} samples appear as {span.batch}: some are equal, or nearly"
     return ""
+
+
+def _rounded_off(span: Span) -> bool:
+    """Whether the singular values after those of the batch are zero up to rounding in float64."""
+    rounding = RESOLVED * torch.finfo(torch.float64).eps * float(span.sizes[0])
+    return float(span.sizes[span.batch]) < rounding
 
 
 def _reported(
@@ -301,7 +434,10 @@ def _reported(
     if y is not None:
         target = objectives.target(leak, task, 1, torch.float64)
         left = objectives.misfit(target, task, exact.to(target.value), y.to(target.value.device))
-        if left > max(certify.ROUNDED, EXPLAINED * target.noise):
+        allowed = max(certify.ROUNDED, EXPLAINED * target.noise)
+        if len(images.plain) == wanted:
+            allowed = max(allowed, SATURATED)
+        if left > allowed:
             why = why or "the whole gradient of these images differs from the leaked one"
     elif len(exact) == wanted:
         why = why or "the labels were not found, so the whole gradient was not compared"
@@ -333,6 +469,7 @@ def _first_linear(task: Task) -> LinearNames | str:
     if parts is None:
         return f"{task.spec.model} is not a plain chain of layers"
     rectified = False
+    before: Part | None = None
     for part in parts:
         m = part.module
         if isinstance(m, nn.Linear):
@@ -340,11 +477,37 @@ def _first_linear(task: Task) -> LinearNames | str:
                 return f"the inputs of {part.name} do not come out of a ReLU"
             bias = None if m.bias is None else f"{part.name}.bias"
             return f"{part.name}.weight", bias
-        if isinstance(m, nn.Conv2d) and not sequential.plain(m):
-            return f"{part.name} is a convolution with groups or with padding other than zeros"
-        invertible = part.role is Role.ACTIVATION and ACTIVATIONS[type(m)].undo is not None
-        if part.role in (Role.OTHER, Role.ACTIVATION) and not invertible:
-            return f"{part.name} is a {type(m).__name__}, which cannot be inverted"
+        why = _unfit(part, before)
+        if why:
+            return why
         if part.role in (Role.LAYER, Role.ACTIVATION):
             rectified = isinstance(m, nn.ReLU)
+        before = part
     return "there is no linear layer"
+
+
+def _unfit(part: Part, before: Part | None) -> str:
+    """Explain why a layer cannot be inverted, given the layer before it; empty if it can."""
+    m = part.module
+    if isinstance(m, nn.Conv2d) and not sequential.plain(m):
+        return f"{part.name} is a convolution with groups or with padding other than zeros"
+    if isinstance(m, nn.BatchNorm2d):
+        if m.running_mean is None:
+            return (
+                f"{part.name} normalises with the statistics of the batch, so that features depend "
+                "on all samples; bn=eval can be inverted"
+            )
+        if before is None or not isinstance(before.module, nn.Conv2d):
+            return f"{part.name} is not directly behind a convolution"
+        return ""
+    if isinstance(m, (nn.MaxPool2d, nn.AdaptiveMaxPool2d)):
+        return (
+            f"{part.name} is a {type(m).__name__}, "
+            "and which of its inputs it lets through is not known"
+        )
+    invertible = part.role is Role.ACTIVATION and ACTIVATIONS[type(m)].undo is not None
+    if isinstance(m, chain_pieces.AVERAGES) or invertible:
+        return ""
+    if part.role in (Role.OTHER, Role.ACTIVATION):
+        return f"{part.name} is a {type(m).__name__}, which cannot be inverted"
+    return ""

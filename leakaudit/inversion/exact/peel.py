@@ -6,9 +6,10 @@ before is next. No gradient is needed for this, only the weights.
 
 With c input channels, o output channels and stride s, about o / 2 outputs per position are
 positive, and each position covers s^2 new pixels of every channel: there are enough equations if
-o > 2 c s^2. Even then a few directions may stay open in the first layer, where an image is plain
-and few outputs are positive. The gradient of this layer closes them (`closed`). It is linear in the
-pixels as well, because the slopes of its outputs are known: sum_k d_k * x_k over all samples.
+o > 2 c s^2. Even then, directions stay open in the first layer, where an image is plain and few
+outputs are positive. There, pixels are whole levels, and `open_pixels` enumerates those that are
+possible. What it leaves open is closed by the gradient of this layer (`closed`). It is linear in
+the pixels as well, because the slopes of its outputs are known: sum_k d_k * x_k over all samples.
 """
 
 from __future__ import annotations
@@ -17,15 +18,19 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import vjp
 from torch.nn.grad import conv2d_weight
 
+from leakaudit.inversion.exact import open_pixels
 from leakaudit.inversion.exact.pixel_grid import Grid
 from leakaudit.tasks import layer_chain, sequential
+from leakaudit.tasks.activations import ZERO_ERRORS
 from leakaudit.tasks.layer_chain import Layer, Output
 from leakaudit.tasks.sequential import Role
 
@@ -51,9 +56,6 @@ NEAR = 0.1
 # Change of the pixels, in levels, at which they have settled.
 SETTLED = 1e-3
 
-# Change of an output, in units of its error, that shows: it exceeds any error ten times.
-VISIBLE = 80.0
-
 # Number of directions that are computed to find the open ones, of which some must not be open: for
 # most images, and for those with large plain areas.
 FEW = 12
@@ -77,8 +79,8 @@ class Peeled:
         layer: The first convolution.
         after: The layers that follow it.
         output: (1, o, h, w) its output as the features show it, with -1 for what is not positive.
-        plain: Whether a change of any pixel by one level shows in the features, so that an image on
-            the grid with these features needs no other evidence.
+        plain: Whether every pixel is proven by exhaustion (`open_pixels`), so that the image needs
+            no other evidence.
     """
 
     x: Tensor
@@ -136,7 +138,13 @@ class Peeled:
         return found.flatten()
 
 
-def peel(chain: list[Layer], features: Tensor, error: float, grid: Grid) -> Peeled | str:
+def peel(
+    chain: list[Layer],
+    features: Tensor,
+    error: float,
+    grid: Grid,
+    deviation: Tensor | None = None,
+) -> Peeled | str:
     """Solve for the input of a chain of convolutions and activations.
 
     Args:
@@ -144,23 +152,26 @@ def peel(chain: list[Layer], features: Tensor, error: float, grid: Grid) -> Peel
         features: (n,) output of the chain, flattened.
         error: Relative error of the features.
         grid: Grid of the chain's input.
+        deviation: (n,) standard deviations of the features' errors, if they differ. They belong to
+            a chain with one layer with weights.
 
     Returns:
         The input, or why the equations do not determine it.
     """
+    for one in chain:
+        if sequential.ROLES.get(type(one.module), Role.OTHER) is Role.OTHER:
+            return f"{one.name} is a {type(one.module).__name__}, which cannot be taken off"
     k = len(chain)
     h = features
     while True:
         k, output, _ = layer_chain.before(chain, k, h, torch.zeros_like(h), error)
         layer = chain[k]
+        if not any(sequential.ROLES[type(one.module)] is Role.LAYER for one in chain[:k]):
+            return _pixels(layer, chain[k + 1 :], output, error, grid, deviation)
         solved = _solved(layer, output)
         if solved is None:
             return f"the positive outputs of {layer.name} leave more than a few inputs open"
         x, directions, growth = solved
-        if not any(sequential.ROLES[type(one.module)] is Role.LAYER for one in chain[:k]):
-            value = torch.where(output.known, output.value, -1.0)[None]
-            plain = not directions.shape[1] and _shows(layer, output, error, grid)
-            return Peeled(x, directions, layer, chain[k + 1 :], value, plain)
         if directions.shape[1]:
             return f"the positive outputs of {layer.name} do not determine all inputs"
         h = x.reshape(layer.shape)
@@ -214,11 +225,129 @@ def closed(
     return found
 
 
-def _shows(layer: Layer, output: Output, error: float, grid: Grid) -> bool:
-    """Whether a change of any single pixel by one level shows in the known outputs of a layer."""
-    known = output.known.flatten().numpy()
-    change = abs(_matrix(layer)[known]).max(axis=0).toarray() / (grid.std.numpy() * grid.levels)
-    return bool(change.min() > VISIBLE * error * float(output.value.max()))
+def sized(chain: list[Layer], features: Tensor, error: float, deviation: Tensor) -> Tensor | None:
+    """Determine the size of features of which only the direction is known.
+
+    With one convolution, A x + bias = s times the positive features. The bias does not change with
+    s, so the equations fit at one s: the part of the features that no A x can explain is, times s,
+    that of the bias.
+
+    Args:
+        chain: Layers before the features, one of them with weights.
+        features: (n,).
+        error: Relative error of the features.
+        deviation: (n,) standard deviations of their errors.
+
+    Returns:
+        (n,) features of the right size; None if the convolution has no bias, or there is more than
+        one layer with weights.
+    """
+    weighty = [one for one in chain if one.parameters]
+    if len(weighty) != 1 or "bias" not in weighty[0].parameters:
+        return None
+    nothing = torch.zeros_like(features)
+    k, output, _ = layer_chain.before(chain, len(chain), features, nothing, error)
+    layer = chain[k]
+    bias = layer.parameters["bias"][:, None, None].expand(output.value.shape)
+    known = _clear(output, deviation).flatten()
+    weight = 1 / deviation.reshape(output.value.shape).flatten()[known].numpy()
+    matrix = _matrix(layer)[known.numpy()].multiply(weight[:, None]).tocsr()
+    unexplained = _remainder(
+        matrix,
+        np.stack([output.value.flatten()[known].numpy(), bias.flatten()[known].numpy()], axis=1)
+        * weight[:, None],
+    )
+    of_features, of_bias = unexplained.T
+    if not float(of_features @ of_features) > 0:
+        return None
+    return features * float(of_features @ of_bias) / float(of_features @ of_features)
+
+
+def _remainder(matrix: Any, right: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the part of right sides (m, k) that no matrix x explains."""
+    from scipy.sparse import eye_array
+    from scipy.sparse.linalg import splu  # slow to import
+
+    normal = (matrix.T @ matrix).tocsc()
+    largest = float(normal.diagonal().max(initial=1.0))
+    shifted = normal + SHIFT * largest * eye_array(normal.shape[0], format="csc")
+    factor = splu(shifted.tocsc(), permc_spec="MMD_AT_PLUS_A", options={"SymmetricMode": True})
+    for _ in range(1 + REFINED):
+        right = right - matrix @ factor.solve(matrix.T @ right)
+    return right
+
+
+def _clear(output: Output, deviation: Tensor) -> Tensor:
+    """Return which outputs are known and not mistaken for zero, bool."""
+    error = deviation.reshape(output.value.shape)
+    return output.known & (output.value > ZERO_ERRORS * error)
+
+
+def _pixels(
+    layer: Layer,
+    after: list[Layer],
+    output: Output,
+    error: float,
+    grid: Grid,
+    deviation: Tensor | None,
+) -> Peeled | str:
+    """Solve for the pixels that a first convolution's output shows.
+
+    Args:
+        layer: The convolution.
+        after: The layers that follow it.
+        output: Its output.
+        error: Standard deviation of its errors, relative to the largest one.
+        grid: Grid of the pixels.
+        deviation: Standard deviations of its entries' errors, if they differ.
+    """
+    spread = torch.full_like(output.value, error * float(output.value.max()))
+    if deviation is not None:
+        spread = deviation.reshape(output.value.shape)
+        output = Output(output.value, _clear(output, spread), output.trust)
+    shown = torch.where(output.known, output.value, -1.0)[None]
+    board = open_pixels.Board(_equations(layer, output, spread, grid))
+    contradicted = False
+    try:
+        board.fill()
+    except open_pixels.Contradiction:
+        contradicted = True
+    like = output.value
+    known = torch.from_numpy(board.known)
+    levels = torch.from_numpy(board.value).to(like)
+    x = (levels / grid.levels - grid.mean) / grid.std
+    if bool(known.all()):
+        return Peeled(x, x.new_zeros(len(x), 0), layer, after, shown, board.fits())
+    if contradicted:
+        known = torch.zeros_like(known)
+    solved = _solved(layer, output, x, known)
+    if solved is None:
+        return f"the positive outputs of {layer.name} leave more than a few inputs open"
+    return Peeled(solved[0], solved[1], layer, after, shown, False)
+
+
+def _equations(layer: Layer, output: Output, spread: Tensor, grid: Grid) -> open_pixels.Equations:
+    """Return the equations of a first convolution's outputs between levels of pixels."""
+    from scipy.sparse import diags_array  # slow to import
+
+    known = np.flatnonzero(output.known.numpy())
+    scale = 1 / spread.flatten()[known].numpy()
+    right = output.value.flatten()[known]
+    bias = layer.parameters.get("bias")
+    if bias is not None:
+        right = right - bias[:, None, None].expand(output.value.shape).flatten()[known]
+    matrix = _matrix(layer)[known]
+    # An input is (levels / grid.levels - mean) / std.
+    right = right.numpy() + matrix @ (grid.mean / grid.std).numpy()
+    matrix = (matrix @ diags_array((1 / (grid.std * grid.levels)).numpy())).tocsr()
+    high, wide = output.value.shape[1:]
+    return open_pixels.Equations(
+        matrix.multiply(scale[:, None]).tocsr(),
+        right * scale,
+        known % (high * wide),
+        _places(layer).reshape(high, wide, -1),
+        grid.levels,
+    )
 
 
 def _rounded(x: Tensor, grid: Grid) -> Tensor:
@@ -226,23 +355,62 @@ def _rounded(x: Tensor, grid: Grid) -> Tensor:
     return (grid.snapped(x * grid.std + grid.mean) - grid.mean) / grid.std
 
 
-def _solved(layer: Layer, output: Output) -> tuple[Tensor, Tensor, float] | None:
+def _solved(
+    layer: Layer, output: Output, x: Tensor | None = None, given: Tensor | None = None
+) -> tuple[Tensor, Tensor, float] | None:
     """Solve for a convolution's input by sparse least squares, given a part of its output.
+
+    Args:
+        layer: The convolution.
+        output: Its output.
+        x: (n,) input, of which a part may be known.
+        given: (n,) bool, which part.
 
     Returns:
         A solution (n,), the directions (n, d) that the equations leave open, and the factor by
         which relative errors grow; None if too many directions are open.
     """
-    from scipy.sparse import eye_array
-    from scipy.sparse.linalg import splu  # slow to import
-
     known = output.known.flatten()
+    if int(known.sum()) + MANY < math.prod(layer.shape):
+        return None  # fewer equations than that leave more directions open
     matrix = _matrix(layer)[known.numpy()]
     right = output.value
     bias = layer.parameters.get("bias")
     if bias is not None:
         right = right - bias[:, None, None]
     value = right.flatten()[known].numpy()
+    if x is not None and given is not None and bool(given.any()):
+        return _completed(matrix, value, x, given)
+    found = _least_squares(matrix, value)
+    if found is None:
+        return None
+    like = output.value
+    return torch.from_numpy(found[0]).to(like), torch.from_numpy(found[1]).to(like), found[2]
+
+
+def _completed(
+    matrix: Any, value: NDArray[np.float64], x: Tensor, given: Tensor
+) -> tuple[Tensor, Tensor, float] | None:
+    """Solve for the part of an input (n,) that is not given."""
+    free = ~given.numpy()
+    rest = value - matrix[:, ~free] @ x.numpy()[~free]
+    found = _least_squares(matrix[:, free], rest)
+    if found is None:
+        return None
+    x = x.clone()
+    x[~given] = torch.from_numpy(found[0]).to(x)
+    directions = x.new_zeros(len(x), found[1].shape[1])
+    directions[~given] = torch.from_numpy(found[1]).to(x)
+    return x, directions, found[2]
+
+
+def _least_squares(
+    matrix: Any, value: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64], float] | None:
+    """Solve sparse equations matrix x = value; the result is that of `_solved`."""
+    from scipy.sparse import eye_array
+    from scipy.sparse.linalg import splu  # slow to import
+
     normal = (matrix.T @ matrix).tocsc()
     largest = float(normal.diagonal().max(initial=0.0))
     if not largest > 0:
@@ -254,7 +422,12 @@ def _solved(layer: Layer, output: Output) -> tuple[Tensor, Tensor, float] | None
     for _ in range(REFINED):
         x = x + factor.solve(matrix.T @ (value - matrix @ x))
     for count in (FEW, MANY):
-        block = np.random.default_rng(0).standard_normal((len(x), min(count, len(x))))
+        if len(x) <= count:
+            values, turn = np.linalg.eigh(normal.toarray())
+            is_open = values < OPEN * largest
+            growth = math.sqrt(largest / float(values[~is_open].min(initial=largest)))
+            return x, turn[:, is_open], growth
+        block = np.random.default_rng(0).standard_normal((len(x), count))
         for _ in range(STEPS):
             block = np.linalg.qr(factor.solve(block))[0]
         values, turn = np.linalg.eigh(block.T @ (normal @ block))
@@ -262,8 +435,7 @@ def _solved(layer: Layer, output: Output) -> tuple[Tensor, Tensor, float] | None
         if not is_open.all():
             growth = math.sqrt(largest / float(values[~is_open].min()))
             directions = block @ turn[:, is_open]
-            like = output.value
-            return torch.from_numpy(x).to(like), torch.from_numpy(directions).to(like), growth
+            return x, directions, growth
     return None
 
 
@@ -275,13 +447,7 @@ def _matrix(layer: Layer):  # type: ignore[no-untyped-def]
     assert isinstance(m, nn.Conv2d)
     weight = layer.parameters["weight"]
     size = math.prod(layer.shape)
-    # Which input each entry of each patch is: the patches of an image of indices. Padding is 0, so
-    # that indices count from 1.
-    places = torch.arange(1.0, size + 1, dtype=torch.float64).reshape(1, *layer.shape)
-    patches = nn.functional.unfold(places, m.kernel_size, m.dilation, _pair(m.padding), m.stride)[
-        0
-    ].long()  # (c k k, positions)
-    entries = patches.T - 1  # (positions, c k k)
+    entries = torch.from_numpy(_places(layer))
     inside = entries >= 0
     filters = weight.flatten(1)  # (o, c k k)
     positions = len(entries)
@@ -293,6 +459,19 @@ def _matrix(layer: Layer):  # type: ignore[no-untyped-def]
     data = values[chosen].double().numpy()
     where = (row[chosen].numpy(), column[chosen].numpy())
     return csr_array((data, where), shape=(len(filters) * positions, size))
+
+
+def _places(layer: Layer) -> NDArray[np.int64]:
+    """Return which input each entry of each patch is, (positions, c k k), -1 outside the image."""
+    m = layer.module
+    assert isinstance(m, nn.Conv2d)
+    size = math.prod(layer.shape)
+    # The patches of an image of indices. Padding is 0, so that indices count from 1.
+    indices = torch.arange(1.0, size + 1, dtype=torch.float64).reshape(1, *layer.shape)
+    padding = _pair(m.padding)
+    patches = nn.functional.unfold(indices, m.kernel_size, m.dilation, padding, m.stride)[0]
+    found: NDArray[np.int64] = patches.T.long().numpy() - 1
+    return found
 
 
 def _pair(padding: str | tuple[int, ...]) -> tuple[int, ...]:

@@ -28,9 +28,8 @@ a guess must lie in the space at every model.
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -38,12 +37,12 @@ import torch
 from torch import Generator, Tensor
 
 from leakaudit.inversion.exact import first_layer_rows
+from leakaudit.inversion.exact.decoders import HEAD, TOKENS
 from leakaudit.progress import expired, step
 from leakaudit.tasks.models import Block, Decoder
 
 if TYPE_CHECKING:
     from leakaudit.leak import GradientLeak
-    from leakaudit.tasks.task import Task
 
 # Distances from a space, in units of the root mean square that the leak's noise causes, up to which
 # a vector lies in it. The distance of a true input is a norm over many coordinates and therefore
@@ -130,19 +129,6 @@ def space(leak: GradientLeak, rows: Tensor, most: int, generator: Generator) -> 
     # Rounding errors of a sum of h terms grow as sqrt(h).
     rounding = precision * math.sqrt(width)
     return Space(axes, found.sizes[: found.batch] / found.noise, rounding)
-
-
-def decoder(task: Task, theta: Tensor) -> Decoder:
-    """Return the task's model with given parameters, in float64.
-
-    Args:
-        task: A task with the model gpt.
-        theta: Flat parameters (d,).
-    """
-    module = copy.deepcopy(task.module).double()
-    module.load_state_dict(dict(task.layout.split(theta.double())), strict=False)
-    assert isinstance(module, Decoder)
-    return module.requires_grad_(False)
 
 
 @dataclass(frozen=True)
@@ -312,14 +298,21 @@ class Counts:
 
 
 def counts(
-    models: Sequence[Decoder], weights: Tensor, head: Tensor, tree: Tree, batch: int
+    models: Sequence[Decoder],
+    weights: Tensor,
+    gradient: Mapping[str, Tensor],
+    tree: Tree,
+    batch: int,
 ) -> Counts | str:
     """Count the sequences of a tree by the gradient of the output layer.
+
+    If the output layer is tied to the embedding of the tokens, their gradients are added. This
+    concerns the tokens of the tree only; the others still show how often each node occurs.
 
     Args:
         models: The models of the gradients.
         weights: (K,) coefficients of the gradients at these models in the leak.
-        head: (vocabulary, h) the combination of the output layer's gradients.
+        gradient: The combination of the gradients, by the names of the decoder's parameters.
         tree: The tree.
         batch: Number of sequences b.
 
@@ -338,25 +331,46 @@ def counts(
     sizes = torch.linalg.svdvals(stack)
     if float(sizes[-1]) < INDEPENDENT * float(sizes[0]):
         return "the inputs of the output layer depend on each other"
+
+    tied = HEAD not in gradient
+    vocabulary = chances[0].shape[1]
+    clear = torch.ones(vocabulary, dtype=torch.bool)
+    if tied:
+        clear[tree.sequences.unique()] = False
+    if int(clear.sum()) <= 2 * batch:
+        return f"only {int(clear.sum())} tokens do not occur, which is too few to count sequences"
+    head = gradient[TOKENS if tied else HEAD][clear]
     # head = sum_t c_t f_t^T, one block of nodes for each model
     slopes = torch.linalg.lstsq(stack.T, head.T).solution.unflatten(0, (len(models), -1))
     scale = batch * tree.sequences.shape[1] / weights
     slopes = slopes * scale[:, None, None]
     # A token that never follows has the slope n p; others have less. At most b tokens follow.
-    share = slopes[0] / chances[0]
+    share = slopes[0] / chances[0][:, clear]
     through = share.topk(batch + 1, dim=1).values.median(1).values
-    followers = through[:, None] * chances[0] - slopes[0]
-    whole = followers.round()
-    off = float((followers - whole).abs().max())
+    followers = through[:, None] * chances[0][:, clear] - slopes[0]
+    off = float((followers - followers.round()).abs().max())
     off = max(off, float((through - through.round()).abs().max()))
     for slope, chance in zip(slopes[1:], chances[1:], strict=True):
-        again = through[:, None] * chance - slope
-        off = max(off, float((again - whole).abs().max()))
+        again = through[:, None] * chance[:, clear] - slope
+        off = max(off, float((again - followers.round()).abs().max()))
+    whole = torch.zeros(len(places), vocabulary, dtype=torch.float64)
+    whole[:, clear] = followers.round()
+    through = through.round()
+    inside = _following(numbers, places, tree.sequences, through, vocabulary)
+    if tied and off <= WHOLE:
+        whole += inside * ~clear
+        last = _last_tokens(models, weights, gradient, inputs, chances, whole, through, ~clear)
+        if isinstance(last, str):
+            return last
+        whole += last.round()
+        off = max(off, float((last - last.round()).abs().max()))
     if off > WHOLE or bool((whole < 0).any()):
         return f"the counts of tokens are not whole numbers (they are off by {off:.2g})"
-    if not torch.equal(whole.sum(1), through.round()):
+    if not torch.equal(whole.sum(1), through):
         return "the counts of tokens do not add up"
-    if _contradicts(numbers, places, tree.sequences, whole, batch):
+    inner = places[:, 1] < tree.sequences.shape[1] - 1
+    roots = places[:, 1] == 0
+    if not torch.equal(inside[inner], whole[inner]) or int(through[roots].sum()) != batch:
         return "the counts of tokens do not agree with the tree"
     x, y = [], []
     for k, leaf in enumerate(numbers[:, -1]):
@@ -366,21 +380,78 @@ def counts(
     return Counts(torch.cat(x), torch.cat(y), off)
 
 
-def _contradicts(
-    numbers: Tensor, places: Tensor, sequences: Tensor, whole: Tensor, batch: int
-) -> bool:
-    """Whether the counts of next tokens differ from those of the nodes behind them."""
-    through = whole.sum(1)
-    expected = torch.zeros_like(whole)
-    length = sequences.shape[1]
+def _following(
+    numbers: Tensor, places: Tensor, sequences: Tensor, through: Tensor, vocabulary: int
+) -> Tensor:
+    """Return how often each token follows a node (n, vocabulary) according to the tree.
+
+    Zero for the leaves, behind which the tree says nothing.
+    """
+    expected = torch.zeros(len(places), vocabulary, dtype=through.dtype)
     for node, (row, p) in enumerate(places.tolist()):
         if p:
-            before = numbers[row, p - 1]
-            expected[before, sequences[row, p]] = through[node]
-    inner = places[:, 1] < length - 1
-    first = places[:, 1] == 0
-    wrong = not torch.equal(expected[inner], whole[inner])
-    return wrong or int(through[first].sum()) != batch
+            expected[numbers[row, p - 1], sequences[row, p]] = through[node]
+    return expected
+
+
+def _last_tokens(
+    models: Sequence[Decoder],
+    weights: Tensor,
+    gradient: Mapping[str, Tensor],
+    inputs: Sequence[Tensor],
+    chances: Sequence[Tensor],
+    whole: Tensor,
+    through: Tensor,
+    hidden: Tensor,
+) -> Tensor | str:
+    """Return the tokens behind sequences that the tied embedding hides, as counts (n, vocabulary).
+
+    The last normalisation scales z_t to f_t = gamma z_t + beta, and the output layer W makes
+    logits of it. The gradients of gamma and beta are therefore sum_t z_t * W^T c_t and
+    sum_t W^T c_t, and linear in the counts within c_t = (n_t p_t - k_t) / (b L). A model may have
+    no beta.
+
+    Args:
+        models: The models of the gradients.
+        weights: (K,) their coefficients.
+        gradient: The combination of the gradients.
+        inputs: Inputs (n, h) of the output layer at each node, for each model.
+        chances: Predicted probabilities (n, vocabulary), for each model.
+        whole: The counts that are known.
+        through: (n,) sequences through each node.
+        hidden: (vocabulary,) bool, the tokens whose counts are sought.
+    """
+    missing = through - whole.sum(1)
+    leaves = (missing > 0).nonzero().flatten()
+    found = torch.zeros_like(whole)
+    if not len(leaves):
+        return found
+    tokens = hidden.nonzero().flatten()
+    length = models[0].places.weight.shape[0]
+    total = float(through.sum()) / length  # the batch
+    wanted = [gradient[name] for name in ("norm.weight", "norm.bias") if name in gradient]
+    known = torch.zeros(len(wanted), inputs[0].shape[1], dtype=torch.float64)
+    columns = torch.zeros(len(leaves), len(tokens), *known.shape, dtype=torch.float64)
+    for weight, model, final, chance in zip(weights, models, inputs, chances, strict=True):
+        scaled = (final - model.norm.bias) / model.norm.weight
+        share = float(weight) / (total * length)
+        back = share * (through[:, None] * chance - whole) @ model.head.weight
+        rows = model.head.weight[tokens]
+        for k, factor in enumerate((scaled, torch.ones_like(scaled))[: len(wanted)]):
+            known[k] += (factor * back).sum(0)
+            columns[:, :, k] += share * factor[leaves, None] * rows
+    matrix = columns.flatten(0, 1).flatten(1).T
+    sizes = torch.linalg.svdvals(matrix)
+    few = matrix.shape[1] > matrix.shape[0]
+    if few or float(sizes[-1]) < INDEPENDENT * float(sizes[0]):
+        return (
+            f"{len(leaves)} sequences end with one of {len(tokens)} tokens that occur elsewhere, "
+            "and the gradient of the tied embedding does not show which"
+        )
+    left = known.flatten() - torch.cat(wanted)
+    counted = torch.linalg.lstsq(matrix, left[:, None]).solution
+    found[leaves[:, None], tokens] = counted.view(len(leaves), len(tokens))
+    return found
 
 
 def _first(model: Decoder) -> Block:

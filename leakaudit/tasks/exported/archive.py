@@ -147,6 +147,7 @@ class Stored:
         dtype: Number format of the input.
         tensors: Values of parameters and buffers by name.
         trained: Names of the parameters that were trained.
+        tied: Name of a parameter -> the first one that is the same tensor, and stored once.
     """
 
     nodes: list[Node]
@@ -159,6 +160,7 @@ class Stored:
     dtype: torch.dtype
     tensors: dict[str, Tensor]
     trained: frozenset[str]
+    tied: dict[str, str]
 
 
 def read(path: Path) -> Stored:
@@ -227,11 +229,17 @@ def _stored(records: Mapping[str, bytes]) -> Stored:
         )
     tensors: dict[str, Tensor] = {}
     trained: set[str] = set()
+    tied: dict[str, str] = {}
+    first: dict[bytes, str] = {}
     for config, folder in TENSORS.items():
         for name, payload in msgspec.json.decode(records[config], type=_Payloads).config.items():
             tensors[name] = _tensor(name, payload, records, folder)
-            if payload.is_param and payload.tensor_meta and payload.tensor_meta.requires_grad:
-                trained.add(name)
+            if not (payload.is_param and payload.tensor_meta and payload.tensor_meta.requires_grad):
+                continue
+            trained.add(name)
+            earlier = first.setdefault(msgspec.json.encode(payload), name)
+            if earlier != name:
+                tied[name] = earlier
     graph = program.graph_module
     bound = _Bound({}, {}, {}, [])
     for spec in graph.signature.input_specs:
@@ -262,6 +270,7 @@ def _stored(records: Mapping[str, bytes]) -> Stored:
         dtype=DTYPES[form.dtype],
         tensors=tensors,
         trained=frozenset(trained),
+        tied=tied,
     )
 
 

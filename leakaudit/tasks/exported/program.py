@@ -155,15 +155,18 @@ class Program(nn.Module):
         graph.steps = list(_needed(stored))
         _look(graph)
         layers = _own_layers(graph)
+        made: dict[str, nn.Parameter] = {}
         # Modules are made in the order of the parameters, which is that of the messages.
         for name in stored.parameters.values():
             value = stored.tensors[name]
+            first = stored.tied.get(name, name)
+            if first not in made:
+                made[first] = nn.Parameter(value, name in stored.trained)
             place, _, last = name.rpartition(".")
             if place in layers and last == "weight":
                 inside, _, own = place.rpartition(".")
                 _module(self, inside).add_module(own, layers[place].module(value))
-            parameter = nn.Parameter(value, name in stored.trained)
-            _module(self, place).register_parameter(last, parameter)
+            _module(self, place).register_parameter(last, made[first])
         for name in stored.buffers.values():
             place, _, last = name.rpartition(".")
             _module(self, place).register_buffer(last, stored.tensors[name])
@@ -340,6 +343,7 @@ def _own_layers(graph: Graph) -> dict[str, _Own]:
     stored = graph.stored
     uses = Counter(name for step in graph.steps for name in _reads(step.node))
     tensors = Counter(name.rpartition(".")[0] for name in stored.tensors)
+    shared = {*stored.tied, *stored.tied.values()}
     found: dict[str, _Own] = {}
     for k, step in enumerate(graph.steps):
         read = _reads(step.node)
@@ -352,7 +356,7 @@ def _own_layers(graph: Graph) -> dict[str, _Own]:
         names = (f"{path}.weight", f"{path}.bias")[: len(own)]
         alone = all(uses[name] == 1 for name in held) and tensors[path] == len(own)
         nested = any(name.startswith(f"{path}.") for name in stored.tensors if name not in own)
-        if not path or own != names or nested or not alone:
+        if not path or own != names or nested or not alone or not shared.isdisjoint(own):
             continue
         if stored.tensors[own[0]].dim() == 2:
             graph.steps[k] = _Step(step.node, step.outputs, path, step.also)

@@ -65,7 +65,7 @@ def named(
         args: arguments of the model.
         shape: shape of one input.
         classes: number of classes.
-        loss: cross_entropy, binary or squared.
+        loss: cross_entropy, binary, squared or next_token.
 
     Returns:
         The task; None if no model is given.

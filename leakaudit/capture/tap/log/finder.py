@@ -349,21 +349,31 @@ def exported(module: Any, call: Call, path: Path) -> dict[str, Any]:
         torch.export.save(program, path)
         out = program.graph_signature.user_outputs
         value = next(n for n in program.graph.nodes if n.name == out[0]).meta["val"]
+    tokens = not dtype.is_floating_point
+    each = tokens and value.dim() == 3  # an output for every token
     return {
         "shape": list(shape[1:]),
-        "outputs": int(value.shape[-1]) if value.dim() == 2 else 0,
-        "tokens": not dtype.is_floating_point,
+        "outputs": int(value.shape[-1]) if each or value.dim() == 2 else 0,
+        "tokens": tokens,
+        "each": each,
+        "labels": LABELS in call.tensors,
         "batch": None if dynamic else len(x),
         "left_out": left_out,
     }
 
 
 def _traced(export: Callable[..., Any], twin: Any, x: Any) -> tuple[Any, bool]:
-    """Export a module for any number of inputs; if that fails, for the number of these."""
+    """Export a module for any number of inputs, and for sequences of any length.
+
+    If that fails, it is exported for the number and the length of these.
+    """
     import torch
 
+    free = {0: torch.export.Dim.AUTO}
+    if x.dim() == 2 and not x.is_floating_point():
+        free[1] = torch.export.Dim.AUTO
     try:
-        return export(twin, (x,), dynamic_shapes=({0: torch.export.Dim.AUTO},), strict=False), True
+        return export(twin, (x,), dynamic_shapes=(free,), strict=False), True
     except Exception:  # the reason is that of the second attempt
         return export(twin, (x,), strict=False), False
 

@@ -14,7 +14,7 @@ MODEL = {  # default comment for a key of [model]
     "args": "arguments of the model",
     "shape": "shape of one input: channels, height, width; or its length",
     "classes": "",
-    "loss": "cross_entropy, binary or squared",
+    "loss": "cross_entropy, binary, squared or next_token",
     "mean": "the model receives (input - mean) / std; one entry, or one per channel",
     "std": "",
     "levels": "255 if inputs are k/255, else 0",

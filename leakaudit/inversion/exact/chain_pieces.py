@@ -1,0 +1,239 @@
+"""A chain of convolutions, ReLUs and average pooling as one piecewise linear function.
+
+On the piece where some images are, that is, as long as no ReLU changes between active and inactive,
+all values in the network are affine in the pixels. `Piece` is this affine function, applied in both
+directions without building its matrix.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+from torch.func import vjp
+from torch.nn.grad import conv2d_input, conv2d_weight
+
+from leakaudit.tasks.layer_chain import Layer
+
+AVERAGES = (nn.AvgPool2d, nn.AdaptiveAvgPool2d)
+SILENT = (nn.Flatten, nn.Identity, nn.Dropout, nn.Dropout2d)
+
+
+@dataclass(frozen=True, eq=False)
+class Composed:
+    """Convolutions, ReLUs and average pooling as one function of images.
+
+    Attributes:
+        layers: The layers, without a last ReLU and without what only changes the shape.
+        ends: Whether a last ReLU was left out.
+    """
+
+    layers: list[Layer]
+    ends: bool
+
+    @classmethod
+    def of(cls, chain: list[Layer]) -> Composed | str:
+        """Compose the layers before the features, or explain why they cannot be composed.
+
+        Args:
+            chain: The layers with the parameters of one model.
+        """
+        acting = [layer for layer in chain if not isinstance(layer.module, SILENT)]
+        for layer in acting:
+            if not isinstance(layer.module, (nn.Conv2d, nn.ReLU, *AVERAGES)):
+                kind = type(layer.module).__name__
+                return f"{layer.name} is a {kind}, which is only inverted layer by layer"
+        if acting and isinstance(acting[-1].module, nn.ReLU):
+            return cls(acting[:-1], True)
+        return cls(acting, False)
+
+    @property
+    def convolutions(self) -> list[Layer]:
+        """The convolutions in order."""
+        return [layer for layer in self.layers if isinstance(layer.module, nn.Conv2d)]
+
+    def piece(self, x: Tensor, faint: float = 0.0) -> Piece:
+        """Evaluate images and remember on which piece they are.
+
+        Args:
+            x: (b, *shape) as the network receives them.
+            faint: Outputs of inner ReLUs below this share of their root mean square count as
+                inactive.
+        """
+        inputs: list[Tensor] = []
+        active: list[Tensor] = []
+        for layer in self.layers:
+            if isinstance(layer.module, nn.ReLU):
+                least = faint * x.square().mean().sqrt()
+                active.append((x > least).to(x))
+                x = x.relu()
+                continue
+            if isinstance(layer.module, nn.Conv2d):
+                inputs.append(x)
+            x = layer(x)
+        return Piece(self, x, inputs, active)
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """The affine function that a chain is around some images.
+
+    Attributes:
+        chain: The chain.
+        shaped: (b, ...) outputs of the chain at these images.
+        inputs: For each convolution, its inputs (b, c, h, w).
+        active: For each ReLU inside, (b, c, h, w) whether an output is active, 0 or 1.
+    """
+
+    chain: Composed
+    shaped: Tensor
+    inputs: list[Tensor]
+    active: list[Tensor]
+
+    @property
+    def out(self) -> Tensor:
+        """(b, m) outputs of the chain at these images."""
+        return self.shaped.flatten(1)
+
+    def along(self, v: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Apply the derivative.
+
+        Args:
+            v: (b, *shape) changes of the images.
+
+        Returns:
+            (b, m) changes of the outputs, and those of the convolutions' inputs.
+        """
+        changes: list[Tensor] = []
+        active = iter(self.active)
+        for layer in self.chain.layers:
+            if isinstance(layer.module, nn.ReLU):
+                v = v * next(active)
+            elif isinstance(layer.module, nn.Conv2d):
+                changes.append(v)
+                v = layer.convolved(v, layer.parameters["weight"])
+            else:
+                v = layer(v)  # an average is linear
+        return v.flatten(1), changes
+
+    def back(
+        self, d: Tensor, more: list[Tensor | None] | None = None
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Apply the transposed derivative.
+
+        Args:
+            d: (b, m) slopes in the outputs.
+            more: For each convolution, slopes in its inputs to add; None for zero.
+
+        Returns:
+            (b, *shape) slopes in the images, and those in the convolutions' outputs.
+        """
+        slopes: list[Tensor] = []
+        k = len(self.inputs)
+        active = list(self.active)
+        d = d.reshape(self.shaped.shape)
+        for layer in reversed(self.chain.layers):
+            m = layer.module
+            if isinstance(m, nn.ReLU):
+                d = d * active.pop()
+                continue
+            if not isinstance(m, nn.Conv2d):
+                d = vjp(layer, d.new_zeros(len(d), *layer.shape))[1](d)[0]
+                continue
+            k -= 1
+            slopes.append(d)
+            weight = layer.parameters["weight"]
+            size = list(self.inputs[k].shape)
+            d = conv2d_input(size, weight, d, m.stride, padding(m), m.dilation)
+            added = None if more is None else more[k]
+            if added is not None:
+                d = d + added
+        return d, slopes[::-1]
+
+
+def weight_gradient(layer: Layer, inputs: Tensor, slopes: Tensor) -> Tensor:
+    """Return the gradient (o, c, k, k) of a convolution's weights, summed over samples.
+
+    Args:
+        layer: The convolution.
+        inputs: (b, c, h, w).
+        slopes: (b, o, h', w') slopes of the loss in its outputs.
+    """
+    m = layer.module
+    assert isinstance(m, nn.Conv2d)
+    shape = list(layer.parameters["weight"].shape)
+    found: Tensor = conv2d_weight(inputs, shape, slopes, m.stride, padding(m), m.dilation)
+    return found
+
+
+def input_slopes(layer: Layer, inputs: Tensor, slopes: Tensor, weight: Tensor) -> Tensor:
+    """Apply the transpose of `weight_gradient` as a function of the inputs.
+
+    Args:
+        layer: The convolution.
+        inputs: (b, c, h, w), only their shape is used.
+        slopes: (b, o, h', w').
+        weight: (o, c, k, k) slopes in the gradient.
+
+    Returns:
+        (b, c, h, w).
+    """
+    m = layer.module
+    assert isinstance(m, nn.Conv2d)
+    size = list(inputs.shape)
+    found: Tensor = conv2d_input(size, weight, slopes, m.stride, padding(m), m.dilation)
+    return found
+
+
+def padding(m: nn.Conv2d) -> tuple[int, ...]:
+    """Return the zero padding of a convolution.
+
+    Args:
+        m: A convolution with explicit padding.
+    """
+    assert not isinstance(m.padding, str)  # `sequential.plain`
+    return m.padding
+
+
+def folded(chain: list[Layer]) -> list[Layer]:
+    """Fold batch normalisation with running statistics into the convolution directly before it.
+
+    (z - mean) / sqrt(var + eps) * gain + shift of z = W x + b is another convolution, with the
+    weights s W and the bias s (b - mean) + shift, where s = gain / sqrt(var + eps).
+
+    Args:
+        chain: Layers with their parameters and buffers.
+    """
+    found: list[Layer] = []
+    for layer in chain:
+        if isinstance(layer.module, nn.BatchNorm2d) and found:
+            found[-1] = _folded(found[-1], layer)
+        else:
+            found.append(layer)
+    return found
+
+
+def _folded(convolution: Layer, norm: Layer) -> Layer:
+    m = convolution.module
+    after = norm.module
+    assert isinstance(m, nn.Conv2d)
+    assert isinstance(after, nn.BatchNorm2d)
+    weight = convolution.parameters["weight"]
+    zero = weight.new_zeros(len(weight))
+    own = norm.parameters
+    scale = own.get("weight", zero + 1) * (own["running_var"] + after.eps).rsqrt()
+    bias = convolution.parameters.get("bias", zero)
+    parameters = {
+        "weight": weight * scale[:, None, None, None],
+        "bias": (bias - own["running_mean"]) * scale + own.get("bias", zero),
+    }
+    module = nn.Conv2d(
+        m.in_channels,
+        m.out_channels,
+        (m.kernel_size[0], m.kernel_size[1]),
+        (m.stride[0], m.stride[1]),
+        (padding(m)[0], padding(m)[1]),
+        (m.dilation[0], m.dilation[1]),
+        device="meta",
+    )
+    return Layer(convolution.name, module, parameters, convolution.shape, scale)

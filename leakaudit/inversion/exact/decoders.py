@@ -1,0 +1,170 @@
+"""Decoder-only transformers of any library as the model `gpt`, whose layers the attacks know.
+
+Models that follow GPT-2 call their layers by the names of its authors: ``wte``, ``wpe``,
+``h.0.attn.c_attn`` and so on. Names prove nothing, and the number of heads and the kind of GELU are
+not among the parameters. Therefore the weights are copied into a `Decoder`, and it counts only if
+it computes the same logits as the model itself.
+
+The copy is a permutation of the parameters, so that it also applies to their gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Generator, Tensor
+
+from leakaudit.tasks.models import Decoder, Gpt
+from leakaudit.tasks.task import Task
+
+TOKENS = "tokens.weight"
+HEAD = "head.weight"
+
+# GPT-2's names of the layers of a block, and those of `leakaudit.tasks.models.Block`.
+BLOCK = {
+    "ln_1": "norm1",
+    "attn.c_proj": "join",
+    "ln_2": "norm2",
+    "mlp.c_fc": "up",
+    "mlp.c_proj": "down",
+}
+# The same outside of blocks.
+AROUND = {"wte": "tokens", "wpe": "places", "ln_f": "norm", "lm_head": "head"}
+ATTENTION = ("query", "key", "value")
+
+# Largest relative difference of logits, in float64, at which two models are the same one.
+SAME = 1e-9
+
+# Sequences on which the logits are compared.
+COMPARED = 3
+
+Named = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A model as a decoder.
+
+    Attributes:
+        sizes: Sizes of the decoder.
+        length: Number of positions.
+        vocabulary: Number of tokens.
+        approximate: Kind of GELU, as in `torch.nn.functional.gelu`.
+        renamed: Returns parameters, or their gradients, by the names of the decoder; biases that
+            the model does not have are missing.
+    """
+
+    sizes: Gpt
+    length: int
+    vocabulary: int
+    approximate: str
+    renamed: Callable[[Named], dict[str, Tensor]]
+
+    def decoder(self, parameters: Named) -> Decoder:
+        """Return the decoder with given parameters, in float64.
+
+        Args:
+            parameters: Those of the model, by its own names.
+        """
+        with torch.device("meta"):  # without memory, and without drawing weights
+            made = Decoder(self.sizes, self.length, self.vocabulary, self.approximate)
+        values = self.renamed(parameters)
+        values.setdefault(HEAD, values[TOKENS])
+        for name, empty in made.state_dict().items():
+            value = values.get(name)
+            if value is None:
+                value = torch.zeros(empty.shape, device=values[HEAD].device)
+            values[name] = value.double()
+        made.load_state_dict(values, assign=True)
+        return made.requires_grad_(False)
+
+
+def reading(task: Task) -> Reading | str:
+    """Return how to read a task's model as a decoder; or why it is none, in words.
+
+    Args:
+        task: A task whose inputs are tokens.
+    """
+    length = task.spec.shape[0]
+    if isinstance(task.module, Decoder):
+        sizes = task.module.sizes
+        return Reading(sizes, length, task.tokens, task.module.approximate, dict)
+    shapes = dict(zip(task.layout.names, task.layout.shapes, strict=True))
+    names = _gpt2(shapes)
+    if not names:
+        return f"it knows the layers of GPT-2 and of the model gpt, not those of {task.spec.model}"
+    theta = task.init(Generator().manual_seed(0)).double()
+    parameters = task.layout.split(theta)
+    x = torch.randint(
+        task.tokens, (COMPARED, length), generator=Generator().manual_seed(0), device=theta.device
+    )
+    with torch.no_grad():
+        wanted = task.logits(theta, x)
+        for candidate in _candidates(task, names, shapes):
+            found = candidate.decoder(parameters)(x)
+            same = wanted.shape == found.shape
+            if same and float((found - wanted).norm()) <= SAME * float(wanted.norm()):
+                return candidate
+    return f"{task.spec.model} has the layers of GPT-2, but does not compute what GPT-2 does"
+
+
+def _gpt2(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
+    """Return the model's names by those of GPT-2; nothing if an essential layer is missing."""
+    prefixes = [name.removesuffix("wte.weight") for name in shapes if name.endswith("wte.weight")]
+    if len(prefixes) != 1:
+        return {}
+    names: dict[str, str] = {}
+    for name in shapes:
+        short = name.removeprefix(prefixes[0])
+        names["lm_head.weight" if name.endswith("lm_head.weight") else short] = name
+    needed = {"wte.weight", "wpe.weight", "ln_f.weight", "h.0.attn.c_attn.weight"}
+    return names if needed <= names.keys() else {}
+
+
+def _candidates(
+    task: Task, names: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]]
+) -> Iterator[Reading]:
+    """Yield decoders with every possible number of heads, and both kinds of GELU."""
+    vocabulary, width = shapes[names["wte.weight"]]
+    positions = shapes[names["wpe.weight"]][0]
+    blocks = {name.split(".")[1] for name in names if name.startswith("h.")}
+    length = task.spec.shape[0]
+    wide = shapes[names["h.0.attn.c_attn.weight"]]
+    if vocabulary != task.tokens or positions < length or sorted(wide) != [width, 3 * width]:
+        return
+    turned = wide[0] == width  # GPT-2's own layers hold their weights as (inputs, outputs)
+
+    def renamed(parameters: Named) -> dict[str, Tensor]:
+        return _renamed(parameters, names, turned, length)
+
+    possible = [heads for heads in range(1, width + 1) if not width % heads]
+    # Most models have heads of 64 coordinates.
+    for heads in sorted(possible, key=lambda heads: abs(heads - width / 64)):
+        sizes = Gpt(len(blocks), width, heads, tied="lm_head.weight" not in names)
+        for approximate in ("tanh", "none"):
+            yield Reading(sizes, length, vocabulary, approximate, renamed)
+
+
+def _renamed(
+    parameters: Named, names: Mapping[str, str], turned: bool, length: int
+) -> dict[str, Tensor]:
+    """Return parameters by the names of the decoder, with weights as (outputs, inputs)."""
+    found: dict[str, Tensor] = {}
+    for name, own in names.items():
+        layer, _, kind = name.rpartition(".")
+        value = parameters[own]
+        if layer in AROUND:
+            found[f"{AROUND[layer]}.{kind}"] = value
+            continue
+        _, block, inner = layer.split(".", 2)
+        if turned and kind == "weight" and value.dim() == 2:
+            value = value.T
+        if inner == "attn.c_attn":
+            for part, some in zip(ATTENTION, value.chunk(3), strict=True):
+                found[f"blocks.{block}.{part}.{kind}"] = some
+        elif inner in BLOCK:
+            found[f"blocks.{block}.{BLOCK[inner]}.{kind}"] = value
+    found["places.weight"] = found["places.weight"][:length]
+    return found

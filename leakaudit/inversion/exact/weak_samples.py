@@ -1,0 +1,270 @@
+"""Features of samples whose slopes are a small part of a gradient, after the others are known.
+
+A trained network has small losses, and their slopes may differ by a factor of 1e5 within a batch.
+In float32, rounding is 1e-7 of an entry, so that an average over all entries hardly shows a sample
+whose slopes are 1e-5 of the others'. But rounding is relative to the terms of each entry,
+
+    G_hj = sum_k D_hk F_kj,    standard deviation  u (sum_k D_hk^2 F_kj^2)^(1/2),
+
+and there are entries in which the weak sample is alone: neurons h that the ReLU switches off for
+the others, or features j that the others do not have. There, the weak sample is as precise as any.
+
+The samples that were proven have known features. D and the features of the others follow by turns
+from weighted least squares, with weights from this error model (`refined`). What remains free after
+that is how much of the others a sample contains, which its zeros determine (`_cleaned`), and its
+size, which only the bias of the linear layer shows, where nothing is alone. The bias of the
+convolution before it determines the size (`peel.sized`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+# Rounding of the proven samples' features by the sender, relative to their largest one and in units
+# of the number format: sums of 27 products in float32 were off by 0.2 on average.
+BLURRED = 0.25
+
+# Rounding of one term, in units of the number format: half a unit at most.
+HALF = 0.5
+
+# An entry is zero if it is below this many standard deviations.
+ZERO = 6.0
+
+# Slopes of a sample are zeros of a ReLU if they are below `ZERO` standard deviations while nearly
+# all others are above this many.
+CLEAR = 100.0
+
+# Share of these others that may lie below.
+FEW = 0.1
+
+# Maximum number of turns, and relative change of the features at which they end.
+TURNS = 40
+SETTLED = 1e-8
+
+# Reweighted least squares that remove the other samples from a weak one, for each turn.
+CLEANED = 5
+
+# Maximum root mean square of the residual in units of the error model. It is 0.6 for gradients of
+# automatic differentiation in float32; a larger one shows that the model does not hold.
+EXPLAINED = 2.0
+
+# Residual from which an entry counts as one of this size: single entries between zero and rounding.
+OUTLIER = 100.0
+
+# Standard deviations that are reported, in units of those of the error model.
+CAUTION = 2.0
+
+# Standard deviation of what no entry shows: more than any feature, and finite.
+UNSEEN = 1e15
+
+# Smallest entries' error, relative to that of a typical entry of a weak sample.
+FLOOR = 1e-3
+
+
+@dataclass(frozen=True)
+class Refined:
+    """Features of weak samples.
+
+    Attributes:
+        values: (w, n) features, up to a factor near 1 for each sample.
+        deviation: (w, n) standard deviations of their errors.
+    """
+
+    values: Tensor
+    deviation: Tensor
+
+
+@dataclass
+class _State:
+    """D and F of G = D F, and what is known about their errors.
+
+    Attributes:
+        slopes: (H, b) D.
+        live: (H, b) which slopes may differ from zero.
+        features: (b, n + 1) F, with a 1 for the bias.
+        deviation: (b, n + 1) standard deviations of F.
+        weak: (b,) bool, which samples are refined.
+        wire: Relative rounding error of the number format.
+    """
+
+    slopes: Tensor
+    live: Tensor
+    features: Tensor
+    deviation: Tensor
+    weak: Tensor
+    wire: float
+
+    def variance(self, rounding_only: bool) -> Tensor:
+        """Return the variance (H, n + 1) of the entries of G around D F.
+
+        Args:
+            rounding_only: Whether to leave out the errors of the weak features.
+        """
+        squares = self.slopes.square()
+        rounding = (HALF * self.wire) ** 2 * (squares @ self.features.square())
+        deviation = self.deviation
+        if rounding_only:
+            deviation = deviation * (~self.weak)[:, None]
+        weak = squares[:, self.weak].mean(0) @ self.features[self.weak].square().mean(1)
+        floor = (FLOOR * self.wire) ** 2 * weak
+        return rounding + squares @ deviation.square() + floor
+
+
+def refined(
+    rows: Tensor,
+    features: Tensor,
+    deviation: Tensor,
+    known: dict[int, Tensor],
+    wire: float,
+    noise: float,
+) -> Refined | None:
+    """Determine the features of the samples that are not known again.
+
+    Args:
+        rows: (H, n + 1) gradient of a linear layer and its bias.
+        features: (b, n) estimates of all samples.
+        deviation: (b,) standard deviations of their errors.
+        known: The features (n,) of some samples.
+        wire: Relative rounding error of the number format.
+        noise: Standard deviation of the errors of the rows, as an average over all entries.
+
+    Returns:
+        The other samples in their order; None if the rows do not agree with the error model.
+    """
+    state = _begin(rows, features, deviation, known, wire, noise)
+    if not len(known) or not bool(state.weak.any()):
+        return None
+    first = deviation[state.weak]
+    for _ in range(TURNS):
+        before = state.features
+        _solve_slopes(state, rows)
+        _solve_features(state, rows)
+        _cleaned(state, first)
+        moved = (state.features - before).abs().amax(1) / state.features.amax(1)
+        if not bool(moved.isfinite().all()):
+            return None
+        if float(moved.max()) < SETTLED:
+            break
+    # Slopes that belong to the cleaned features.
+    _solve_slopes(state, rows)
+    variance = state.variance(rounding_only=True)
+    residual = (rows - state.slopes @ state.features).square() / variance
+    if not float(residual.clamp_max(OUTLIER**2).mean().sqrt()) < EXPLAINED:
+        return None
+    return Refined(state.features[state.weak, :-1], CAUTION * state.deviation[state.weak, :-1])
+
+
+def _begin(
+    rows: Tensor,
+    features: Tensor,
+    deviation: Tensor,
+    known: dict[int, Tensor],
+    wire: float,
+    noise: float,
+) -> _State:
+    """Start with unweighted least squares."""
+    all_one = torch.cat([features, features.new_ones(len(features), 1)], dim=1)
+    inverse = torch.linalg.pinv(all_one)
+    slopes = rows @ inverse
+    error = noise * inverse.norm(dim=0)
+    live = torch.ones_like(slopes, dtype=torch.bool)
+    spread = deviation[:, None].expand_as(all_one).clone()
+    weak = torch.ones(len(features), dtype=torch.bool)
+    for k, values in known.items():
+        weak[k] = False
+        all_one[k, :-1] = values
+        spread[k] = BLURRED * wire * values.max() * (all_one[k] > 0)
+        size = slopes[:, k].abs() / error[k]
+        on = size > ZERO
+        # Where zeros and slopes cannot be told apart, all slopes stay free.
+        if bool((size[on] < CLEAR).double().mean() < FEW):
+            live[:, k] = on
+    spread[:, -1] = 0
+    return _State(slopes * live, live, all_one, spread, weak, wire)
+
+
+def _solve_slopes(state: _State, rows: Tensor) -> None:
+    """Determine D from F, row by row."""
+    weight = 1 / state.variance(rounding_only=False)
+    f = state.features
+    b = len(f)
+    pairs = (f[:, None] * f[None]).reshape(b * b, -1)
+    normal = (weight @ pairs.T).reshape(-1, b, b)
+    state.slopes, _ = _solved(normal, (weight * rows) @ f.T, state.live)
+
+
+def _solve_features(state: _State, rows: Tensor) -> None:
+    """Determine the weak part of F from D, column by column."""
+    weight = 1 / state.variance(rounding_only=True)
+    known = ~state.weak
+    left = rows - state.slopes[:, known] @ state.features[known]
+    own = state.slopes[:, state.weak]
+    w = own.shape[1]
+    pairs = (own[:, :, None] * own[:, None, :]).reshape(len(own), w * w)
+    normal = (weight.T @ pairs).reshape(-1, w, w)
+    live = torch.ones(len(normal), w, dtype=torch.bool)
+    values, deviation = _solved(normal, (weight * left).T @ own, live)
+    scale = values[-1]
+    state.features = state.features.clone()
+    state.features[state.weak] = (values / scale).T
+    state.deviation = state.deviation.clone()
+    state.deviation[state.weak] = (deviation / scale.abs()).T
+    state.deviation[:, -1] = 0
+
+
+def _cleaned(state: _State, wide: Tensor) -> None:
+    """Remove the other samples from the weak ones, so that their zeros are zeros.
+
+    Columns in which a sample is nearly zero determine the multiples of the others to subtract, by
+    reweighted least squares: a small entry that is not zero has little weight in the end.
+
+    Args:
+        state: D and F.
+        wide: (w,) standard deviations from which entries may still be zeros.
+    """
+    tiny = torch.finfo(state.features.dtype).eps
+    for k, first in zip(state.weak.nonzero().flatten().tolist(), wide.tolist(), strict=True):
+        mine = state.features[k]
+        error = state.deviation[k].clamp_min(tiny * float(mine.max()))
+        near = mine.abs() < ZERO * error.clamp_min(first)
+        near[-1] = False
+        others = torch.arange(len(state.features)) != k
+        columns = state.features[others][:, near].T
+        part = columns.new_zeros(columns.shape[1])
+        for _ in range(CLEANED):
+            left = (mine[near] - columns @ part).abs()
+            weight = (error[near] * torch.maximum(left, error[near])).rsqrt()[:, None]
+            aim = weight * mine[near, None]
+            part = torch.linalg.lstsq(weight * columns, aim, driver="gelsd").solution[:, 0]
+        clean = mine - part @ state.features[others]
+        state.features[k] = (clean / clean[-1]).clamp_min(0)
+
+
+def _solved(normal: Tensor, right: Tensor, live: Tensor) -> tuple[Tensor, Tensor]:
+    """Solve many small normal equations.
+
+    Args:
+        normal: (m, k, k).
+        right: (m, k).
+        live: (m, k) unknowns that may differ from zero.
+
+    Returns:
+        Solutions and their standard deviations, (m, k) each.
+    """
+    mask = live.to(normal)
+    normal = normal * mask[:, :, None] * mask[:, None, :]
+    size = normal.diagonal(dim1=1, dim2=2).sqrt()
+    there = size > 0
+    size = torch.where(there, size, torch.ones_like(size))
+    scaled = normal / size[:, :, None] / size[:, None, :]
+    scaled = scaled + torch.diag_embed((~there).to(normal))
+    inverse = torch.linalg.pinv(scaled, hermitian=True)
+    solution = (inverse @ (right * mask / size)[:, :, None])[:, :, 0] / size
+    spread = inverse.diagonal(dim1=1, dim2=2).clamp_min(0).sqrt() / size
+    # An unknown without any equation may be anything.
+    unseen = live & ~there
+    spread = torch.where(unseen, torch.full_like(spread, UNSEEN), spread)
+    return solution * mask, spread * mask

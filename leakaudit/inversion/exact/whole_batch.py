@@ -1,0 +1,175 @@
+"""The samples of one gradient that were not peeled, solved through all layers at once.
+
+`whole_chain` has the equations. Each sample is solved from its own features if they are enough. If
+that leaves some open, and all samples of the batch are there, the gradients of the convolutions
+join in, and all samples are solved together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from leakaudit.inversion.exact import certify, whole_chain
+from leakaudit.inversion.exact.chain_pieces import Composed
+from leakaudit.inversion.exact.pixel_grid import Grid
+from leakaudit.inversion.exact.whole_chain import Equations
+
+if TYPE_CHECKING:
+    from leakaudit.inversion.exact.features import Found
+
+# Error of features that the rounding of activations in float32 explains, a root mean square
+# relative to the largest feature; 4e-8 has been observed. With messages in float64, it is smaller
+# in proportion to their precision.
+ROUNDED = 2e-7
+
+# Smallest error of features, in the same units: pixels k/255 that are stored in float32 lie beside
+# the grid. 9e-9 has been observed.
+LEAST = 2e-8
+
+# Number of equations per pixel below which no search is started: the solution would not be unique.
+FEWEST = 1.0
+
+# A gray image, from which every search starts.
+GREY = 0.5
+
+SHORT = "the whole chain has {:.1f} equations per pixel, which is too few"
+# The part of the noise of a gradient's entries that all of them together may explain, as a norm.
+NOISY = 3.0
+
+STUCK = "the search through the whole chain ended without images that reproduce their features"
+LOOSE = "some change of an image may keep its features"
+
+
+@dataclass(eq=False)
+class Search:
+    """Images of some rays, and what was found so far.
+
+    Attributes:
+        found: Rays of one gradient.
+        values: (k, m) features of all rays.
+        known: Images on the grid, by ray, that were found before.
+        unique: Images on the grid with the features of their ray, which no other image of the same
+            linear piece has.
+        close: Other images.
+        why: Why an image is missing or not unique; empty if none is.
+    """
+
+    found: Found
+    values: Tensor
+    known: dict[int, Tensor]
+    unique: dict[int, Tensor]
+    close: dict[int, Tensor]
+    why: str = ""
+
+    @property
+    def left(self) -> list[int]:
+        """The rays without an image."""
+        rays = range(len(self.values))
+        return [k for k in rays if k not in self.known and k not in self.unique]
+
+    def alone(self, chain: Composed) -> None:
+        """Solve for every image from its own features.
+
+        Args:
+            chain: The layers before the features.
+        """
+        if self.left:
+            self._attempt(self.left, self._equations(chain, self.left, [], self.values[:0], 0.0))
+
+    def together(self, chain: Composed, weight: Tensor) -> None:
+        """Solve for all images from their features and the gradients of the convolutions.
+
+        Args:
+            chain: The layers before the features.
+            weight: (H, m) weights of the first linear layer.
+        """
+        found = self.found
+        if not self.left or len(self.values) != found.span.batch or len(found.chains) > 1:
+            return
+        # The slopes in the outputs of earlier convolutions jump where a ReLU after them changes,
+        # and a search through such equations ends at once.
+        *earlier, last = chain.convolutions
+        flat = found.of_convolution(last)
+        if flat is None:
+            return
+        gradients: list[Tensor | None] = [None] * len(earlier)
+        gradients.append(flat.reshape(last.parameters["weight"].shape))
+        # What of the whole gradient stays unexplained is the error of that of all convolutions.
+        value = found.leak.value[found.equation].double()
+        noise = float(found.leak.std[found.equation]) * len(value) ** 0.5
+        accuracy = max(certify.ROUNDED * float(value.norm()), NOISY * noise)
+        every = list(range(len(self.values)))
+        slopes = found.slopes.T @ weight
+        self._attempt(every, self._equations(chain, every, gradients, slopes, accuracy))
+
+    def _equations(
+        self,
+        chain: Composed,
+        rays: list[int],
+        gradients: list[Tensor | None],
+        slopes: Tensor,
+        accuracy: float,
+    ) -> Equations:
+        found = self.found
+        values = self.values[rays]
+        precision = (found.leak.wire or 1.0) / torch.finfo(torch.float32).eps
+        floor = max(LEAST, ROUNDED * min(1.0, precision))
+        errors = torch.tensor([found.cone.error(found.rays[k]) for k in rays]).to(values)
+        error = (errors / values.amax(1)).clamp_min(floor)
+        grid = Grid.of(found.task)
+        level = (1 / (grid.levels * grid.std)).reshape(1, *found.task.spec.shape)
+        return Equations(chain, values, error, gradients, slopes, accuracy, level)
+
+    def _attempt(self, rays: list[int], equations: Equations) -> None:
+        """Solve equations of some rays, and sort the images."""
+        if equations.per_pixel < FEWEST:
+            self.why = SHORT.format(equations.per_pixel)
+            return
+        task = self.found.task
+        grid = Grid.of(task)
+        start = torch.full((len(rays), *task.spec.shape), GREY, dtype=self.values.dtype)
+        best = {**self.close, **self.unique, **self.known}
+        for place, k in enumerate(rays):
+            if k in best:
+                start[place] = best[k]
+        x, done = whole_chain.solve(equations, task.normalise(start), grid)
+        unique = torch.zeros_like(done)
+        if bool(done.all()) or (bool(done.any()) and not equations.joint):
+            unique[done] = whole_chain.unique(equations.of(done), x[done])
+        self.why = "" if bool(unique.all()) else LOOSE if bool(done.all()) else STUCK
+        for place, k in enumerate(rays):
+            image = task.denormalise(x[place])
+            if k in self.known or k in self.unique:
+                continue
+            if bool(unique[place]):
+                self.unique[k] = grid.snapped(image)
+                self.close.pop(k, None)
+            else:
+                self.close[k] = image
+
+
+def solve(found: Found, known: Mapping[int, Tensor], starts: Mapping[int, Tensor]) -> Search:
+    """Solve for the images of all rays that are not known.
+
+    Args:
+        found: Rays of one gradient.
+        known: Images on the grid, by ray.
+        starts: Estimates of other images, by ray; a search without one starts from grey.
+    """
+    values = torch.from_numpy(found.rays).to(found.rows) @ found.span.basis[:, :-1]
+    search = Search(found, values, dict(known), {}, dict(starts))
+    for chain, weight in found.chains:
+        if not search.left:
+            break
+        whole = Composed.of(chain)
+        if isinstance(whole, str):
+            search.why = whole
+            break
+        search.alone(whole)
+        search.together(whole, weight)
+    return search

@@ -1,0 +1,436 @@
+"""From the features of a batch back to its pixels, through all convolutions at once.
+
+`peel` takes one layer off after the other, and needs enough equations for each of them. But what is
+unknown in the middle of a network is not free: it is a function of the pixels. Taken as a whole,
+the unknowns are the pixels only, and every positive feature is an equation.
+
+1. **Equations.** A positive feature of sample k is the value of the output before the last ReLU.
+One that is zero bounds it from above. If all samples are there, so are the slopes of the loss in
+their features, and the gradient of the last convolution is an equation as well: sum_k d_k * h_k,
+with d_k the slopes in its outputs, which are known, and h_k its inputs.
+2. **Search.** All of this is piecewise linear in the pixels. Levenberg-Marquardt linearises it at
+the current images and solves for a step by conjugate gradients. Its damping follows the residual:
+steps are short as long as many ReLUs are guessed wrongly. Where it ends between pieces, it goes on
+after a small random change.
+3. **Proof.** The image is rounded to the grid and must give the features again. Then `unique`
+shows that no change of the image, of one pixel or of many, keeps them on this linear piece. This is
+no proof against images on other pieces. They would have to fulfil more equations than they have
+pixels by coincidence, each to many digits, but nothing excludes them one by one. Such images are
+therefore certified only if all of the batch are found and the whole gradient is theirs.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from leakaudit.inversion.exact.chain_pieces import Composed, Piece, input_slopes, weight_gradient
+from leakaudit.inversion.exact.pixel_grid import Grid
+from leakaudit.progress import expired, step
+
+# Maximum number of steps. With twice as many equations as pixels in a batch, ten are usual.
+STEPS = 400
+
+# Damping, relative to the strength of the equations and to the squared relative residual. A choice:
+# with the residual itself, the search finds about as many images. If the damping only reacts to
+# failures, the search ends between pieces far more often.
+DAMPING = 1.0
+
+# Iterations of conjugate gradients for a step, and the relative residual at which they end.
+ITERATIONS = 40
+SOLVED = 1e-2
+
+# If the residual of no image has fallen by this factor in some steps, the search is between pieces.
+# It goes on after a random change of this many levels, with more exact steps, a few times.
+PROGRESS = 0.8
+PATIENCE = 8
+KICK = 8.0
+KICKS = 5
+MOST = 320
+
+# Relative residual below which images are rounded and compared.
+CLOSE = 0.03
+
+# A feature below this many errors cannot be told from zero.
+ZERO = 20.0
+
+# The largest difference of a feature, in errors, up to which features count as reproduced, and the
+# same for the root mean square of all features.
+FITS = 8.0
+USUAL = 2.0
+
+# Outputs of inner ReLUs below this share of their root mean square count as inactive where
+# uniqueness is examined: it must not rest on an output that another image may switch off unnoticed.
+FAINT = 1e-4
+
+# Two images that reproduce m features differ by at most 2 USUAL sqrt(m) errors in them. Any change
+# must exceed this, with some margin.
+SHOWS = 2.5 * USUAL
+
+# Number of equations per pixel that uniqueness requires.
+ENOUGH = 1.1
+
+# Directions and steps of the inverse iteration that finds the weakest change of the images, and
+# iterations of conjugate gradients for each step.
+PROBES = 3
+WEAKER = 5
+LONGEST = 1000
+
+# Relative residual of an inverse iteration above which nothing is concluded from it.
+SETTLED = 0.05
+
+TINY = torch.finfo(torch.float64).tiny  # only prevents 0 / 0
+
+
+@dataclass(frozen=True, eq=False)
+class Equations:
+    """What is known about the outputs of a chain for several samples.
+
+    Attributes:
+        chain: The chain.
+        values: (b, m) features.
+        error: (b,) errors of the features, relative to the largest one of each sample.
+        gradients: For each convolution, the gradient of its weights (o, c, k, k), summed over the
+            samples; None if it is not used. Empty if none is.
+        slopes: (b, m) slopes of the loss in the features; empty without gradients.
+        accuracy: Error of all gradients together, a norm.
+        level: (1, *shape) one level, in the units of the network.
+    """
+
+    chain: Composed
+    values: Tensor
+    error: Tensor
+    gradients: list[Tensor | None]
+    slopes: Tensor
+    accuracy: float
+    level: Tensor
+
+    @property
+    def joint(self) -> bool:
+        """Whether the samples have equations in common."""
+        return bool(self.gradients)
+
+    @property
+    def deviation(self) -> Tensor:
+        """(b, 1) error of a feature."""
+        return (self.error * self.values.amax(1))[:, None]
+
+    @property
+    def shown(self) -> Tensor:
+        """(b, m) whether a feature is certainly positive."""
+        return self.values > ZERO * self.deviation
+
+    @property
+    def per_pixel(self) -> float:
+        """Number of equations per unknown pixel, of the sample that has the fewest."""
+        common = sum(one.numel() for one in self.gradients if one is not None)
+        count = float(self.shown.sum(1).min()) + common / len(self.values)
+        return count / math.prod(self.chain.layers[0].shape)
+
+    def of(self, some: Tensor) -> Equations:
+        """Return the equations of some samples; all of them if these have equations in common.
+
+        Args:
+            some: (b,) bool.
+        """
+        if self.joint:
+            return self
+        return replace(
+            self,
+            values=self.values[some],
+            error=self.error[some],
+        )
+
+    def reproduced(self, x: Tensor) -> Tensor:
+        """Return which images (b,) have these features, up to errors.
+
+        Args:
+            x: (b, *shape) as the network receives them.
+        """
+        out = self.chain.piece(x).out
+        if self.chain.ends:
+            out = out.relu()
+        away = (out - self.values) / self.deviation
+        usual = away.square().mean(1).sqrt() < USUAL
+        return usual & (away.abs().amax(1) < FITS)
+
+    def linearised(self, x: Tensor, faint: float = 0.0) -> Linear:
+        """Linearise the equations at some images, each sample's features with norm 1.
+
+        Args:
+            x: (b, *shape) as the network receives them.
+            faint: See `Composed.piece`.
+        """
+        piece = self.chain.piece(x, faint)
+        size = 1 / self.values.norm(dim=1, keepdim=True)
+        least = ZERO * self.deviation
+        above = (piece.out - least).clamp_min(0)
+        rest = torch.where(self.shown, piece.out - self.values, above) * size
+        rows = (self.shown | (above > 0)).to(x) * size
+        slopes: list[Tensor] = []
+        common: list[Tensor | None] = []
+        scale = 0.0
+        if self.joint:
+            active = self.shown | ((piece.out > 0) & (piece.out <= least))
+            d = self.slopes * active if self.chain.ends else self.slopes
+            slopes = piece.back(d)[1]
+            total = sum(float(one.square().sum()) for one in self.gradients if one is not None)
+            scale = math.sqrt(len(x) / total)
+            common = self._left(piece, slopes, scale)
+        moving = torch.ones(len(x), dtype=x.dtype)
+        return Linear(self, piece, rest, rows, slopes, common, scale, moving)
+
+    def _left(self, piece: Piece, slopes: list[Tensor], scale: float) -> list[Tensor | None]:
+        """Return what the gradients of these images differ from the known ones."""
+        found: list[Tensor | None] = []
+        for k, wanted in enumerate(self.gradients):
+            if wanted is None:
+                found.append(None)
+                continue
+            layer = self.chain.convolutions[k]
+            got = weight_gradient(layer, piece.inputs[k], slopes[k])
+            found.append((got - wanted) * scale)
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class Linear:
+    """Equations that are linearised at some images, as functions of their levels.
+
+    Attributes:
+        equations: The equations.
+        piece: The linear piece of the chain.
+        rest: (b, m) what the outputs differ from the features.
+        rows: (b, m) weight of each feature; 0 if it holds anyway.
+        slopes: Slopes in the outputs of the convolutions, if the equations contain gradients.
+        common: For each convolution, the difference of its gradient from the known one.
+        scale: Weight of the gradients.
+        moving: (b,) 0 for images that are known, 1 for others.
+    """
+
+    equations: Equations
+    piece: Piece
+    rest: Tensor
+    rows: Tensor
+    slopes: list[Tensor]
+    common: list[Tensor | None]
+    scale: float
+    moving: Tensor
+
+    @property
+    def misfit(self) -> Tensor:
+        """(b,) relative residual; the same for all samples if they have equations in common."""
+        each = self.rest.square().sum(1)
+        if not self.equations.joint:
+            return each.sqrt()
+        total = each.sum()
+        for one in self.common:
+            if one is not None:
+                total = total + one.square().sum()
+        return (total / len(each)).sqrt().expand(len(each))
+
+    def normal(self, v: Tensor) -> Tensor:
+        """Apply J^T J, with J the matrix of the equations.
+
+        Args:
+            v: (b, *shape) changes of the images, in levels.
+        """
+        level = self.equations.level
+        out, changes = self.piece.along(v * level)
+        more: list[Tensor | None] = []
+        for k, one in enumerate(self.common):
+            if one is None:
+                more.append(None)
+                continue
+            layer = self.equations.chain.convolutions[k]
+            moved = weight_gradient(layer, changes[k], self.slopes[k]) * self.scale
+            more.append(self._pulled(k, moved))
+        found = self.piece.back(self.rows.square() * out, more or None)[0]
+        return found * level * _spread(self.moving, v)
+
+    def downhill(self) -> Tensor:
+        """Return -J^T r, with r the residual."""
+        more: list[Tensor | None] = []
+        for k, one in enumerate(self.common):
+            more.append(None if one is None else self._pulled(k, one))
+        found = self.piece.back(self.rows * self.rest, more or None)[0]
+        return -found * self.equations.level * _spread(self.moving, found)
+
+    def _pulled(self, k: int, weight: Tensor) -> Tensor:
+        """Return the slopes in the inputs of convolution k, given those in its gradient."""
+        layer = self.equations.chain.convolutions[k]
+        found = input_slopes(layer, self.piece.inputs[k], self.slopes[k], weight)
+        return found * self.scale
+
+    def solved(self, right: Tensor, shift: Tensor, most: int, tolerance: float) -> Tensor:
+        """Solve (J^T J + shift) v = right by conjugate gradients.
+
+        Args:
+            right: (b, *shape).
+            shift: (b,).
+            most: Maximum number of iterations.
+            tolerance: Relative residual at which they end.
+        """
+        v = torch.zeros_like(right)
+        left = right
+        p = right
+        size = self.product(left, left)
+        start = size
+        added = _spread(shift, right)
+        for _ in range(most):
+            if bool((size <= tolerance**2 * start).all()):
+                break
+            moved = self.normal(p) + added * p
+            length = _spread(size / self.product(p, moved).clamp_min(TINY), p)
+            v = v + length * p
+            left = left - length * moved
+            again = self.product(left, left)
+            p = left + _spread(again / size.clamp_min(TINY), p) * p
+            size = again
+        return v
+
+    def product(self, v: Tensor, w: Tensor) -> Tensor:
+        """Return inner products (b,), of all samples together if they have common equations."""
+        each = (v * w).flatten(1).sum(1)
+        if self.equations.joint:
+            return each.sum().expand(len(each))
+        return each
+
+
+def solve(equations: Equations, start: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+    """Search for images with given features.
+
+    Args:
+        equations: What is known of them.
+        start: (b, *shape) images to start from, as the network receives them.
+        grid: Grid of the images.
+
+    Returns:
+        Images (b, *shape) as the network receives them, on the grid if they reproduce their
+        features, and (b,) bool, which of them do.
+    """
+    x = _rounded(start, grid)
+    done = equations.reproduced(x)
+    x = torch.where(_spread(done, x), x, start)
+    strength = _strength(equations.linearised(start), start)
+    best = torch.full_like(strength, math.inf)
+    iterations = ITERATIONS
+    waited = 0
+    kicks = 0
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(STEPS):
+        step("images", int(done.sum()), len(done))
+        if bool(done.all()) or expired():
+            break
+        # Images that are found stay as they are. Others with which they have equations in common
+        # need them.
+        used = ~done | equations.joint
+        line = equations.of(used).linearised(x[used])
+        line = replace(line, moving=(~done[used]).to(x))
+        misfit = line.misfit
+        shift = DAMPING * misfit.square() * strength[used]
+        change = line.solved(line.downhill(), shift, iterations, SOLVED)
+        x = x.clone()
+        x[used] = _inside(x[used] + change * equations.level, grid)
+        if bool((misfit < CLOSE).any()):
+            near = _rounded(x, grid)
+            done = done | equations.reproduced(near)
+            x[done] = near[done]
+        waited = 0 if bool((misfit < PROGRESS * best[used]).any()) else waited + 1
+        best[used] = torch.minimum(best[used], misfit)
+        if waited > PATIENCE:
+            if kicks == KICKS:
+                break
+            kicks += 1
+            waited = 0
+            iterations = min(2 * iterations, MOST)
+            noise = torch.randn(x.shape, generator=generator, dtype=x.dtype)
+            kicked = _inside(x + KICK * noise * equations.level, grid)
+            x = torch.where(_spread(done, x), x, kicked)
+            best.fill_(math.inf)
+    return torch.where(_spread(done, x), _rounded(x, grid), x), done
+
+
+def unique(equations: Equations, x: Tensor) -> Tensor:
+    """Return for which images (b,) no other one of the same linear piece has these features.
+
+    Let J be the derivative of the shown features, each divided by its error, in the levels of the
+    pixels. Two images on the grid differ by a vector of whole numbers, so by at least 1, and their
+    features by at least the smallest singular value of J. If both reproduce m features, with a root
+    mean square of `USUAL` errors, the difference is at most 2 `USUAL` sqrt(m), which a larger
+    singular value excludes. Inverse iteration finds the smallest one, from several random
+    directions.
+
+    If the samples have equations in common, the same holds for all images together.
+
+    Args:
+        equations: What is known of the images.
+        x: (b, *shape) images that reproduce their features, as the network receives them.
+    """
+    if equations.per_pixel < ENOUGH:
+        return torch.zeros(len(x), dtype=torch.bool)
+    line = equations.linearised(x, FAINT)
+    # Only what is known counts, in units of its error: no bounds of features that are zero.
+    rows = torch.where(equations.shown, 1 / equations.deviation, 0.0)
+    count = equations.shown.sum(1).to(x)
+    if equations.joint:
+        count = count.sum().expand(len(x))
+    line = replace(line, rows=rows, scale=1 / equations.accuracy if equations.joint else 0.0)
+    limit = SHOWS * count.sqrt()
+    return weakest(line, x, limit) > limit
+
+
+def weakest(line: Linear, like: Tensor, floor: Tensor) -> Tensor:
+    """Return the smallest singular value (b,) of linearised equations, if it exceeds a floor.
+
+    It is 0 if conjugate gradients do not converge.
+
+    Args:
+        line: The equations.
+        like: (b, *shape) images.
+        floor: (b,) below it, values are not resolved.
+    """
+    found = torch.full_like(floor, math.inf)
+    # Well below the floor, so that it hardly changes what exceeds it.
+    shift = (floor / 4).square()
+    for seed in range(PROBES):
+        generator = torch.Generator().manual_seed(seed)
+        v = torch.randn(like.shape, generator=generator, dtype=like.dtype)
+        settled = torch.ones_like(found, dtype=torch.bool)
+        for _ in range(WEAKER):
+            w = line.solved(v, shift, LONGEST, SOLVED)
+            left = line.normal(w) + _spread(shift, w) * w - v
+            settled &= line.product(left, left) < SETTLED**2 * line.product(v, v)
+            v = w / _spread(line.product(w, w).sqrt(), w)
+        size = line.product(v, line.normal(v)).clamp_min(0).sqrt()
+        found = torch.minimum(found, torch.where(settled, size, 0.0))
+    return found
+
+
+def _strength(line: Linear, like: Tensor) -> Tensor:
+    """Return the mean strength (b,) of J^T J in a random direction."""
+    v = torch.randn(like.shape, generator=torch.Generator().manual_seed(0), dtype=like.dtype)
+    moved = line.normal(v)
+    return (line.product(moved, moved) / line.product(v, v)).sqrt()
+
+
+def _inside(x: Tensor, grid: Grid) -> Tensor:
+    """Move pixels into the range of the data."""
+    flat = x.flatten(1)
+    low = -grid.mean / grid.std
+    high = (1 - grid.mean) / grid.std
+    return flat.clamp(low, high).reshape(x.shape)
+
+
+def _rounded(x: Tensor, grid: Grid) -> Tensor:
+    """Round images to the grid, in the units of the network."""
+    pixels = grid.snapped(x.flatten(1) * grid.std + grid.mean)
+    return ((pixels - grid.mean) / grid.std).reshape(x.shape)
+
+
+def _spread(one: Tensor, like: Tensor) -> Tensor:
+    """Give one value per sample (b,) the number of dimensions of images."""
+    return one.reshape(-1, *[1] * (like.dim() - 1))

@@ -219,7 +219,7 @@ LEFT_OUT = {
     "certificates.py": "it counts how often EXACT is wrong, in an hour; it compares no times",
     "cone.py": "it counts images that come back, in ten minutes; it compares no times",
     "dager.py": "it needs a checkout of DAGER and an environment of its own: sh bench/_dager.sh",
-    "spear.py": "it counts images that come back, in half an hour; it compares no times",
+    "spear.py": "it counts images that come back, in ten minutes; it compares no times",
     "equations.py": "it counts protocols that are named, in an hour; it compares no times",
     "vit.py": "it counts images that come back; it compares no times",
     "verbs.py": "it compares two installations, but a checkout contains one",

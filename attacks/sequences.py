@@ -11,7 +11,7 @@ from torch import Generator, Tensor
 
 from leakaudit.errors import AttackError
 from leakaudit.inversion.exact import decoders, prefixes
-from leakaudit.inversion.exact.decoders import Reading
+from leakaudit.inversion.exact.decoders import HEAD, Reading
 from leakaudit.inversion.search import objectives
 from leakaudit.leak import GradientLeak
 from leakaudit.progress import step
@@ -84,6 +84,10 @@ class Sequences(Attack):
         read = decoders.reading(task)
         if isinstance(read, str):
             return read
+        named = read.renamed(task.layout.split(torch.zeros(task.layout.size)))
+        for name in (*ATTENTION, BEHIND, decoders.TOKENS if read.sizes.tied else HEAD):
+            if name not in named:
+                return f"it requires the gradient of {name}, which is frozen"
         # The batch size is found if it is not declared.
         return objectives.incomplete(replace(leak, batch=leak.batch or 1), task)
 
@@ -104,7 +108,7 @@ def _recovered(
     """Recover the sequences from a leak with one equation."""
     assert leak.theta is not None
     length = task.spec.shape[0]
-    models = [read.decoder(task.layout.split(theta)) for theta in leak.theta]
+    models = [decoders.at(task, read, theta) for theta in leak.theta]
     parts = read.renamed(task.layout.split(leak.value[0].double()))
     width = read.sizes.width
     most = max(1, (width - 2) // (len(models) * length))
@@ -138,6 +142,8 @@ def _recovered(
         )
     residual, noise = _misfit(leak, task, found)
     doubts = _doubts(tree, nodes * len(models), behind.rank, rows, width)
+    if strange := decoders.reads_every_token(task, read):
+        doubts.append(strange)
     if leak.batch is None:
         doubts.append(
             f"the recording does not state the number of sequences, and {len(found.x)} is the "

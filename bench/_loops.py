@@ -78,9 +78,9 @@ def secagg(p: Loop) -> Iterator[Models]:
     """The masks cancel in the sum, so they do not change the models."""
     w = p.start
     while True:
-        y = [-p.lr * p.g(i, w) for i in range(p.nodes)]
+        y = [w - p.lr * p.g(i, w) for i in range(p.nodes)]
         p.sent += y
-        w = w + sum(y) / p.nodes
+        w = sum(y) / p.nodes
         yield [w]
 
 

@@ -62,7 +62,7 @@ class Layout:
         lead = flat.shape[:-1]
         parts = {}
         for name, shape in zip(self.names, self.shapes, strict=True):
-            parts[name] = flat[..., self.slices[name]].reshape(*lead, *shape)
+            parts[name] = flat[..., self.slices[name]].reshape((*lead, *shape))
         return parts
 
 

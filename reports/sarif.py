@@ -119,12 +119,8 @@ def _result(check: Check, rule: int, file: str, state: str | None) -> dict[str, 
     Returns:
         A SARIF result.
     """
-    kind = "node"
-    name = f"node {check.node}"
-    if check.cell:
-        kind = "cell"
-        name = check.cell
-    where: Json = {"kind": kind, "name": name, "fullyQualifiedName": check.name}
+    kind = "cell" if check.cell else "node"
+    where: Json = {"kind": kind, "name": check.place, "fullyQualifiedName": check.name}
     place: Json = {"artifactLocation": {"uri": file}, "region": {"startLine": 1}}
     message = f"{check.message}."
     if check.adversary:

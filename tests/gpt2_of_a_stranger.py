@@ -78,8 +78,11 @@ class Gpt(nn.Module):
         tied: bool = True,
         gelu: str = "none",
         pre: bool = True,
+        odd: str = "",
+        frozen: str = "-",
     ) -> None:
         super().__init__()
+        self.odd = odd
         parts = {
             "wte": nn.Embedding(classes, width),
             "wpe": nn.Embedding(2 * shape[0], width),
@@ -87,12 +90,24 @@ class Gpt(nn.Module):
             "ln_f": nn.LayerNorm(width, bias=bias),
         }
         self.transformer = nn.ModuleDict(parts)
-        self.lm_head = nn.Linear(width, classes, bias=False)
+        self.lm_head = nn.Linear(width, classes, bias=odd == "bias of the output layer")
         if tied:
             parts["wte"].weight = self.lm_head.weight
+        for name, parameter in self.named_parameters():
+            parameter.requires_grad_(frozen not in name)
+        if odd == "one more layer":
+            self.v_head = nn.Linear(width, 1)
+        if odd == "one more parameter":
+            self.gate = nn.Parameter(torch.zeros(()))
+        if odd == "zero projections":
+            for block in parts["h"]:  # type: ignore[attr-defined]
+                nn.init.zeros_(block.attn.c_proj.weight)
+                nn.init.zeros_(block.mlp.c_proj.weight)
 
     def forward(self, x: Tensor) -> Tensor:
         parts = self.transformer
+        if self.odd == "an unknown token":
+            x = torch.where(x == 3, 4, x)
         stream = parts["wte"](x) + parts["wpe"](torch.arange(x.shape[1]))
         for block in parts["h"]:  # type: ignore[attr-defined]
             stream = block(stream)

@@ -3,8 +3,8 @@
 Bonawitz et al. 2017, section 4.0.1, here without a server: every peer adds up what all send. In a
 round, every pair i < j of peers agrees on a mask m_ij, and peer i trains x_i from the common model:
 
-    y_i = (x_i - w) + sum_{j > i} m_ij - sum_{j < i} m_ji     is sent to all other peers
-    w   <- w + (1/n) sum_i y_i                                in which every mask cancels
+    y_i = x_i + sum_{j > i} m_ij - sum_{j < i} m_ji     is sent to all other peers
+    w   <- (1/n) sum_i y_i                              in which every mask cancels
 
 The paper derives masks from agreed keys and draws them uniformly modulo a number, so that they hide
 an update perfectly. Here they are real numbers, N(0, mask^2), that peer j of each pair sends to the
@@ -40,12 +40,12 @@ if TYPE_CHECKING:
 @victim("secagg")
 @dataclass(frozen=True)
 class SecAgg(Victim):
-    """Averaging of local updates under masks that cancel in the sum."""
+    """Averaging of local models under masks that cancel in the sum."""
 
     paper: ClassVar[str] = "Bonawitz et al. 2017, pairwise masks, without a server"
     sends: ClassVar[Mapping[str, str]] = {
         "mask": "mask of a pair of peers, encrypted",
-        "y": "update of a peer, with its masks",
+        "y": "model of a peer after its local steps, with its masks",
     }
     leaks_what: ClassVar[str] = (
         "the sum of all peers' gradients, to everybody; "
@@ -97,7 +97,7 @@ class SecAgg(Victim):
         for t in range(1, rounds + 1):
             x = train(t, everyone)
             recorder.state("x", t, x)
-            y = x - w
+            y = x.clone()
             masks = normal(x.new_empty(len(first), x.shape[1]), self.mask, generator)
             masks = recorder.exchange(t, "mask", masks, pairs, secure=True)
             for i in range(problem.nodes - 1):
@@ -106,7 +106,7 @@ class SecAgg(Victim):
                 recorder.state(f"m.{i}", t, drawn)
             y.index_add_(0, first, masks).index_add_(0, second, masks, alpha=-1)
             y = recorder.exchange(t, "y", y, everybody)
-            w = w + y.mean(0)
+            w = y.mean(0)
             everyone = w.repeat(problem.nodes, 1)
             recorder.state("w", t, everyone)
             curves.observe(t, w[None])
@@ -121,7 +121,7 @@ class SecAgg(Victim):
         for _ in p.rounds(rounds):
             masked = {}
             for i in peers:
-                masked[i] = p.state("x", i, eq=self._training.declare(p, i, w)) - w
+                masked[i] = p.state("x", i, eq=self._training.declare(p, i, w))
             for i in peers:
                 for j in range(i + 1, graph.nodes):
                     mask = p.noise("m", self.mask, j, i)
@@ -131,7 +131,7 @@ class SecAgg(Victim):
             y: list[Expression] = []
             for i in peers:
                 y.append(p.send(i, [j for j in peers if j != i], masked[i], "y"))
-            w = p.state("w", eq=w + sum(y) * Fraction(1, graph.nodes))
+            w = p.state("w", eq=sum(y) * Fraction(1, graph.nodes))
         return p
 
     @property

@@ -174,6 +174,7 @@ def _dry(path: Path, options: AttackOptions) -> dict[str, Any]:
         leak.node: {
             "leak": leak.kind,
             "rows": len(leak.value),
+            **({"others": list(leak.others)} if leak.others else {}),
             "attacks": {n: a.refuses(leak, task) or a.cost for n, a in known},
         }
         for leak in leaks

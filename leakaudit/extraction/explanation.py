@@ -169,8 +169,9 @@ def _node(heard: Deduction, node: int, gradients: int) -> Explanation:
         )
     looked_at = len(found.knowledge.gradients(node))
     scope = [found.scope]
-    if heard.loses_noise(found) and (summed := heard.summed(node)):
-        scope.append(f"{summed}, in which shared noise cancels")
+    summed = hearing.clearer_sum(heard, found, float(estimated.std.min()), gradients)
+    if summed is not None:
+        scope.append(f"{heard.summed(node)} with noise of {float(summed.std.min()):.2g} only")
     return Explanation(node, who, looked_at, tuple(rows), scope="; ".join(filter(None, scope)))
 
 

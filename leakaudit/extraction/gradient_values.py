@@ -22,6 +22,7 @@ SHORT = 12  # most terms of a formula that is written in full
 # Rounding of a message relative to the number format's: 1 / sqrt(12), and what the sender's own
 # arithmetic adds.
 UNIT = 0.5
+EQUAL = "assumes that all of these nodes hold equally many records and count equally"
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,7 @@ def sum_leak(deduction: Deduction, node: int, gradients: int) -> GradientLeak | 
     nodes = len(sums[0].parts)
     return replace(
         mean,
+        scope="; ".join(filter(None, (mean.scope, EQUAL))),
         others=tuple(other for other in sums[0].parts if other != node),
         batch=None if mean.batch is None else nodes * mean.batch,
         records=None if mean.records is None else nodes * mean.records,

@@ -9,7 +9,7 @@ from leakaudit import registry
 from leakaudit.adversary import Adversary
 from leakaudit.errors import LeakauditError, NotDetermined
 from leakaudit.extraction import changes, gradient_values
-from leakaudit.extraction.deduction import Deduction
+from leakaudit.extraction.deduction import Deduction, Determined
 from leakaudit.leak import GradientLeak, Leaks
 from leakaudit.trace import Trace
 
@@ -108,15 +108,31 @@ def _leak(heard: Deduction, node: int, rounds: int) -> GradientLeak:
     """Return the node's own gradients, or a sum with other nodes' if noise hides it less."""
     what = heard.of(node, rounds)
     own = gradient_values.leak(heard, what)
+    return clearer_sum(heard, what, float(own.std.min()), rounds) or own
+
+
+def clearer_sum(
+    heard: Deduction, what: Determined, noise: float, rounds: int
+) -> GradientLeak | None:
+    """Return a sum with gradients of other nodes that noise hides less than those of a node.
+
+    Args:
+        heard: The deduction for the trace and the adversary.
+        what: What is determined about the node.
+        noise: Standard deviation of the noise of its own gradients, the smallest one.
+        rounds: Largest number of gradients.
+
+    Returns:
+        None if there is none.
+    """
     if not heard.loses_noise(what):
-        return own
-    summed = gradient_values.sum_leak(heard, node, rounds)
+        return None
+    summed = gradient_values.sum_leak(heard, what.node, rounds)
+    if summed is None:
+        return None
     # A mean over k nodes with independent noise has 1 / sqrt(k) of it, which shows nothing more.
-    if summed is not None:
-        expected = float(own.std.min()) / len(summed.nodes) ** 0.5
-        if CLEARER * float(summed.std.min()) < expected:
-            return summed
-    return own
+    expected = noise / len(summed.nodes) ** 0.5
+    return summed if CLEARER * float(summed.std.min()) < expected else None
 
 
 def _other(heard: Deduction, node: int, rounds: int, incomplete: bool) -> GradientLeak | None:

@@ -77,6 +77,7 @@ class Check:
         open: Whether the outcome is undecided.
         cell: Cell of a gate, "" for other records.
         harm: Sort key for checks of the same level: how much they leak.
+        others: Further nodes that own the data.
     """
 
     id: str
@@ -92,6 +93,12 @@ class Check:
     open: bool = False
     cell: str = ""
     harm: tuple[float, ...] = ()
+    others: tuple[int, ...] = ()
+
+    @property
+    def place(self) -> str:
+        """The cell of a gate, or the nodes that own the data."""
+        return self.cell or named(sorted((self.node, *self.others)))
 
     @property
     def rank(self) -> tuple[float, ...]:
@@ -186,6 +193,7 @@ def _finding(record: RunRecord, finding: Finding) -> Check:
         detail=clean(finding.note),
         seconds=finding.seconds,
         harm=harm(finding),
+        others=given(finding.others, ()),
     )
 
 

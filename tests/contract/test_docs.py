@@ -70,6 +70,11 @@ NOT_RUN: dict[tuple[str, str], str] = {  # (page, how the line begins): why
     ): "needs JAX; tests/programs runs it where JAX is installed",
     ("wire.md", "leakaudit trace import jax/"): "needs the messages of the JAX program",
     (
+        "text.md",
+        "leakaudit tap",
+    ): "is the reader's program; tests/programs/test_language.py has one",
+    ("text.md", "leakaudit attack own.pt"): "is the recording of the reader's program",
+    (
         "tutorial-own.md",
         "leakaudit tap -o own.pt -- torchrun --nproc-per-node 4 your_program.py",
     ): "is the reader's program",

@@ -106,6 +106,29 @@ def test_small_masks_do_not_hide_single_gradients() -> None:
     assert leak.std.tolist() == pytest.approx([0.05] * 3)  # 0.1 / sqrt(4)
 
 
+@pytest.mark.parametrize("mask", [1e-8, 1e-4, 1.0])
+@pytest.mark.parametrize("lr", [0.1, 0.001])
+def test_the_stated_noise_holds_for_small_masks(mask: float, lr: float) -> None:
+    """The rounding of models is larger than that of small masks."""
+    trace, truth = recorded(scenario(rounds=3, mask=mask, lr=lr))
+    (leak,) = la.leaks(trace)
+    task = Task.build(trace.task, dtype=torch.float64)
+    assert leak.theta is not None
+    x, y = truth.of(*leak.nodes)
+    for theta, value, std in zip(leak.theta, leak.value, leak.std, strict=True):
+        error = value - task.gradient(theta, x.double(), y)
+        assert float(error.square().mean().sqrt()) < 2 * float(std)
+
+
+def test_a_sum_that_contains_more_noise_is_not_mentioned(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a single wire, only one of the masks cancels."""
+    recording.record(recording.plan(replace(scenario(), wires="0-1")), tmp_path / "t.pt")
+    assert main(["explain", str(tmp_path / "t.pt")]) == 0
+    assert "the sum with" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(("who", "honest"), [("eavesdropper", 4), ("node:1", 3)])
 def test_mu_counts_the_noise_of_all_honest_peers(who: str, honest: int) -> None:
     """Of the sum over n peers, the noise is sqrt(n) sigma, and finite masks add a little."""
@@ -130,7 +153,11 @@ def test_a_client_of_fedavg_learns_the_sum_of_the_other_clients() -> None:
 def test_explain_names_the_sum(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     case = Scenario(victim="fedavg", nodes=4, graph="star", rounds=3, data="faces", samples=2)
     for kept, who, said in (
-        (scenario(), "eavesdropper", "the sum with those of nodes 1 to 3 is determined, in which"),
+        (
+            scenario(),
+            "eavesdropper",
+            "the sum with those of nodes 1 to 3 is determined with noise of",
+        ),
         (case, "node:0", "are not observed; the sum with those of nodes 2, 3 is determined"),
     ):
         recording.record(recording.plan(kept), tmp_path / f"{kept.victim}.pt")

@@ -305,6 +305,47 @@ def test_a_model_that_only_has_the_names_of_gpt2_is_refused() -> None:
     assert "does not compute what GPT-2 does" in str(Sequences().refuses(leak, made))
 
 
+@pytest.mark.parametrize(
+    ("odd", "said"),
+    [
+        ("one more layer", "GPT-2 has no v_head"),
+        ("one more parameter", "GPT-2 has no gate"),
+        ("bias of the output layer", "GPT-2 has no lm_head.bias"),
+    ],
+)
+def test_a_model_with_more_than_gpt2_is_refused(odd: str, said: str) -> None:
+    made = strange(odd=odd)
+    assert said in str(Sequences().refuses(planted(made, *texts(2)), made))
+
+
+def test_initial_weights_of_zero_do_not_hide_the_number_of_heads() -> None:
+    read = decoders.reading(strange(odd="zero projections"))
+    assert isinstance(read, decoders.Reading)
+    assert (read.sizes.heads, read.approximate) == (6, "none")
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_token_that_is_read_as_another_one_is_not_certified(tied: bool) -> None:
+    made = strange(odd="an unknown token", tied=tied)
+    x, y = texts(3)
+    x[0, 0] = 3
+    found = recovered(planted(made, x, y), made)
+    assert found.certificate is not Certificate.EXACT
+    assert "treats some tokens in another way" in found.note
+
+
+@pytest.mark.parametrize(("name", "needed"), [("wpe", False), ("ln_f", False), ("lm_head", True)])
+def test_frozen_layers_are_read(name: str, needed: bool) -> None:
+    made = strange(tied=False, frozen=name)
+    x, y = texts(3)
+    if needed:
+        assert "head.weight, which is frozen" in str(Sequences().refuses(planted(made, x, y), made))
+        return
+    found = recovered(planted(made, x, y), made)
+    assert is_right(found, x, y)
+    assert found.certificate is Certificate.EXACT
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(60))
 def test_no_batch_of_a_tied_model_is_certified_falsely(seed: int) -> None:

@@ -2,8 +2,8 @@
 
 Models that follow GPT-2 call their layers by the names of its authors: ``wte``, ``wpe``,
 ``h.0.attn.c_attn`` and so on. Names prove nothing, and the number of heads and the kind of GELU are
-not among the parameters. Therefore the weights are copied into a `Decoder`, and it counts only if
-it computes the same logits as the model itself.
+not among the parameters. Therefore random weights are copied into a `Decoder`, and it counts only
+if it computes the same logits as the model itself.
 
 The copy is a permutation of the parameters, so that it also applies to their gradients.
 """
@@ -20,6 +20,7 @@ from leakaudit.tasks.models import Decoder, Gpt
 from leakaudit.tasks.task import Task
 
 TOKENS = "tokens.weight"
+PLACES = "places.weight"
 HEAD = "head.weight"
 
 # GPT-2's names of the layers of a block, and those of `leakaudit.tasks.models.Block`.
@@ -40,6 +41,14 @@ SAME = 1e-9
 # Sequences on which the logits are compared.
 COMPARED = 3
 
+# Spread of the weights at which they are compared, around the initial ones. Those may be zero, and
+# would then hide what the model does with them.
+MOVED = 0.05
+
+# Number of multiplications, tokens times parameters, up to which the logits of every token of the
+# vocabulary are compared: about a minute.
+AFFORDABLE = 1e12
+
 Named = Mapping[str, Tensor]
 
 
@@ -52,8 +61,8 @@ class Reading:
         length: Number of positions.
         vocabulary: Number of tokens.
         approximate: Kind of GELU, as in `torch.nn.functional.gelu`.
-        renamed: Returns parameters, or their gradients, by the names of the decoder; biases that
-            the model does not have are missing.
+        renamed: Returns parameters, or their gradients, by the names of the decoder, without those
+            that are not given.
     """
 
     sizes: Gpt
@@ -91,36 +100,91 @@ def reading(task: Task) -> Reading | str:
     if isinstance(task.module, Decoder):
         sizes = task.module.sizes
         return Reading(sizes, length, task.tokens, task.module.approximate, dict)
-    shapes = dict(zip(task.layout.names, task.layout.shapes, strict=True))
+    shapes = {name: tuple(value.shape) for name, value in _parameters(task).items()}
     names = _gpt2(shapes)
-    if not names:
-        return f"it knows the layers of GPT-2 and of the model gpt, not those of {task.spec.model}"
-    theta = task.init(Generator().manual_seed(0)).double()
-    parameters = task.layout.split(theta)
-    x = torch.randint(
-        task.tokens, (COMPARED, length), generator=Generator().manual_seed(0), device=theta.device
+    if isinstance(names, str):
+        return f"it knows the layers of GPT-2 and of the model gpt, but {names}"
+    x = torch.randint(task.tokens, (COMPARED, length), generator=Generator().manual_seed(0)).to(
+        task.device
     )
-    with torch.no_grad():
-        wanted = task.logits(theta, x)
-        for candidate in _candidates(task, names, shapes):
-            found = candidate.decoder(parameters)(x)
-            same = wanted.shape == found.shape
-            if same and float((found - wanted).norm()) <= SAME * float(wanted.norm()):
-                return candidate
+    for candidate in _candidates(task, names, shapes):
+        if _same(task, candidate, x):
+            return candidate
     return f"{task.spec.model} has the layers of GPT-2, but does not compute what GPT-2 does"
 
 
-def _gpt2(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
-    """Return the model's names by those of GPT-2; nothing if an essential layer is missing."""
+def at(task: Task, read: Reading, theta: Tensor) -> Decoder:
+    """Return the decoder with the parameters of a model, in float64.
+
+    Args:
+        task: The task.
+        read: Its model as a decoder.
+        theta: Flat parameters (d,).
+    """
+    return read.decoder({**_parameters(task), **task.layout.split(theta)})
+
+
+def reads_every_token(task: Task, read: Reading) -> str:
+    """Return why a model may treat some tokens in another way than the decoder; "" if it does not.
+
+    A model may read rare tokens as others. Three random sequences would not show this.
+
+    Args:
+        task: The task.
+        read: Its model as a decoder.
+    """
+    if isinstance(task.module, Decoder):
+        return ""
+    if task.tokens * task.layout.size > AFFORDABLE:
+        return "the model is too large to compare every token of its vocabulary"
+    length = task.spec.shape[0]
+    tokens = torch.arange(-(-task.tokens // length) * length, device=task.device) % task.tokens
+    for x in tokens.reshape(-1, length).split(COMPARED * length):
+        if not _same(task, read, x):
+            return "the model treats some tokens in another way than GPT-2 does"
+    return ""
+
+
+def _same(task: Task, read: Reading, x: Tensor) -> bool:
+    """Whether the model and the decoder compute the same logits of sequences (s, L)."""
+    generator = Generator().manual_seed(0)
+    theta = task.init(generator).double()
+    theta = theta + MOVED * torch.randn(len(theta), generator=generator).to(theta)
+    with torch.no_grad():
+        wanted = task.logits(theta, x)
+        found = at(task, read, theta)(x)
+    if wanted.shape != found.shape:
+        return False
+    return float((found - wanted).norm()) <= SAME * float(wanted.norm())
+
+
+def _parameters(task: Task) -> dict[str, Tensor]:
+    """Return all parameters of a model, also frozen ones, at some values."""
+    theta = torch.zeros(task.layout.size, dtype=torch.float64, device=task.device)
+    names = {name for name, _ in task.module.named_parameters()}
+    frozen = {name: value.double() for name, value in task.buffers.items() if name in names}
+    return {**frozen, **task.layout.split(theta)}
+
+
+def _gpt2(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, str] | str:
+    """Return the model's names by those of GPT-2; or which layer is missing or left over."""
     prefixes = [name.removesuffix("wte.weight") for name in shapes if name.endswith("wte.weight")]
     if len(prefixes) != 1:
-        return {}
+        return "the model has no layer wte"
     names: dict[str, str] = {}
     for name in shapes:
         short = name.removeprefix(prefixes[0])
         names["lm_head.weight" if name.endswith("lm_head.weight") else short] = name
-    needed = {"wte.weight", "wpe.weight", "ln_f.weight", "h.0.attn.c_attn.weight"}
-    return names if needed <= names.keys() else {}
+    depth = sum(name.endswith("attn.c_attn.weight") for name in names)
+    layers = [f"h.{k}.{layer}" for k in range(depth) for layer in (*BLOCK, "attn.c_attn")]
+    layers.append("ln_f")
+    needed = {f"{layer}.weight" for layer in layers} | {"wte.weight", "wpe.weight"}
+    possible = needed | {f"{layer}.bias" for layer in layers} | {"lm_head.weight"}
+    for name in sorted(needed - names.keys()):
+        return f"the model has no {name}"
+    for name in sorted(names.keys() - possible):
+        return f"GPT-2 has no {names[name]}"
+    return names
 
 
 def _candidates(
@@ -154,6 +218,8 @@ def _renamed(
     found: dict[str, Tensor] = {}
     for name, own in names.items():
         layer, _, kind = name.rpartition(".")
+        if own not in parameters:  # frozen ones have no gradient
+            continue
         value = parameters[own]
         if layer in AROUND:
             found[f"{AROUND[layer]}.{kind}"] = value
@@ -166,5 +232,6 @@ def _renamed(
                 found[f"blocks.{block}.{part}.{kind}"] = some
         elif inner in BLOCK:
             found[f"blocks.{block}.{BLOCK[inner]}.{kind}"] = value
-    found["places.weight"] = found["places.weight"][:length]
+    if PLACES in found:
+        found[PLACES] = found[PLACES][:length]
     return found

@@ -430,6 +430,8 @@ def _last_tokens(
     length = models[0].places.weight.shape[0]
     total = float(through.sum()) / length  # the batch
     wanted = [gradient[name] for name in ("norm.weight", "norm.bias") if name in gradient]
+    if not wanted:
+        return "the last normalisation is frozen, and a tied embedding needs its gradient"
     known = torch.zeros(len(wanted), inputs[0].shape[1], dtype=torch.float64)
     columns = torch.zeros(len(leaves), len(tokens), *known.shape, dtype=torch.float64)
     for weight, model, final, chance in zip(weights, models, inputs, chances, strict=True):

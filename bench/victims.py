@@ -62,7 +62,7 @@ MOVED = {
     "dpadmmserver": 6,
     "dpnorm": 11,
     "dkm": 7,
-    "secagg": 10,
+    "secagg": 15,
     "secured": 13,
     "single": 1,
     "diloco": 75,

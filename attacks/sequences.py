@@ -79,27 +79,33 @@ class Sequences(Attack):
 
     def refuses(self, leak: GradientLeak, task: Task) -> str | None:
         """Require a decoder, a known model, and the layers that are used."""
-        if not task.tokens:
-            return "it recovers tokens, but the inputs of the model are numbers"
-        read = decoders.reading(task)
-        if isinstance(read, str):
-            return read
-        named = read.renamed(task.layout.split(torch.zeros(task.layout.size)))
-        for name in (*ATTENTION, BEHIND, decoders.TOKENS if read.sizes.tied else HEAD):
-            if name not in named:
-                return f"it requires the gradient of {name}, which is frozen"
-        # The batch size is found if it is not declared.
-        return objectives.incomplete(replace(leak, batch=leak.batch or 1), task)
+        read = _usable(leak, task)
+        return read if isinstance(read, str) else None
 
     def __call__(self, leak: GradientLeak, task: Task, generator: Generator) -> Reconstruction:
         """Grow the tree of prefixes, count its sequences and recompute the gradient."""
-        why = self.refuses(leak, task)
-        if why:
-            raise AttackError(f"sequences cannot use this leak: {why}")
+        read = _usable(leak, task)
+        if isinstance(read, str):
+            raise AttackError(f"sequences cannot use this leak: {read}")
         with torch.no_grad():
-            read = decoders.reading(task)
-            assert isinstance(read, Reading)
             return _recovered(_clearest(leak, task), task, read, generator)
+
+
+def _usable(leak: GradientLeak, task: Task) -> Reading | str:
+    """Return how to read the model; or why the leak cannot be used, in words."""
+    if not task.tokens:
+        return "it recovers tokens, but the inputs of the model are numbers"
+    # The batch size is found if it is not declared.
+    if why := objectives.incomplete(replace(leak, batch=leak.batch or 1), task):
+        return why
+    read = decoders.reading(task)
+    if isinstance(read, str):
+        return read
+    named = read.renamed(task.layout.split(torch.zeros(task.layout.size)))
+    for name in (*ATTENTION, BEHIND, decoders.TOKENS if read.sizes.tied else HEAD):
+        if name not in named:
+            return f"it requires the gradient of {name}, which is frozen"
+    return read
 
 
 def _recovered(

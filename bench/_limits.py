@@ -14,7 +14,7 @@ class OutOfTimeError(Exception):
 
 @contextlib.contextmanager
 def at_most(seconds: int) -> Iterator[None]:
-    """Raise `OutOfTimeError` after so many CPU seconds of this process."""
+    """Raise `OutOfTimeError` after this number of CPU seconds of the process."""
 
     def ring(number: int, frame: FrameType | None) -> None:
         raise OutOfTimeError

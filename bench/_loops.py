@@ -74,16 +74,6 @@ def fedavg(p: Loop) -> Iterator[Models]:
         yield [w]
 
 
-def secagg(p: Loop) -> Iterator[Models]:
-    """The masks cancel in the sum, so they do not change the models."""
-    w = p.start
-    while True:
-        y = [w - p.lr * p.g(i, w) for i in range(p.nodes)]
-        p.sent += y
-        w = sum(y) / p.nodes
-        yield [w]
-
-
 def fedsplit(p: Loop) -> Iterator[Models]:
     w = [p.start] * p.nodes
     z = list(w)
@@ -330,6 +320,8 @@ LOOPS: dict[str, Callable[[Loop], Iterator[Models]]] = {
     f.__name__: f
     for f in (
         *(fedsgd, fedavg, fedsplit, pdmm, gossip, muffliato, dpsgd, tracking, choco, extra, nids),
-        *(dpadmm, pvpadmm, mradmm, dpadmmserver, dpnorm, dkm, secagg, secured, single),
+        *(dpadmm, pvpadmm, mradmm, dpadmmserver, dpnorm, dkm, secured, single),
     )
 }
+# The masks cancel in the sum, so they do not change the models.
+LOOPS["secagg"] = fedavg

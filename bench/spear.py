@@ -2,11 +2,12 @@
 
     python bench/spear.py [--data-root FOLDER] [--batches 4 8 12 16 20 24] [--seconds 120]
 
-FOLDER holds cifar10_train_subset.npz and mnist_subset.npz (arrays x_train, y_train). SPEAR (Dimitrov
-et al. 2024) has no code here to run beside ours, so this measures ours: `cone` from one gradient;
-`exact`, which searches for sparse rows as SPEAR does, from one gradient; and `exact` from as many
-gradients of the same batch as it has images, for which it was made. The network has two layers of
-200 neurons and random weights, and the gradients are those of automatic differentiation in float64.
+FOLDER holds cifar10_train_subset.npz and mnist_subset.npz (arrays x_train, y_train). SPEAR
+(Dimitrov et al. 2024) has no code here to run beside ours, so this measures ours: `cone` from one
+gradient; `exact`, which searches for sparse rows as SPEAR does, from one gradient; and `exact` from
+as many gradients of the same batch as it has images, for which it was made. The network has two
+layers of 200 neurons and random weights, and the gradients are those of automatic differentiation
+in float64.
 Prints the rows of docs/cone.md.
 """
 

@@ -10,6 +10,7 @@ The copy is a permutation of the parameters, so that it also applies to their gr
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -44,6 +45,9 @@ COMPARED = 3
 # Spread of the weights at which they are compared, around the initial ones. Those may be zero, and
 # would then hide what the model does with them.
 MOVED = 0.05
+
+# Sequences whose logits are computed at a time; a choice that limits memory.
+TOGETHER = 64
 
 # Number of multiplications, tokens times parameters, up to which the logits of every token of the
 # vocabulary are compared: about a minute.
@@ -104,11 +108,10 @@ def reading(task: Task) -> Reading | str:
     names = _gpt2(shapes)
     if isinstance(names, str):
         return f"it knows the layers of GPT-2 and of the model gpt, but {names}"
-    x = torch.randint(task.tokens, (COMPARED, length), generator=Generator().manual_seed(0)).to(
-        task.device
-    )
+    x = torch.randint(task.tokens, (COMPARED, length), generator=Generator().manual_seed(0))
+    theta = _moved(task)
     for candidate in _candidates(task, names, shapes):
-        if _same(task, candidate, x):
+        if _same(task, theta, at(task, candidate, theta), x):
             return candidate
     return f"{task.spec.model} has the layers of GPT-2, but does not compute what GPT-2 does"
 
@@ -138,21 +141,29 @@ def reads_every_token(task: Task, read: Reading) -> str:
     if task.tokens * task.layout.size > AFFORDABLE:
         return "the model is too large to compare every token of its vocabulary"
     length = task.spec.shape[0]
-    tokens = torch.arange(-(-task.tokens // length) * length, device=task.device) % task.tokens
-    for x in tokens.reshape(-1, length).split(COMPARED * length):
-        if not _same(task, read, x):
+    count = math.ceil(task.tokens / length)
+    every = (torch.arange(count * length) % task.tokens).reshape(count, length)
+    theta = _moved(task)
+    model = at(task, read, theta)
+    for x in every.split(TOGETHER):
+        if not _same(task, theta, model, x):
             return "the model treats some tokens in another way than GPT-2 does"
     return ""
 
 
-def _same(task: Task, read: Reading, x: Tensor) -> bool:
-    """Whether the model and the decoder compute the same logits of sequences (s, L)."""
+def _moved(task: Task) -> Tensor:
+    """Draw weights (d,) around the initial ones."""
     generator = Generator().manual_seed(0)
     theta = task.init(generator).double()
-    theta = theta + MOVED * torch.randn(len(theta), generator=generator).to(theta)
+    return theta + MOVED * torch.randn(len(theta), generator=generator).to(theta)
+
+
+def _same(task: Task, theta: Tensor, model: Decoder, x: Tensor) -> bool:
+    """Whether the task's model at theta (d,) and a decoder give the same logits of x (s, L)."""
+    x = x.to(theta.device)
     with torch.no_grad():
         wanted = task.logits(theta, x)
-        found = at(task, read, theta)(x)
+        found = model(x)
     if wanted.shape != found.shape:
         return False
     return float((found - wanted).norm()) <= SAME * float(wanted.norm())

@@ -225,7 +225,7 @@ class _Sample:
     Attributes:
         ray: Its index.
         peeled: Its pixels, as far as they are known.
-        chain: The layers of the model in question.
+        chain: The layers of the model that the ray belongs to.
         weight: (H, n) weights of the linear layer of this model.
         values: (n,) its features.
         error: Relative error of the features.

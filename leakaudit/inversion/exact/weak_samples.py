@@ -9,11 +9,11 @@ whose slopes are 1e-5 of the others'. But rounding is relative to the terms of e
 and there are entries in which the weak sample is alone: neurons h that the ReLU switches off for
 the others, or features j that the others do not have. There, the weak sample is as precise as any.
 
-The samples that were proven have known features. D and the features of the others follow by turns
-from weighted least squares, with weights from this error model (`refined`). What remains free after
-that is how much of the others a sample contains, which its zeros determine (`_cleaned`), and its
-size, which only the bias of the linear layer shows, where nothing is alone. The bias of the
-convolution before it determines the size (`peel.sized`).
+The samples that were proven have known features. D and the features of the others follow
+alternately from weighted least squares, with weights from this error model (`refined`). What
+remains free after that is how much of the others a sample contains, which its zeros determine
+(`_cleaned`), and its size, which only the bias of the linear layer shows, where nothing is alone.
+The bias of the convolution before it determines the size (`peel.sized`).
 """
 
 from __future__ import annotations

@@ -10,9 +10,9 @@ Python's documentation, a byte per token. The order alternates from batch to bat
 
 DAGER runs with its own settings for GPT-2. Its rank tolerance is an absolute number that it lets
 the user choose: *rule* is the advice of its README (1e-7 for 1 or 2 sequences, 1e-8 up to 16),
-*none* its default (that of numpy), and a number is used as it is. CPU seconds are those of its three steps
-(rank and spaces, tokens, sequences), without the gradient or any comparison with the truth. Ours
-are those of the whole attack. Prints the rows of docs/text.md.
+*none* its default (that of numpy), and a number is used as it is. CPU seconds are those of its
+three steps (rank and spaces, tokens, sequences), without the gradient or any comparison with the
+truth. Ours are those of the whole attack. Prints the rows of docs/text.md.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 File = str | os.PathLike[str]
 OUTPUT = "leakaudit-out"
 RECORD = "results.json"
-SWEEP_FORMS = ("text", "markdown", "json")  # report formats for a sweep
+SWEEP_FORMS = ("html", "text", "markdown", "json")  # report formats for a sweep
 
 
 def record(

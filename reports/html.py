@@ -5,19 +5,28 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from leakaudit.registry import renderer
-from leakaudit.rendering.html import page
+from leakaudit.rendering import plots
+from leakaudit.rendering.html import page, rendered, swept
+from leakaudit.rendering.html.inline import inline
 from leakaudit.rendering.shown import Shown
+from leakaudit.results import model
+from leakaudit.sweeping import panels
 from leakaudit.trace import Json
 
 
 @renderer("html")
 def render(results: Mapping[str, Json]) -> str:
-    """Return one self-contained page without scripts.
+    """Return one self-contained page that requests nothing.
 
     Args:
-        results: A record.
+        results: A record of any kind.
 
     Returns:
         HTML in which names from the trace cannot act as markup.
     """
+    if results["kind"] == "sweep":
+        record = model.of_sweep(results)
+        drawn = plots.svg(panels.figure(record.sweep), "sweep")
+        figure = inline(drawn, "Results by setting; the table below has the figures.", {})
+        return rendered("sweep.html.j2", swept.content(record, figure))
     return page(Shown.of(results))

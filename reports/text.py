@@ -15,11 +15,11 @@ from leakaudit.rendering.shown import Passage, Shown
 from leakaudit.rendering.tables import Column, table
 from leakaudit.results import model, wording
 from leakaudit.results.comparison import lines
+from leakaudit.results.measured import harm
 from leakaudit.results.model import AuditRecord, CheckRecord, Finding
 from leakaudit.results.wording import (
     LIMITS,
     clean,
-    harm,
     not_determined,
     not_understood,
     notes,

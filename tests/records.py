@@ -93,10 +93,11 @@ def summarised(
     undetermined: Iterable[Record],
     not_tried: Sequence[str],
     complete: bool = True,
+    shape: Sequence[int] = (1, 25, 25),
 ) -> str:
     findings = [fitted(one, Finding) for one in found]
     closed = [fitted(one, Undetermined) for one in undetermined]
-    return summary(findings, closed, not_tried, complete)
+    return summary(findings, closed, not_tried, shape, complete)
 
 
 def record(

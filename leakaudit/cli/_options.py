@@ -8,6 +8,7 @@ import gc
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from leakaudit._util.settings import SETTINGS, resolve
@@ -104,6 +105,61 @@ def formats(sub: argparse.ArgumentParser) -> None:
         default="text",
         help="format of the output (default text)",
     )
+
+
+def page_formats(sub: argparse.ArgumentParser) -> None:
+    """Add the options of a verb whose result can also be one HTML page.
+
+    Args:
+        sub: The verb's parser.
+    """
+    sub.add_argument(
+        "-f",
+        "--format",
+        choices=("text", "json", "html"),
+        help="format of the output (default: html with -o, otherwise text)",
+    )
+    sub.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="file to write; missing folders are created (default: stdout)",
+    )
+
+
+def page_format(args: argparse.Namespace) -> str:
+    """Return the requested format of a verb with `page_formats`.
+
+    Args:
+        args: The parsed arguments.
+
+    Raises:
+        LeakauditError: Text is requested in a file.
+    """
+    if args.format is None:
+        return "text" if args.output is None else "html"
+    if args.format == "text" and args.output is not None:
+        raise LeakauditError("-o: expected -f html or -f json; text is written to stdout only")
+    return str(args.format)
+
+
+def write(text: str, args: argparse.Namespace) -> None:
+    """Write the output of a verb with `page_formats`, completely or not at all.
+
+    Args:
+        text: The output.
+        args: The parsed arguments.
+    """
+    page = text.encode("utf-8", "backslashreplace")
+    if args.output is None:
+        sys.stdout.buffer.write(page)
+        return
+    from leakaudit._util.files import replacing
+
+    with replacing(args.output) as file:
+        file.write(page)
+    say(f"{args.output}: written", args)
 
 
 def shared(sub: argparse.ArgumentParser, *names: str) -> None:

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leakaudit.cli._options import concluded, described, formats, say, settings, shared
+from leakaudit.cli._options import (
+    concluded,
+    described,
+    page_format,
+    page_formats,
+    say,
+    settings,
+    shared,
+    write,
+)
 from leakaudit.errors import LeakauditError
 from leakaudit.verdict import Verdict
 
@@ -18,6 +26,7 @@ if TYPE_CHECKING:
     from leakaudit.accounting.compare import Comparison
     from leakaudit.accounting.view_bound import ViewBound
     from leakaudit.protocols.declared import Protocol
+    from leakaudit.results.model import TraceSummary
 
 SHOWN = 3  # leaking combinations in a table
 LARGE = 5000  # number of relations above which views that lack messages take minutes
@@ -103,7 +112,7 @@ def add(verbs: Any) -> None:
         type=float,
         help="epsilon for which noise is recommended (default: the epsilon of the claim)",
     )
-    formats(sub)
+    page_formats(sub)
     shared(sub, "threads", "data_root", "download")
     sub.set_defaults(run=run)
 
@@ -122,6 +131,7 @@ def run(args: argparse.Namespace) -> int:
     from leakaudit.rendering import console
 
     chosen = settings(args)
+    form = page_format(args)
     asked = {
         name: getattr(args, name) for name in ("sensitivity", "delta", "epsilon", "smoothness")
     }
@@ -133,9 +143,15 @@ def run(args: argparse.Namespace) -> int:
     with console.shown(chosen.progress):
         found = list(compare(protocol, threats, **asked))
         unclear = _contradictions(args.source)
-    if args.format == "json":
+    if form == "json":
         shown_all = [{**one.to_json(), "unclear": unclear} for one in found]
-        sys.stdout.write(json.dumps(shown_all, indent=2) + "\n")
+        write(json.dumps(shown_all, indent=2) + "\n", args)
+        return concluded(unclear, args)
+    if form == "html":
+        from leakaudit.rendering.html import bounded
+
+        remarks = _remarks(found, protocol.begun)
+        write(bounded.page(found, _network(protocol), remarks, unclear), args)
         return concluded(unclear, args)
     same = alike(found)
     shown = found
@@ -227,10 +243,33 @@ def _table(found: Sequence[Comparison], same: Mapping[int, int], views: int, beg
         others = ", ".join(str(other) for other, of in same.items() if of == node)
         how = "because renaming the nodes leaves the relations unchanged"
         out.print(Text(f"nodes {others}: the same as node {node}, {how}"))
+    for line in _remarks(found, begun):
+        out.print(Text(line, style="dim"))
+
+
+def _remarks(found: Sequence[Comparison], begun: bool) -> list[str]:
+    """Return what the figures cover and assume, one line each."""
     bases = dict.fromkeys(str(one.bound.basis) for one in found if one.bound.basis)
     claims = dict.fromkeys(f"claim: {one.claim.source}" for one in found if one.claim)
-    for line in (*_rounds(found, begun), *_sensitivities(found), *bases, *claims, NOTE):
-        out.print(Text(line, style="dim"))
+    return [*_rounds(found, begun), *_sensitivities(found), *bases, *claims, NOTE]
+
+
+def _network(protocol: Protocol) -> TraceSummary:
+    """Describe the protocol and its network for a drawing."""
+    from leakaudit.results.model import TraceSummary
+
+    graph = protocol.graph
+    return TraceSummary(
+        protocol=type(protocol.victim).__name__,
+        nodes=graph.nodes,
+        edges=len(graph.edges),
+        links=tuple(graph.edges),
+        rounds=protocol.rounds,
+        data="",
+        model="",
+        shape=(),
+        classes=0,
+    )
 
 
 def _rounds(found: Sequence[Comparison], begun: bool) -> list[str]:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from typing import TYPE_CHECKING, Any
 
-from leakaudit.cli._options import described, formats, settings, shared
+from leakaudit.cli._options import described, page_format, page_formats, settings, shared, write
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -36,6 +35,7 @@ def add(verbs: Any) -> None:
             "evidence, and names the command that reproduces it.",
             "leakaudit claims --paper dp-norm",
             "leakaudit claims --row 7 --row 10 -f json",
+            "leakaudit claims -o claims.html",
         ),
     )
     sub.add_argument(
@@ -56,7 +56,7 @@ def add(verbs: Any) -> None:
         metavar="N",
         help="number of a claim; repeatable (default: all)",
     )
-    formats(sub)
+    page_formats(sub)
     shared(sub, "threads")
     sub.set_defaults(run=run)
 
@@ -74,11 +74,16 @@ def run(args: argparse.Namespace) -> int:
     from leakaudit.rendering import console
 
     chosen = settings(args)
+    form = page_format(args)
     rows = select(args.paper, args.row)
     with console.shown(chosen.progress):
         found = list(judge(rows))
-    if args.format == "json":
-        sys.stdout.write(json.dumps([one.to_json() for one in found], indent=2) + "\n")
+    if form == "json":
+        write(json.dumps([one.to_json() for one in found], indent=2) + "\n", args)
+    elif form == "html":
+        from leakaudit.papers.page import page
+
+        write(page(found), args)
     else:
         _write(found)
     return 0

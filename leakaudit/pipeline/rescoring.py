@@ -168,7 +168,7 @@ def rescore(
         metrics=_definitions(old, scoring.definitions(truth.task, lpips), metrics),
         provenance=_origin(old.provenance, truth, metrics, truth_sha256, truth_path),
         summary=record_file.warned(
-            summary(findings, old.undetermined, old.not_tried, old.complete),
+            summary(findings, old.undetermined, old.not_tried, old.trace.shape, old.complete),
             (),
             given(old.unclear, ()),
         ),

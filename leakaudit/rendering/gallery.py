@@ -20,8 +20,9 @@ from leakaudit._util.plural import named
 from leakaudit.errors import LeakauditError
 from leakaudit.rendering.shown import Picture, Section
 from leakaudit.results import model
+from leakaudit.results.measured import MaybeColumn, values
 from leakaudit.results.model import Finding, StoredImages, given
-from leakaudit.results.wording import MaybeColumn, cell_of, point_of, values
+from leakaudit.results.wording import cell_of, point_of
 from leakaudit.trace import Json
 
 # All of these are choices: how much space images may take on a page.

@@ -203,7 +203,7 @@ def _change(now: Check | None, before: Check | None) -> Change:
     if now.level != before.level:
         return "worse" if RANK[now.level] > RANK[before.level] else "better"
     for k, (a, b) in enumerate(zip(now.harm[:3], before.harm[:3], strict=False)):
-        nearness = k == 1  # of `wording.harm`
+        nearness = k == 1  # of `measured.harm`
         if a == b or (nearness and _close(a, b)):
             continue
         return "worse" if a > b else "better"

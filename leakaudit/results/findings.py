@@ -187,7 +187,7 @@ def build(
         "version": VERSION,
         "kind": "attack",
         "complete": complete,
-        "summary": summary(findings, undetermined, left_out, complete),
+        "summary": summary(findings, undetermined, left_out, trace.task.shape, complete),
         "trace": model.plain(trained(trace)),
         "findings": [model.plain(one) for one in findings],
         "undetermined": [model.plain(one) for one in undetermined],

@@ -15,6 +15,7 @@ from typing import Literal
 
 from leakaudit._util.plural import named
 from leakaudit.results import model
+from leakaudit.results.measured import harm, is_identical, values
 from leakaudit.results.model import (
     AuditRecord,
     CellEntry,
@@ -28,12 +29,9 @@ from leakaudit.results.model import (
 from leakaudit.results.wording import (
     cell_of,
     clean,
-    harm,
-    is_identical,
     outcome,
     point_of,
     test_words,
-    values,
 )
 from leakaudit.verdict import Verdict
 
@@ -141,6 +139,22 @@ def counts(found: Iterable[Check]) -> dict[Level, int]:
     """
     counted = Counter(check.level for check in found)
     return {level: counted[level] for level in RANK}
+
+
+def most_severe(levels: Iterable[Level]) -> Level:
+    """Return the most severe of some levels.
+
+    Args:
+        levels: Any number of levels.
+
+    Returns:
+        The level, ``note`` if there are none.
+    """
+    found: Level = "note"
+    for one in levels:
+        if RANK[one] > RANK[found]:
+            found = one
+    return found
 
 
 def level(finding: Finding) -> Level:

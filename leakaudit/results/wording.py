@@ -8,20 +8,19 @@ parsed again; a caller that needs a part of a sentence requests that part.
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from msgspec import UnsetType
 
-from leakaudit._util.plural import counted, listed, named
+from leakaudit._util.plural import counted, listed
 from leakaudit.results.audit_names import TestName
+from leakaudit.results.measured import CERTIFICATE_RANK, MaybeColumn, best, is_identical, values
 from leakaudit.results.model import (
     NO_SCORES,
     AuditRecord,
     CellEntry,
     CheckRecord,
-    Column,
     Extended,
     Finding,
     FlagColumn,
@@ -40,6 +39,7 @@ from leakaudit.results.model import (
     decoded,
     given,
 )
+from leakaudit.results.worst_case import worst_case
 from leakaudit.verdict import Verdict
 
 LIMITS = (
@@ -78,10 +78,7 @@ NUMBERS = (
     "seconds",
 )  # aligned on the right
 _ALWAYS = ("node", "attack", "leak (rounds)", "certificate", "label", "seconds")
-_RANK = {"EXACT": 3, "INTERVAL": 2, "APPROXIMATE": 1, "FAILED": 0}
 LABELS_SHOWN = 8  # a choice: as many as fit into a table cell
-
-MaybeColumn: TypeAlias = Column | UnsetType | None  # None or absent: not measured
 
 # Verdicts of an audit, the most severe first.
 VERDICT_ORDER = (
@@ -173,7 +170,11 @@ def headline(record: RunRecord) -> Headline:
         seeds = record.provenance.seeds.get("count", 0)
         return gate_headline(record.gate, record.complete, seeds)
     return attack_headline(
-        record.findings, record.undetermined, record.not_tried, complete=record.complete
+        record.findings,
+        record.undetermined,
+        record.not_tried,
+        record.trace.shape,
+        complete=record.complete,
     )
 
 
@@ -181,26 +182,29 @@ def summary(
     findings: Sequence[Finding],
     undetermined: Sequence[Undetermined],
     not_tried: Sequence[str],
+    shape: Sequence[int],
     complete: bool = True,
 ) -> str:
-    """Summarise in one sentence what an attack found.
+    """Summarise in a few sentences what an attack found.
 
     Args:
         findings: The findings.
         undetermined: Nodes for which no leak is determined.
         not_tried: What was omitted, in words.
+        shape: Shape of one training record.
         complete: Whether the run was completed.
 
     Returns:
         The worst case, then the number of nodes, then what was not tried.
     """
-    return attack_headline(findings, undetermined, not_tried, complete=complete).text
+    return attack_headline(findings, undetermined, not_tried, shape, complete=complete).text
 
 
 def attack_headline(
     findings: Sequence[Finding],
     undetermined: Sequence[Undetermined],
     not_tried: Sequence[str],
+    shape: Sequence[int],
     *,
     complete: bool,
 ) -> Headline:
@@ -210,6 +214,7 @@ def attack_headline(
         findings: As in `summary`.
         undetermined: As in `summary`.
         not_tried: As in `summary`.
+        shape: As in `summary`.
         complete: As in `summary`.
 
     Returns:
@@ -217,34 +222,18 @@ def attack_headline(
     """
     nodes = len(_owners(findings) | {one.node for one in undetermined})
     unknown = len({one.node for one in undetermined if one.understood is False})
+    case = worst_case(findings, undetermined, shape)
     rest = []
-    if findings:
-        top = max(findings, key=harm)
-        worst = f"worst case: {named(top.nodes)}, {outcome(top)}, {_how(top)}"
-        rest += _counts(findings, nodes)
-    elif not nodes and not complete:
-        worst = "nothing was examined"
-    elif unknown:
-        worst = (
-            f"the messages about {counted(unknown, 'node')} are not understood, so it is not known "
-            "what they determine"
-        )
-    else:
-        worst = (
-            f"no gradient of the {counted(nodes, 'node')} examined is determined "
-            "by what was tried, which is not evidence of privacy"
-        )
+    if case.finding is not None:
+        rest += [_how(case.finding), *_counts(findings, nodes)]
     if findings and unknown:
         rest.append(f"the messages about {counted(unknown, 'other node')} are not understood")
     if not complete:
         rest.append("the run was interrupted and is incomplete")
     rest.append(f"not tried: {', '.join(not_tried) or 'anything else'}")
-    text = _capital(clean("; ".join([worst, *rest])))
-    return Headline(
-        text=f"{text}.",
-        worst=_sentence(_capital(clean(worst))),
-        rest=f"{_capital(clean('; '.join(rest)))}.",
-    )
+    worst = clean(f"{case.says} {case.certainty}")
+    more = f"{_capital(clean('; '.join(rest)))}."
+    return Headline(text=f"{worst} {more}", worst=worst, rest=more)
 
 
 def audit_headline(verdicts: Sequence[VerdictEntry], complete: bool) -> Headline:
@@ -388,7 +377,7 @@ def _sentence(text: str) -> str:
 
 
 def _how(finding: Finding) -> str:
-    leak = f"a {finding.leak.kind} (adversary: {finding.adversary})"
+    leak = f"a {finding.leak.kind}"
     if finding.attack == "none":
         return f"{leak} is determined, but no available attack can use it"
     return f"by {finding.attack} from {leak}"
@@ -404,7 +393,7 @@ def _counts(findings: Sequence[Finding], nodes: int) -> list[str]:
             f"a record recovered bit for bit from {len(identical)} of {counted(nodes, 'node')}"
         )
     certificates = []
-    for word in _RANK:
+    for word in CERTIFICATE_RANK:
         count = len(_owners(one for one in findings if one.certificate.name == word))
         if count:
             certificates.append(f"{count} {word.lower()}")
@@ -437,35 +426,6 @@ def _identical(findings: Iterable[Finding]) -> set[int]:
 # ---------------------------------------------------------------------------------------------
 # Findings
 # ---------------------------------------------------------------------------------------------
-
-
-def harm(finding: Finding) -> tuple[float, ...]:
-    """Return a sort key that orders findings by how much they leak.
-
-    Args:
-        finding: One finding.
-
-    Returns:
-        Whether a record is identical, PSNR or negative error, certificate, negative residual. The
-        larger, the worse.
-    """
-    scores = finding.scores or NO_SCORES
-    identical = best(scores.exact, max) or 0.0
-    residual = float("-inf")
-    if finding.residual is not None:
-        residual = -finding.residual
-    return identical, _nearness(scores), _RANK[finding.certificate.name], residual
-
-
-def _nearness(scores: Scores) -> float:
-    """The PSNR; without one, minus the relative error; without either, minus infinity."""
-    psnr = best(scores.psnr, max)
-    if psnr is not None:
-        return psnr
-    error = best(scores.relative_error, min)
-    if error is not None:
-        return -error
-    return float("-inf")
 
 
 def outcome(finding: Finding) -> str:
@@ -509,48 +469,6 @@ def _set_of_tokens(scores: Scores) -> str:
     if scores.tokens_wrong:
         return f"{said}, and {counted(scores.tokens_wrong, 'token')} that do not occur"
     return f"{said}, none wrong"
-
-
-def values(column: MaybeColumn) -> Sequence[float | None]:
-    """Return one value per image.
-
-    Args:
-        column: A column of scores, None or absent if it was not measured.
-
-    Returns:
-        The values; empty if the metric was not measured.
-    """
-    if column is None or isinstance(column, UnsetType):
-        return ()
-    return column.per_image
-
-
-def best(column: MaybeColumn, pick: Callable[[list[float]], float]) -> float | None:
-    """Return the best value of one metric over all images.
-
-    Args:
-        column: As in `values`.
-        pick: ``max`` or ``min``.
-
-    Returns:
-        The value, None if none was measured.
-    """
-    measured = [float(value) for value in values(column) if value is not None]
-    if not measured:
-        return None
-    return pick(measured)
-
-
-def is_identical(scores: Scores | None) -> bool:
-    """Return whether a record was recovered bit for bit.
-
-    Args:
-        scores: Scores of a finding.
-
-    Returns:
-        Whether at least one of the images is identical.
-    """
-    return scores is not None and any(values(scores.exact))
 
 
 def reconstructed(one: NodeBest | None, adversary: str, attack: str) -> str:

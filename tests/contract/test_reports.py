@@ -165,16 +165,19 @@ def test_every_report_renders_every_record(format: str, name: str) -> None:
 
 def test_the_sentence_names_the_worst_case_first_and_what_was_not_tried() -> None:
     assert RECORDS["scored"]["summary"] == (
-        "Worst case: node 1, 1 of 1 records recovered bit for bit (145.2 dB PSNR), by analytic from a difference (adversary: eavesdropper); "
-        "a record recovered bit for bit from 1 of 3 nodes; certificates of the 2 nodes attacked: 2 exact; no leak determined for 1 node; "
+        "An eavesdropper recovered 1 of the 2 training images of nodes 0, 1 exactly. "
+        "This was found by comparison with the originals. The attack also called 1 result exact "
+        "that is not: the truth may be that of another run, or the attack is wrong. "
+        "By analytic from a difference; a record recovered bit for bit from 1 of 3 nodes; "
+        "certificates of the 2 nodes attacked: 2 exact; no leak determined for 1 node; "
         "not tried: dlg, coalitions of nodes."
     )
     assert RECORDS["vectors"]["summary"].startswith(
-        "Worst case: node 2, reconstructed with relative error 1.0e-09, by analytic"
+        "An eavesdropper reconstructed a training record of node 2 with a relative error of 1.0e-09."
     )
     assert "no truth file: not scored" in RECORDS["not scored"]["summary"]
     assert RECORDS["nothing"]["summary"].startswith(
-        "No gradient of the 1 node examined is determined by what was tried, which is not evidence of privacy"
+        "What was observed determines no gradient of the 1 node examined."
     )
     assert "node 0, nothing recovered, by analytic" in RECORDS["failed"]["summary"]
     assert "interrupted" in RECORDS["interrupted"]["summary"]
@@ -211,7 +214,7 @@ def test_markdown_has_the_table_the_picture_the_limits_and_the_provenance() -> N
     assert shown.count("<table>") == 2
     assert '<img src="grid.png"' in shown
     assert (
-        page.index("Worst case: node 1")
+        page.index("An eavesdropper recovered")
         < page.index("## Nodes")
         < page.index("## Not determined")
         < page.index("## Limits")

@@ -1,7 +1,14 @@
-"""The report as one HTML file without scripts or requests; every name from a trace is escaped."""
+"""Reports as one HTML file each, which requests nothing; every name from a record is escaped.
+
+The only script is `page.js`, which a page contains as it is and whose hash the page's content
+security policy names: no other script can run. Without the script, a page shows everything as well.
+"""
 
 from __future__ import annotations
 
+import base64
+import hashlib
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
@@ -16,7 +23,7 @@ _HERE = Path(__file__).parent
 
 
 def page(shown: Shown) -> str:
-    """Render a record.
+    """Render the record of an attack, an audit or a gate.
 
     Args:
         shown: The record, with images and a comparison if there are any.
@@ -24,7 +31,29 @@ def page(shown: Shown) -> str:
     Returns:
         The page.
     """
-    return _environment().get_template("page.html.j2").render(**content(shown))
+    return rendered("page.html.j2", content(shown))
+
+
+def rendered(template: str, values: Mapping[str, object]) -> str:
+    """Fill in a template.
+
+    Args:
+        template: Its file name.
+        values: Its variables.
+
+    Returns:
+        The page.
+    """
+    return _environment().get_template(template).render(**values)
+
+
+def policy() -> str:
+    """Return the content security policy of every page."""
+    digest = base64.b64encode(hashlib.sha256(_read("page.js").encode()).digest()).decode()
+    return (
+        "default-src 'none'; img-src data:; style-src 'unsafe-inline'; "
+        f"script-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    )
 
 
 @cache
@@ -38,9 +67,16 @@ def _environment() -> Environment:
         finalize=_shown,
         keep_trailing_newline=True,
     )
-    made.globals["style"] = Markup((_HERE / "style.css").read_text(encoding="utf-8"))
+    made.globals["style"] = Markup(_read("style.css"))
+    made.globals["script"] = Markup(_read("page.js"))
+    made.globals["policy"] = policy()
     made.filters |= {"code": _code, "figure": _figure}
     return made
+
+
+@cache
+def _read(name: str) -> str:
+    return (_HERE / name).read_text(encoding="utf-8")
 
 
 def _code(text: str) -> Markup:

@@ -8,13 +8,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from markupsafe import Markup
 from msgspec.structs import asdict
 
-from leakaudit._util.plural import counted
 from leakaudit.rendering.html import audited, curves, gated, heat, topology
+from leakaudit.rendering.html.causes import causes
+from leakaudit.rendering.html.first_screen import first_screen
 from leakaudit.rendering.html.shades import STEPS, Scene, step, worst_steps
 from leakaudit.rendering.html.threat import threat
 from leakaudit.rendering.shown import Shown
 from leakaudit.results import grading
 from leakaudit.results.comparison import MEANS, Against
+from leakaudit.results.measured import harm
 from leakaudit.results.model import (
     AuditRecord,
     CheckRecord,
@@ -22,12 +24,9 @@ from leakaudit.results.model import (
     RunRecord,
     given,
 )
-from leakaudit.results.record_file import warned
 from leakaudit.results.wording import (
     LIMITS,
     NUMBERS,
-    harm,
-    headline,
     not_determined,
     not_understood,
     notes,
@@ -38,11 +37,6 @@ from leakaudit.results.wording import (
 )
 from leakaudit.verdict import Verdict
 
-GATES = {  # by exit code
-    0: ("note", "Within the limits"),
-    1: ("error", "Over the limits"),
-    3: ("warning", "The gate is inconclusive"),
-}
 # How much of a long record a page shows; all are choices.
 WHOLE = 60  # most rows of a table that is shown in one piece
 BLOCK = 100  # rows per block of a longer table
@@ -50,12 +44,6 @@ WORST = 10  # rows of the block that precedes those blocks
 CHANGES = 10 * BLOCK  # rows of a comparison
 DRAWN = 4  # adversaries for whom the network is drawn
 NOTES = 40  # notes on nodes
-_WORDS: dict[grading.Level, str] = {
-    "error": "severe",
-    "warning": "to review",
-    "note": "without findings",
-}
-
 Row = tuple[str, Sequence[str]]  # level, and cells
 
 
@@ -69,8 +57,6 @@ def content(shown: Shown) -> dict[str, object]:
         Values by name.
     """
     record = shown.record
-    checks = grading.checks(record)
-    counted = grading.counts(checks)
     headings, rows = table(record.findings)
     scene = gated.scene(record)
     certificates = {}
@@ -78,15 +64,15 @@ def content(shown: Shown) -> dict[str, object]:
         certificates[finding.certificate.name.lower()] = finding.certificate.sentence
     return {
         "title": f"leakaudit: {record.trace.protocol}",
-        "summary": _summary(record),
-        "state": _state(counted, record),
-        "counts": _counts(counted, len(checks)),
-        "complete": record.complete,
+        "source": "results.json",
+        "first": first_screen(shown),
+        "sections": list(_sections(shown)),
         "against": _against(shown.against),
         "threat": threat(record),
-        "networks": list(_networks(record))[:DRAWN],
+        "networks": _other_networks(record),
         "headings": headings,
         "numbers": [heading in NUMBERS for heading in headings],
+        "causes": causes(record.findings),
         "blocks": list(_blocks(record.findings, rows)),
         "gate": gated.tables(record),
         "verdicts": audited.verdicts(record),
@@ -114,47 +100,48 @@ def content(shown: Shown) -> dict[str, object]:
     }
 
 
-def _summary(record: RunRecord) -> tuple[str, str]:
-    """The worst case and the rest of the summary.
-
-    The stored summary is shown as a whole if it differs from the one composed from the fields.
-    """
-    remarks = given(record.unverified, ())
-    reasons = given(record.unclear, ())
-    made = headline(record)
-    if warned(made.text, remarks, reasons) != record.summary:
-        return record.summary, ""
-    return warned(made.worst, remarks, reasons), made.rest
-
-
-def _counts(levels: Mapping[grading.Level, int], checks: int) -> str:
-    said = []
-    for level, words in _WORDS.items():
-        if levels[level]:
-            said.append(f"{levels[level]} {words}")
-    return f"{counted(checks, 'check')}: {', '.join(said)}"
-
-
-def _state(counted: Mapping[grading.Level, int], record: RunRecord) -> tuple[str, str]:
-    """CSS class and text of the badge."""
-    if isinstance(record, CheckRecord):
-        return GATES[record.gate.code]
+def _sections(shown: Shown) -> Iterator[tuple[str, str]]:
+    """Yield the id and the name of every section that the page has."""
+    record = shown.record
     audit = isinstance(record, AuditRecord)
-    if counted["error"]:
-        return "error", "A claim is refuted or unsupported" if audit else "Records were recovered"
-    if counted["warning"]:
-        fitting = "Inputs that fit a leak were found"
-        return "warning", "Inconclusive, or inputs that fit a leak" if audit else fitting
-    return "note", "Nothing recovered by the attacks that were tried"
+    candidates = (
+        ("against", "Comparison", shown.against is not None),
+        ("gate", "Limits of the gate", isinstance(record, CheckRecord)),
+        ("verdicts", "Verdicts", audit),
+        ("checks", "Findings", bool(record.findings)),
+        ("pictures", "Images", bool(shown.gallery)),
+        ("texts", "Texts", bool(shown.passages)),
+        ("who", "Leakage by node", bool(gated.scene(record).shades)),
+        ("curves", "Results by epsilon", audit and bool(curves.panels(record))),
+        ("claims", "Claims", audit and bool(audited.views(record))),
+        ("threat", "Scope", True),
+        ("limits", "Limits of this report", True),
+        ("provenance", "Provenance", True),
+        ("glossary", "Glossary", True),
+    )
+    for id, name, there in candidates:
+        if there:
+            yield id, name
+
+
+def _other_networks(record: RunRecord) -> list[tuple[str, Markup]]:
+    """The drawings for all adversaries; none if the first screen has the only one."""
+    every = list(_networks(record))[:DRAWN]
+    return every if len(every) > 1 else []
 
 
 def _networks(record: RunRecord) -> Iterator[tuple[str, Markup]]:
     """Yield captions and drawings of networks.
 
     There is one drawing for each adversary, and for a gate one for each adversary in each check.
+    An audit has none, because verdicts of different adversaries and points shade its nodes.
     """
+    if isinstance(record, AuditRecord):
+        return
     if not isinstance(record, CheckRecord):
         yield from _observed(gated.scene(record), "")
+        return
+    if record.gate.code == 3:
         return
     every = list(gated.checks(record))
     for name, scene in every:

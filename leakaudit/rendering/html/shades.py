@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from leakaudit.results.measured import best, is_identical
 from leakaudit.results.model import Extended, Finding, NodeBest, TraceSummary, given
-from leakaudit.results.wording import best, is_identical
 
 STEPS = (
     "nothing recovered",

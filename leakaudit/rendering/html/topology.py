@@ -41,18 +41,29 @@ def parsed(adversary: str) -> Adversary | None:
         return None
 
 
-def network(trace: TraceSummary, adversary: str, steps: Mapping[int, int]) -> Markup | None:
+def network(
+    trace: TraceSummary,
+    adversary: str,
+    steps: Mapping[int, int],
+    words: Mapping[int, str] | None = None,
+    rounds: Mapping[int, Sequence[tuple[int, int]]] | None = None,
+) -> Markup | None:
     """Draw the network as one adversary observes it.
 
     Args:
         trace: The network.
         adversary: Name of the adversary.
-        steps: What was recovered from each node, as an index in `shades.STEPS`; absent nodes were
-            not attacked.
+        steps: The shade of each node, as an index in `shades.STEPS`; absent nodes were not
+            attacked.
+        words: The meaning of each node's shade; by default, that of `shades.STEPS`.
+        rounds: For each node, the last round and the step of each of its leaks, so that the page
+            can replay the rounds; None if it should not.
 
     Returns:
         The drawing; None if the network is not completely known, or too large.
     """
+    if words is None:
+        words = {node: STEPS[step] for node, step in steps.items()}
     links = given(trace.links, ())
     nodes = trace.nodes
     if not links or len(links) < trace.edges or not 1 < nodes <= MOST:
@@ -80,7 +91,9 @@ def network(trace: TraceSummary, adversary: str, steps: Mapping[int, int]) -> Ma
     for edge in links:
         _edge(drawing, edge, at, who, steps)
     for n in range(nodes):
-        _node(drawing, n, at[n], who, steps.get(n), small)
+        shape = _node(drawing, n, at[n], who, steps.get(n), words.get(n, ""), small)
+        if rounds and n in rounds and n in steps:
+            shape.set("data-leaks", " ".join(f"{last}:{step}" for last, step in rounds[n]))
     return Markup(Tree.tostring(drawing, encoding="unicode"))
 
 
@@ -108,12 +121,18 @@ def _edge(
     x1, y1 = at[i]
     x2, y2 = at[j]
     ends = {"x1": _place(x1), "y1": _place(y1), "x2": _place(x2), "y2": _place(y2)}
-    Tree.SubElement(drawing, "line", {**ends, "class": look})
+    Tree.SubElement(drawing, "line", {**ends, "class": look, "data-ends": f"{i} {j}"})
 
 
 def _node(
-    drawing: Tree.Element, n: int, at: Point, who: Adversary | None, step: int | None, small: bool
-) -> None:
+    drawing: Tree.Element,
+    n: int,
+    at: Point,
+    who: Adversary | None,
+    step: int | None,
+    words: str,
+    small: bool,
+) -> Tree.Element:
     """Draw a node: a square for the adversary's own, with its number if there is room."""
     radius = SMALL_NODE if small else NODE
     x, y = at
@@ -129,11 +148,15 @@ def _node(
         if step is not None:
             look = f"s{step}"
             ink = f"number s{step}"
-            title = f"node {n}: {STEPS[step]}"
+            title = f"node {n}: {words}"
         body = _shape(drawing, "circle", {"cx": x, "cy": y, "r": radius}, f"node {look}")
     Tree.SubElement(body, "title").text = title
+    body.set("data-node", str(n))
     if not small:
-        _shape(drawing, "text", {"x": x, "y": y + 4.5}, ink).text = str(n)
+        number = _shape(drawing, "text", {"x": x, "y": y + 4.5}, ink)
+        number.text = str(n)
+        number.set("data-label", str(n))
+    return body
 
 
 def _shape(drawing: Tree.Element, tag: str, places: Mapping[str, float], look: str) -> Tree.Element:

@@ -1,0 +1,242 @@
+"""The page of `leakaudit bound`: the exact epsilon of every view, beside the claim."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from leakaudit import __version__
+from leakaudit._util.plural import counted, named
+from leakaudit.accounting.compare import Comparison
+from leakaudit.rendering.html import rendered, topology
+from leakaudit.rendering.html.first_screen import First
+from leakaudit.results import grading
+from leakaudit.results.model import TraceSummary
+from leakaudit.results.overview import Advice
+from leakaudit.results.wording import LIMITS
+from leakaudit.results.worst_case import who
+from leakaudit.verdict import Verdict
+
+SHOWN = 500  # most views in the table; the JSON format has all
+_LEAKING = 5  # shade of a node with a combination of gradients that is sent without noise
+_REFUTED = 5
+_BOUNDED = 1
+_REFUSED = 0
+
+
+def page(
+    found: Sequence[Comparison],
+    network: TraceSummary,
+    remarks: Sequence[str],
+    unclear: Sequence[str],
+) -> str:
+    """Render the views.
+
+    Args:
+        found: The views, at least one.
+        network: The protocol and its network.
+        remarks: Assumptions and the basis of the figures, one per line.
+        unclear: How a recording differs from what it declares; empty if it does not.
+
+    Returns:
+        The page.
+    """
+    ordered = sorted(found, key=_severity, reverse=True)
+    values = {
+        "title": f"leakaudit: bound of {network.protocol}",
+        "source": "leakaudit bound",
+        "first": _first(ordered, network, unclear),
+        "sections": [
+            ("views", "Views"),
+            ("assumptions", "Assumptions"),
+            ("limits", "Limits of this report"),
+            ("provenance", "Provenance"),
+        ],
+        "rows": list(map(_row, ordered[:SHOWN])),
+        "left_out": max(0, len(ordered) - SHOWN),
+        "remarks": remarks,
+        "unclear": unclear,
+        "limits": LIMITS,
+        "provenance": [
+            ("leakaudit", __version__),
+            (
+                "protocol",
+                f"{network.protocol}, {counted(network.nodes, 'node')}, "
+                f"{counted(network.edges, 'edge')}, {counted(network.rounds, 'round')}",
+            ),
+        ],
+    }
+    return rendered("bound.html.j2", values)
+
+
+def _severity(one: Comparison) -> tuple[int, float]:
+    """Refuted and unsupported claims first, then the largest mu."""
+    level = grading.RANK[grading.VERDICTS[one.verdict.name]] if one.claim else 0
+    largest = one.bound.largest
+    return level, -1.0 if largest is None else largest
+
+
+def _first(found: Sequence[Comparison], network: TraceSummary, unclear: Sequence[str]) -> First:
+    worst = found[0]
+    bound = worst.bound
+    someone = who(str(bound.adversary))
+    owner = f"node {bound.node}"
+    level: grading.Level = "note"
+    badge = "Bounded"
+    if bound.refused:
+        says = f"What {_lower(someone)} learns about {owner} cannot be bounded: {bound.refused}."
+        level, badge = "warning", "No bound"
+    elif bound.leaking:
+        says = f"{someone} receives gradients of {owner} without noise: no finite epsilon holds."
+        level, badge = "error", "No epsilon"
+    elif bound.epsilon is not None:
+        says = (
+            f"Against {_lower(someone)}, a record of {owner} has epsilon "
+            f"{bound.epsilon:.4g} at delta {bound.delta:g}."
+        )
+    elif bound.node_epsilon is not None:
+        says = (
+            f"Against {_lower(someone)}, all data of {owner} together have epsilon "
+            f"{bound.node_epsilon:.4g} at delta {bound.delta:g}; there is no bound for one record."
+        )
+        level, badge = "warning", "Per node only"
+    else:
+        says = f"There is no bound on what {_lower(someone)} learns about {owner}."
+        level, badge = "warning", "No bound"
+    if worst.claim is not None:
+        level, badge = grading.VERDICTS[worst.verdict.name], worst.verdict.words
+    certainty = (
+        "This is computed exactly from the protocol's equations and constants, for every attack "
+        "that is possible."
+    )
+    if unclear:
+        level, badge = "warning", "INCONCLUSIVE"
+        certainty = f"The recording contradicts its declaration: {'; '.join(unclear)}."
+    steps, words = _shades(found, str(bound.adversary), bool(unclear))
+    return First(
+        topic=f"Bound of {network.protocol}: {counted(network.nodes, 'node')}, "
+        f"{counted(network.rounds, 'round')}",
+        says=says,
+        certainty=certainty,
+        level=level,
+        badge=badge,
+        advice=_advice(worst),
+        facts=_facts(found, worst),
+        network=topology.network(network, str(bound.adversary), steps, words),
+        caption=(
+            f"Thick lines: observed by {_lower(someone)}. "
+            "Shade of a node: red, sent without noise or refuted; light, bounded."
+        ),
+    )
+
+
+def _shades(
+    found: Sequence[Comparison], adversary: str, unclear: bool
+) -> tuple[dict[int, int], dict[int, str]]:
+    steps: dict[int, int] = {}
+    words: dict[int, str] = {}
+    for one in found:
+        if str(one.bound.adversary) != adversary:
+            continue
+        steps[one.bound.node], words[one.bound.node] = _shade(one, unclear)
+    return steps, words
+
+
+def _shade(one: Comparison, unclear: bool) -> tuple[int, str]:
+    if unclear:
+        return _BOUNDED, "inconclusive"
+    if one.bound.leaking:
+        return _LEAKING, "gradients are sent without noise"
+    if one.claim is not None and one.verdict in (Verdict.REFUTED, Verdict.UNSUPPORTED):
+        return _REFUTED, one.verdict.words
+    if one.bound.refused:
+        return _REFUSED, "no bound"
+    return _BOUNDED, f"mu {_number(one.bound.largest)}"
+
+
+def _facts(found: Sequence[Comparison], worst: Comparison) -> list[tuple[str, str]]:
+    bound = worst.bound
+    nodes = sorted({one.bound.node for one in found if one.bound.leaking})
+    facts = [("who leaks to whom", f"node {bound.node} to {_lower(who(str(bound.adversary)))}")]
+    if nodes:
+        facts.append(("sent without noise", f"gradients of {named(nodes)}"))
+    claimed = "none"
+    if worst.claim is not None:
+        claimed = f"{_number(worst.claim.epsilon)} ({worst.claim.source})"
+    facts.append(("claimed epsilon", claimed))
+    exact = bound.epsilon if worst.exact is None else worst.exact
+    said = "none per record"
+    if exact is not None:
+        said = f"{exact:.4g} per record at delta {bound.delta:g}"
+    facts.append(("exact epsilon", said))
+    facts.append(("views", str(len(found))))
+    return facts
+
+
+def _advice(worst: Comparison) -> list[Advice]:
+    advice = []
+    if worst.bound.leaking:
+        advice.append(
+            Advice(
+                "Add noise to every message: now no epsilon can be claimed, and an attack may "
+                "recover the data.",
+                "leakaudit attack trace.pt",
+            )
+        )
+    if worst.claim is not None and worst.verdict in (Verdict.REFUTED, Verdict.UNSUPPORTED):
+        advice.append(Advice("Do not publish or rely on the claimed epsilon."))
+    if worst.calibration is not None and not worst.bound.leaking:
+        advice.append(
+            Advice(
+                f"For epsilon {worst.calibration.epsilon:g}, use this noise: "
+                f"{worst.calibration.words}."
+            )
+        )
+    elif worst.verdict is Verdict.INCONCLUSIVE:
+        advice.append(Advice(f"Supply what is missing: {worst.why}."))
+    elif not worst.bound.leaking:
+        advice.append(
+            Advice(
+                "Compute the noise that an epsilon of your choice requires.",
+                "leakaudit bound scenario.toml --epsilon 8",
+            )
+        )
+    advice.append(
+        Advice("Include several curious nodes together.", "leakaudit bound trace.pt --coalitions 2")
+    )
+    return advice
+
+
+def _row(one: Comparison) -> Mapping[str, object]:
+    bound = one.bound
+    says = one.why
+    if bound.refused:
+        says = bound.refused
+    elif bound.leaking:
+        says = f"without noise: {', '.join(bound.leaking[:3])}"
+        if len(bound.leaking) > 3:
+            says = f"{says} and {len(bound.leaking) - 3} more"
+    level = "note"
+    if one.claim is not None:
+        level = grading.VERDICTS[one.verdict.name]
+    elif bound.leaking:
+        level = "error"
+    return {
+        "level": level,
+        "node": bound.node,
+        "adversary": who(str(bound.adversary)),
+        "mu": _number(bound.largest),
+        "epsilon": _number(bound.epsilon),
+        "claimed": _number(None if one.claim is None else one.claim.epsilon),
+        "ratio": _number(one.ratio),
+        "noise": "-" if one.calibration is None else one.calibration.words,
+        "verdict": one.verdict.words,
+        "says": says,
+    }
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
+
+
+def _lower(text: str) -> str:
+    return f"{text[:1].lower()}{text[1:]}"

@@ -1,0 +1,171 @@
+"""Findings grouped by cause: one row for all nodes that leak in the same way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from leakaudit._util.plural import listed
+from leakaudit.results import grading
+from leakaudit.results.measured import best, harm
+from leakaudit.results.model import Finding, given
+from leakaudit.results.wording import point_of
+from leakaudit.results.worst_case import tally
+
+MOST = 40  # most causes that are listed; a choice
+
+
+@dataclass(frozen=True)
+class _Metric:
+    """A metric of closeness.
+
+    Attributes:
+        name: Name of its column in the scores.
+        heading: Heading of its column in the table.
+        form: Format of a value.
+        pick: Which value is the closest, ``max`` or ``min``.
+    """
+
+    name: str
+    heading: str
+    form: str
+    pick: Callable[[list[float]], float]
+
+    def values(self, findings: Iterable[Finding]) -> list[float]:
+        """Return the closest value of each finding that has one."""
+        found = []
+        for one in findings:
+            if one.scores is not None:
+                value = best(getattr(one.scores, self.name), self.pick)
+                if value is not None:
+                    found.append(value)
+        return found
+
+
+# The first metric that any finding has is shown.
+_METRICS = (
+    _Metric("psnr", "closest, dB", "{:.1f}", max),
+    _Metric("tokens_correct", "closest, tokens", "{:.0%}", max),
+    _Metric("relative_error", "closest, rel. error", "{:.1e}", min),
+)
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Findings with the same adversary, attack, leak and outcome.
+
+    Attributes:
+        level: Severity, a CSS class.
+        outcome: The outcome in a few words.
+        adversary: The adversary, and the point of an audit's grid.
+        attack: Name of the attack.
+        leak: Kind of the leak and its rounds.
+        nodes: The nodes.
+        exact: Number of records that were recovered exactly, of all.
+        near: The closest record, by the metric of the table.
+    """
+
+    level: grading.Level
+    outcome: str
+    adversary: str
+    attack: str
+    leak: str
+    nodes: str
+    exact: str
+    near: str
+
+
+@dataclass(frozen=True)
+class Causes:
+    """The table of causes.
+
+    Attributes:
+        rows: The causes, the most severe first.
+        near: Heading of the column with the closest record, "" if none was scored.
+        left_out: Number of causes that are not listed.
+    """
+
+    rows: Sequence[Cause]
+    near: str
+    left_out: int
+
+
+def causes(findings: Sequence[Finding]) -> Causes | None:
+    """Group findings by cause.
+
+    Args:
+        findings: All findings of a record.
+
+    Returns:
+        The table; None if there are no findings, or if every finding has a cause of its own.
+    """
+    groups: dict[tuple[str, ...], list[Finding]] = {}
+    for one in findings:
+        groups.setdefault(_cause(one), []).append(one)
+    if (len(groups) == len(findings) and len(groups) > 1) or not groups:
+        return None
+    ordered = sorted(groups.values(), key=_severity, reverse=True)
+    metric = next((one for one in _METRICS if one.values(findings)), None)
+    rows = []
+    for some in ordered[:MOST]:
+        measured = [] if metric is None else metric.values(some)
+        near = "-"
+        if metric is not None and measured:
+            near = metric.form.format(metric.pick(measured))
+        rows.append(_row(some, near))
+    heading = "" if metric is None else metric.heading
+    return Causes(rows, heading, max(0, len(ordered) - MOST))
+
+
+def _cause(one: Finding) -> tuple[str, ...]:
+    cell = given(one.cell, None)
+    point = "" if cell is None else point_of(cell.epsilon)
+    return (
+        one.adversary,
+        point,
+        one.attack,
+        one.leak.kind,
+        f"{one.leak.rounds.first}-{one.leak.rounds.last}",
+        grading.level(one),
+        one.certificate.name,
+    )
+
+
+def _severity(some: Sequence[Finding]) -> tuple[int, tuple[float, ...]]:
+    return grading.RANK[grading.level(some[0])], max(map(harm, some))
+
+
+def _row(some: Sequence[Finding], near: str) -> Cause:
+    first = some[0]
+    rounds = first.leak.rounds
+    span = str(rounds.first)
+    if rounds.last != rounds.first:
+        span = f"{rounds.first}-{rounds.last}"
+    cell = given(first.cell, None)
+    point = "" if cell is None else f", {point_of(cell.epsilon)}"
+    nodes: set[int] = set()
+    for one in some:
+        nodes.update(one.nodes)
+    exact, records = tally(some)
+    return Cause(
+        level=grading.level(first),
+        outcome=_outcome(first, exact),
+        adversary=f"{first.adversary}{point}",
+        attack=first.attack,
+        leak=f"{first.leak.kind} {span}",
+        nodes=listed(sorted(nodes)),
+        exact=f"{exact} of {'?' if records is None else records}",
+        near=near,
+    )
+
+
+def _outcome(first: Finding, exact: int) -> str:
+    if exact:
+        return "recovered exactly"
+    words = {
+        "EXACT": "certified exact",
+        "INTERVAL": "narrow intervals",
+        "APPROXIMATE": "fits the leak",
+        "FAILED": "not recovered",
+    }
+    return words[first.certificate.name]

@@ -1,0 +1,85 @@
+"""What the scores of a finding say in numbers: best values, and how much a finding leaks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from msgspec import UnsetType
+
+from leakaudit.results.model import NO_SCORES, Column, Finding, Scores
+
+MaybeColumn: TypeAlias = Column | UnsetType | None  # None or absent: not measured
+# How certain an attack is of its result; larger is more certain.
+CERTIFICATE_RANK = {"EXACT": 3, "INTERVAL": 2, "APPROXIMATE": 1, "FAILED": 0}
+
+
+def values(column: MaybeColumn) -> Sequence[float | None]:
+    """Return one value per image.
+
+    Args:
+        column: A column of scores, None or absent if it was not measured.
+
+    Returns:
+        The values; empty if the metric was not measured.
+    """
+    if column is None or isinstance(column, UnsetType):
+        return ()
+    return column.per_image
+
+
+def best(column: MaybeColumn, pick: Callable[[list[float]], float]) -> float | None:
+    """Return the best value of one metric over all images.
+
+    Args:
+        column: As in `values`.
+        pick: ``max`` or ``min``.
+
+    Returns:
+        The value, None if none was measured.
+    """
+    measured = [float(value) for value in values(column) if value is not None]
+    if not measured:
+        return None
+    return pick(measured)
+
+
+def is_identical(scores: Scores | None) -> bool:
+    """Return whether a record was recovered bit for bit.
+
+    Args:
+        scores: Scores of a finding.
+
+    Returns:
+        Whether at least one of the images is identical.
+    """
+    return scores is not None and any(values(scores.exact))
+
+
+def harm(finding: Finding) -> tuple[float, ...]:
+    """Return a sort key that orders findings by how much they leak.
+
+    Args:
+        finding: One finding.
+
+    Returns:
+        Whether a record is identical, PSNR or negative error, certificate, negative residual. The
+        larger, the worse.
+    """
+    scores = finding.scores or NO_SCORES
+    identical = best(scores.exact, max) or 0.0
+    residual = float("-inf")
+    if finding.residual is not None:
+        residual = -finding.residual
+    return identical, _nearness(scores), CERTIFICATE_RANK[finding.certificate.name], residual
+
+
+def _nearness(scores: Scores) -> float:
+    """The PSNR; without one, minus the relative error; without either, minus infinity."""
+    psnr = best(scores.psnr, max)
+    if psnr is not None:
+        return psnr
+    error = best(scores.relative_error, min)
+    if error is not None:
+        return -error
+    return float("-inf")

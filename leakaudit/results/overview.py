@@ -1,0 +1,553 @@
+"""What a reader must know first about a run, in plain words: the first screen of a page.
+
+It answers what happened, to whom, how certain it is, and what to do. All of it is composed from the
+fields of the record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from leakaudit._util.plural import counted, named
+from leakaudit.results import grading
+from leakaudit.results.audit_names import TestName
+from leakaudit.results.measured import harm
+from leakaudit.results.model import (
+    AuditRecord,
+    CellEntry,
+    CheckRecord,
+    Extended,
+    Finding,
+    NodeBest,
+    RuleEntry,
+    RuleStatus,
+    RunRecord,
+    VerdictEntry,
+    ViewFigures,
+    decoded,
+    given,
+)
+from leakaudit.results.wording import CUT_SHORT, PASS, VERDICT_ORDER, point_of, test_words
+from leakaudit.results.worst_case import FAILURE, who, worst_case
+from leakaudit.verdict import Verdict
+
+MOST = 3  # most recommendations: more are not read
+_UNDECIDED = ("VOID", "NOT_COMPARABLE", "TOO_FEW_SEEDS", "INCONCLUSIVE")
+# Verdicts as the first words of a sentence.
+_AUDITED = {
+    Verdict.REFUTED: "A privacy claim is refuted",
+    Verdict.UNSUPPORTED: "A privacy claim does not follow from the recorded parameters",
+    Verdict.INCONCLUSIVE: "It is undecided whether the privacy claims hold",
+    Verdict.NOT_REFUTED: "No privacy claim was refuted by what was tried",
+    Verdict.UNCLAIMED: "The protocol claims nothing about what was tested",
+}
+
+
+@dataclass(frozen=True)
+class Advice:
+    """One recommendation.
+
+    Attributes:
+        text: What to do.
+        command: A command that does it or helps with it, "" for none.
+    """
+
+    text: str
+    command: str = ""
+
+
+@dataclass(frozen=True)
+class Overview:
+    """The first screen; texts may contain names from the record and are not cleaned.
+
+    Attributes:
+        topic: What was examined.
+        says: The worst case in one sentence.
+        certainty: How certain it is.
+        level: Severity.
+        badge: The severity in words.
+        facts: Who leaks to whom, and the claim beside the exact value: names and values.
+        advice: What to do, the most important first.
+        adversary: The adversary of the worst case, "" if there is none.
+        finding: The finding of the worst case, None if there is none.
+    """
+
+    topic: str
+    says: str
+    certainty: str
+    level: grading.Level
+    badge: str
+    facts: tuple[tuple[str, str], ...]
+    advice: tuple[Advice, ...]
+    adversary: str = ""
+    finding: Finding | None = None
+
+
+def overview(record: RunRecord) -> Overview:
+    """Compose the first screen of a record.
+
+    Args:
+        record: The record of an attack, an audit or a gate.
+
+    Returns:
+        What happened, how certain it is, and what to do.
+    """
+    if isinstance(record, CheckRecord):
+        return _gate(record)
+    if isinstance(record, AuditRecord):
+        return _audit(record)
+    return _attack(record)
+
+
+def _topic(verb: str, record: RunRecord) -> str:
+    trace = record.trace
+    data = trace.data or "unnamed data"
+    return (
+        f"{verb} {trace.protocol}: {counted(trace.nodes, 'node')}, "
+        f"{counted(trace.rounds, 'round')}, {trace.model} on {data}"
+    )
+
+
+# ---------------------------------------------------------------------------------------------
+# Attack
+# ---------------------------------------------------------------------------------------------
+
+
+def _attack(record: RunRecord) -> Overview:
+    case = worst_case(record.findings, record.undetermined, record.trace.shape)
+    finding = case.finding
+    unclear = [*given(record.unverified, ()), *given(record.unclear, ())]
+    certainty = case.certainty
+    if unclear:
+        certainty = f"{certainty} Not verified: {'; '.join(unclear)}."
+    level = grading.most_severe(grading.level(one) for one in record.findings)
+    badges: dict[grading.Level, str] = {
+        "error": "Leak",
+        "warning": "Undecided",
+        "note": "Nothing recovered",
+    }
+    adversary = ""
+    if finding is not None:
+        adversary = finding.adversary
+    elif record.undetermined:
+        adversary = record.undetermined[0].adversary
+    return Overview(
+        topic=_topic("Attack on", record),
+        says=case.says,
+        certainty=certainty,
+        level=level,
+        badge=badges[level],
+        facts=_attack_facts(record, finding),
+        advice=tuple(_attack_advice(record, finding, level))[:MOST],
+        adversary=adversary,
+        finding=finding,
+    )
+
+
+def _attack_facts(record: RunRecord, finding: Finding | None) -> tuple[tuple[str, str], ...]:
+    claim = ("claim", "not part of an attack: `leakaudit bound` shows claimed and exact epsilon")
+    if finding is None:
+        return (claim,)
+    leaking: set[int] = set()
+    for one in record.findings:
+        if one.adversary == finding.adversary and grading.level(one) == grading.level(finding):
+            leaking.update(one.nodes)
+    span = finding.leak.rounds
+    rounds = f"round {span.first}"
+    if span.first != span.last:
+        rounds = f"rounds {span.first} to {span.last}"
+    return (
+        ("who leaks to whom", f"{named(sorted(leaking))} to {_lower(who(finding.adversary))}"),
+        ("how", f"attack {finding.attack}, from the {finding.leak.kind}s of {rounds}"),
+        claim,
+    )
+
+
+def _attack_advice(
+    record: RunRecord, finding: Finding | None, level: grading.Level
+) -> list[Advice]:
+    if finding is None:
+        return _advice_without_leak(record)
+    advice = []
+    if level == "error":
+        if finding.adversary.startswith(("eavesdropper", "edges")):
+            advice.append(
+                Advice(
+                    "Encrypt the channels against outsiders. Curious nodes can still read what "
+                    "they receive: attack as one of them, too.",
+                    "leakaudit attack trace.pt --as node:0",
+                )
+            )
+        advice.append(
+            Advice(
+                "Add noise to what is sent, and compute the epsilon that it gives.",
+                "leakaudit bound trace.pt",
+            )
+        )
+        advice.append(
+            Advice("Make a CI job fail if this leak comes back.", "leakaudit init"),
+        )
+        return advice
+    if finding.scores is None:
+        advice.append(
+            Advice(
+                "Compare with the originals, if they are available.",
+                "leakaudit score results.json --truth trace.truth.pt",
+            )
+        )
+    advice.append(
+        Advice(
+            f"Try what was not tried: {_some(record.not_tried)}.",
+            "leakaudit attack trace.pt --as node:0",
+        )
+    )
+    advice.append(
+        Advice(
+            "Compute the most that this adversary can learn, whatever the attack.",
+            "leakaudit bound trace.pt",
+        )
+    )
+    return advice
+
+
+def _advice_without_leak(record: RunRecord) -> list[Advice]:
+    unknown = any(one.understood is False for one in record.undetermined)
+    if unknown:
+        return [
+            Advice(
+                "Find out how the messages differ from those that the protocol declares.",
+                "leakaudit trace lint trace.pt",
+            ),
+            Advice(
+                "Record the program under the protocol that it runs, or derive its equations.",
+                "leakaudit trace equations trace.pt",
+            ),
+        ]
+    return [
+        Advice(
+            "Try stronger adversaries: curious nodes, and several of them together.",
+            "leakaudit attack trace.pt --as nodes:0,1",
+        ),
+        Advice(
+            "See which combinations of messages were considered, and what is missing.",
+            "leakaudit explain trace.pt",
+        ),
+        Advice(
+            "Compute the most that this adversary can learn, whatever the attack.",
+            "leakaudit bound trace.pt",
+        ),
+    ]
+
+
+def _some(not_tried: Sequence[str]) -> str:
+    """The last entry, which names adversaries; entries before it are attacks."""
+    if not not_tried:
+        return "other attacks and adversaries"
+    return not_tried[-1]
+
+
+# ---------------------------------------------------------------------------------------------
+# Audit
+# ---------------------------------------------------------------------------------------------
+
+
+def _audit(record: AuditRecord) -> Overview:
+    verdicts = record.audit.verdicts
+    one = _decisive(verdicts)
+    level = grading.most_severe(grading.VERDICTS[each.verdict] for each in verdicts)
+    badges = [v.words for v in VERDICT_ORDER if any(each.verdict == v.name for each in verdicts)]
+    badge = badges[0] if badges else "Nothing tested"
+    if not record.complete:
+        badge = f"{badge}, incomplete"
+    if one is None:
+        return Overview(
+            _topic("Audit of", record), "Nothing was tested.", FAILURE, level, badge, (), ()
+        )
+    place = f"At {point_of(one.epsilon)}, node {one.node} and {_lower(who(one.adversary))}"
+    return Overview(
+        topic=_topic("Audit of", record),
+        says=f"{_AUDITED[Verdict[one.verdict]]}.",
+        certainty=f"{place}: {one.says}. {_audit_certainty(record, one)}",
+        level=level,
+        badge=badge,
+        facts=_audit_facts(record, one),
+        advice=tuple(_audit_advice(one))[:MOST],
+        adversary=one.adversary,
+        finding=_shown_by(record, one),
+    )
+
+
+def _decisive(verdicts: Sequence[VerdictEntry]) -> VerdictEntry | None:
+    """The first of the most severe verdicts; among undecided ones, one that trials can decide."""
+    for verdict in VERDICT_ORDER:
+        some = [one for one in verdicts if one.verdict == verdict.name]
+        if some:
+            return min(some, key=lambda one: one.p is not None and one.needs is None)
+    return None
+
+
+def _audit_certainty(record: AuditRecord, one: VerdictEntry) -> str:
+    if one.test == TestName.VIEW.value and one.verdict in ("REFUTED", "UNSUPPORTED"):
+        return "This is certain: it was computed from the protocol's equations, without statistics."
+    if one.verdict == "REFUTED":
+        return (
+            f"This was measured: a false alarm anywhere in this audit has a probability of at most "
+            f"{record.audit.alpha:g}."
+        )
+    if one.verdict == "INCONCLUSIVE":
+        return "Neither a refutation nor a confirmation: nothing follows for privacy."
+    return "This is not a proof of privacy: another attack or more trials may refute it."
+
+
+def _audit_facts(record: AuditRecord, one: VerdictEntry) -> tuple[tuple[str, str], ...]:
+    facts = [("who leaks to whom", f"node {one.node} to {_lower(who(one.adversary))}")]
+    claimed, exact = _claimed_and_exact(record, one)
+    facts.append(("claimed epsilon", claimed))
+    facts.append(("exact epsilon", exact))
+    tests = ", ".join(
+        f"{sum(each.verdict == v.name for each in record.audit.verdicts)} {v.words}"
+        for v in VERDICT_ORDER
+        if any(each.verdict == v.name for each in record.audit.verdicts)
+    )
+    facts.append(("verdicts", tests))
+    facts.append(("test", test_words(one)))
+    return tuple(facts)
+
+
+def _claimed_and_exact(record: AuditRecord, one: VerdictEntry) -> tuple[str, str]:
+    """The claim and the view bound of the same node, adversary and point."""
+    for other in record.audit.verdicts:
+        same = (other.node, other.adversary, other.epsilon) == (
+            one.node,
+            one.adversary,
+            one.epsilon,
+        )
+        if not same or other.test != TestName.VIEW.value:
+            continue
+        figures = other.read_figures()
+        if isinstance(figures, ViewFigures):
+            return _number(figures.claimed), _number(figures.exact)
+    return "none", "not computed"
+
+
+def _number(value: Extended) -> str:
+    number = decoded(value)
+    return "none" if number is None else f"{number:.4g}"
+
+
+def _audit_advice(one: VerdictEntry) -> list[Advice]:
+    if one.verdict in ("REFUTED", "UNSUPPORTED"):
+        return [
+            Advice("Do not publish or rely on this claim."),
+            Advice(
+                "Compute the noise that the claimed epsilon requires.",
+                "leakaudit bound scenario.toml",
+            ),
+            Advice("Audit again with that noise.", "leakaudit audit scenario.toml -o out/"),
+        ]
+    if one.verdict == "INCONCLUSIVE":
+        text = "Supply what is missing; the verdict names it."
+        if one.needs:
+            text = f"Test with more samples: about {one.needs:,} would decide."
+        return [
+            Advice(text, "leakaudit audit scenario.toml -o out/"),
+            Advice(
+                "Until then, rely on the view bound, which needs no samples.",
+                "leakaudit bound scenario.toml",
+            ),
+        ]
+    return [
+        Advice(
+            "Try stronger adversaries, such as coalitions of curious nodes: `adversaries` in "
+            "[audit].",
+            "leakaudit audit scenario.toml -o out/",
+        ),
+        Advice(
+            "Keep the result as a limit in CI, so that later changes cannot weaken it.",
+            "leakaudit init",
+        ),
+    ]
+
+
+def _shown_by(record: AuditRecord, one: VerdictEntry) -> Finding | None:
+    """The finding that leaks most at the point of a verdict."""
+    some = []
+    for finding in record.findings:
+        cell = given(finding.cell, None)
+        same = cell is not None and cell.epsilon == one.epsilon
+        if same and finding.adversary == one.adversary:
+            some.append(finding)
+    return max(some, key=harm, default=None)
+
+
+# ---------------------------------------------------------------------------------------------
+# Gate
+# ---------------------------------------------------------------------------------------------
+
+
+def _gate(record: CheckRecord) -> Overview:
+    gate = record.gate
+    rule = gate.rules[0] if gate.rules else None
+    cell = next((one for one in gate.cells if rule is not None and one.name == rule.cell), None)
+    if gate.code == 0:
+        says, certainty, advice = _passed(record)
+    elif gate.code == 3 or rule is None:
+        rule = next((one for one in gate.rules if one.status in _UNDECIDED), rule)
+        says = f"The gate cannot tell whether your program leaks: {_reason(record, rule)}."
+        certainty = "Nothing can be concluded until this is repaired."
+        advice = _advice_on_doubt(rule)
+    else:
+        says, certainty = _failed(record, rule, cell)
+        advice = _advice_on_leak(record, rule)
+    badges: dict[int, tuple[grading.Level, str]] = {
+        0: ("note", "Within the limits"),
+        1: ("error", "Over the limits"),
+        3: ("warning", "Inconclusive"),
+    }
+    level, badge = badges[gate.code]
+    adversary = cell.adversary if cell is not None else ""
+    if not adversary and gate.cells:
+        adversary = gate.cells[0].adversary
+    return Overview(
+        topic=_topic("Gate on", record),
+        says=says,
+        certainty=certainty,
+        level=level,
+        badge=badge,
+        facts=_gate_facts(record, rule, cell),
+        advice=tuple(advice)[:MOST],
+        adversary=adversary,
+        finding=max(record.findings, key=harm, default=None),
+    )
+
+
+def _passed(record: CheckRecord) -> tuple[str, str, list[Advice]]:
+    rules = record.gate.rules
+    accepted = sum(rule.status is RuleStatus.ACCEPTED for rule in rules)
+    says = f"Your program stays within its limits: {counted(len(rules), 'rule')} judged."
+    if accepted:
+        says = f"{says[:-1]}, {accepted} over their limit but accepted."
+    advice = [Advice("Nothing has to be done.")]
+    if record.not_tried:
+        advice.append(Advice(f"Consider what was not tried: {'; '.join(record.not_tried[-2:])}."))
+    return says, PASS, advice
+
+
+def _failed(record: CheckRecord, rule: RuleEntry, cell: CellEntry | None) -> tuple[str, str]:
+    seeds = record.provenance.seeds.get("count", 0)
+    if rule.status is RuleStatus.CONTRADICTED:
+        return (
+            f"Your program does not do what it declares: {rule.says}.",
+            "The recording itself contradicts its declaration.",
+        )
+    if cell is None or cell.worst is None:
+        return f"Your program leaks more than its limits allow: {rule.says}.", _trials(seeds)
+    return f"{who(cell.adversary)} {_recovered(cell.worst)}, which your limits forbid.", _trials(
+        seeds
+    )
+
+
+def _recovered(one: NodeBest) -> str:
+    if one.exact:
+        return f"recovers a training record of node {one.node} bit for bit"
+    if one.psnr is not None:
+        return f"reconstructs a training image of node {one.node} with {one.psnr:.1f} dB PSNR"
+    if one.relative_error is not None:
+        return (
+            f"reconstructs a training record of node {one.node} with a relative error of "
+            f"{one.relative_error:.1e}"
+        )
+    return f"learns {one.labels or 0:.0%} of the labels of node {one.node}"
+
+
+def _trials(seeds: int) -> str:
+    return (
+        f"This was measured in {counted(seeds, 'recorded run')} of your program, by comparison "
+        "with its training data."
+    )
+
+
+def _reason(record: CheckRecord, rule: RuleEntry | None) -> str:
+    if not record.complete:
+        return CUT_SHORT
+    if rule is None:
+        return "no rule was judged"
+    return f"{rule.cell}: {rule.says}"
+
+
+def _gate_facts(
+    record: CheckRecord, rule: RuleEntry | None, cell: CellEntry | None
+) -> tuple[tuple[str, str], ...]:
+    gate = record.gate
+    facts = []
+    if cell is not None and cell.worst is not None:
+        nodes = sorted(one.node for one in given(cell.nodes, ()) if one.exact == cell.worst.exact)
+        owners = named(nodes or [cell.worst.node])
+        facts.append(("who leaks to whom", f"{owners} to {_lower(who(cell.adversary))}"))
+    if rule is not None and rule.limit is not None and gate.code == 1:
+        measured = f"{_number(rule.value)} ({rule.measure}), limit {_number(rule.limit)}"
+        facts.append(("measured", measured))
+    budget = _epsilon_rule(record)
+    if budget is not None:
+        facts.append(("epsilon", f"exact {_number(budget.value)}, limit {_number(budget.limit)}"))
+    broken = sum(one.status in (RuleStatus.OVER, RuleStatus.REGRESSION) for one in gate.rules)
+    contradicted = sum(one.status is RuleStatus.CONTRADICTED for one in gate.rules)
+    counts = f"{broken} of {len(gate.rules)} exceeded"
+    if contradicted:
+        counts = f"{counts}, {contradicted} not as declared"
+    facts.append(("limits", counts))
+    return tuple(facts)
+
+
+def _epsilon_rule(record: CheckRecord) -> RuleEntry | None:
+    """The rule about epsilon with the largest value."""
+    some = [one for one in record.gate.rules if one.measure == "epsilon"]
+    return max(some, key=lambda one: decoded(one.value) or 0.0, default=None)
+
+
+def _advice_on_leak(record: CheckRecord, rule: RuleEntry) -> list[Advice]:
+    advice = []
+    contradicted = next(
+        (one for one in record.gate.rules if one.status is RuleStatus.CONTRADICTED), None
+    )
+    if contradicted is not None:
+        pitfall = given(record.gate.pitfalls, {}).get(contradicted.measure)
+        text = "make the program do what it declares"
+        if pitfall is not None:
+            text = pitfall.fix
+        advice.append(Advice(f"{text[:1].upper()}{text[1:]}.", "leakaudit check"))
+    else:
+        advice.append(
+            Advice(
+                "Send less, or add noise to what is sent; then run the gate again.",
+                "leakaudit check",
+            )
+        )
+    if rule.status is RuleStatus.REGRESSION or any(
+        one.status is RuleStatus.REGRESSION for one in record.gate.rules
+    ):
+        advice.append(Advice("See what changed since the baseline.", "leakaudit baseline diff"))
+    advice.append(
+        Advice("If the leak is intended, accept it until a date: [[accept]] in leakaudit.toml.")
+    )
+    return advice
+
+
+def _advice_on_doubt(rule: RuleEntry | None) -> list[Advice]:
+    status = None if rule is None else rule.status
+    if status is RuleStatus.TOO_FEW_SEEDS or status is RuleStatus.INCONCLUSIVE:
+        return [Advice("Use more seeds: `seeds` in leakaudit.toml.", "leakaudit check")]
+    if status is RuleStatus.NOT_COMPARABLE:
+        return [Advice("Measure the baseline again and review it.", "leakaudit baseline update")]
+    return [
+        Advice("Repair what the failed control names, then run the gate again.", "leakaudit check"),
+        Advice(
+            "If the program's messages are not understood, compare them with its declaration.",
+            "leakaudit trace lint trace.pt",
+        ),
+    ]
+
+
+def _lower(text: str) -> str:
+    return f"{text[:1].lower()}{text[1:]}"

@@ -1,0 +1,379 @@
+"""The worst case of an attack in two plain sentences: what was recovered, and how certain it is.
+
+The sentences are for readers who know neither the tool nor the attacks, and stand first in every
+report: in the terminal, on pages, and in the summary of a CI job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from msgspec import UnsetType
+
+from leakaudit._util.plural import counted, named
+from leakaudit.adversary import Adversary
+from leakaudit.errors import LeakauditError
+from leakaudit.results.measured import best, harm, values
+from leakaudit.results.model import Finding, NumberColumn, Scores, Undetermined, given
+
+# PSNR in dB from which the content of a natural image is recognisable, and from which an image is
+# close to the original; rules of thumb that the glossary states as well.
+RECOGNISABLE = 20.0
+CLOSE = 30.0
+# Relative error up to which a certified record counts as right if the data has no grid on which it
+# could be compared bit for bit.
+ROUNDING = 1e-3
+CHANNELS = 2  # most channels that a sentence lists
+CURIOUS = 4  # most curious nodes that a sentence lists
+FAILURE = "A failed attack is not evidence of privacy."
+
+
+@dataclass(frozen=True)
+class WorstCase:
+    """The worst case of an attack.
+
+    Attributes:
+        says: What was recovered from whom and by whom: one sentence.
+        certainty: How certain this is: one or two sentences.
+        finding: The finding that shows it best, None if there is none.
+        proven: Whether the attack was certain without access to the truth.
+    """
+
+    says: str
+    certainty: str
+    finding: Finding | None = None
+    proven: bool = False
+
+
+@dataclass(frozen=True)
+class _Tally:
+    """How many records of one finding were recovered exactly.
+
+    Attributes:
+        records: Number of true records, None if it is not known.
+        exact: Number of records that were recovered exactly.
+        proven: How many of these the attack certified.
+        wrong: Number of certified records that differ from the originals.
+    """
+
+    records: int | None
+    exact: int
+    proven: int
+    wrong: int
+
+
+def worst_case(
+    findings: Sequence[Finding],
+    undetermined: Sequence[Undetermined],
+    shape: Sequence[int],
+) -> WorstCase:
+    """Describe the worst case.
+
+    Args:
+        findings: The findings.
+        undetermined: Nodes for which no leak is determined.
+        shape: Shape of one training record.
+
+    Returns:
+        The worst case; texts may contain names from the record and are not cleaned.
+    """
+    if not findings:
+        return _nothing_determined(undetermined)
+    noun = _noun(findings, shape)
+    exact = _exact(findings, noun)
+    if exact is not None:
+        return exact
+    top = max(findings, key=harm)
+    if top.attack == "none":
+        return WorstCase(
+            f"What {_lower(who(top.adversary))} observes determines gradients of "
+            f"{named(top.nodes)}, but no available attack can use them.",
+            FAILURE,
+            top,
+        )
+    if top.certificate.name == "INTERVAL" and _returned(top):
+        return WorstCase(
+            f"{who(top.adversary)} recovered training data of {named(top.nodes)} to within narrow "
+            "intervals.",
+            "The intervals are certain without seeing the originals.",
+            top,
+            proven=True,
+        )
+    if top.scores is None:
+        return _unscored(top, noun)
+    return _approximate(top, top.scores, noun)
+
+
+def who(adversary: str) -> str:
+    """Describe an adversary at the start of a sentence.
+
+    Args:
+        adversary: As `Adversary.parse` reads it.
+
+    Returns:
+        For example ``An eavesdropper`` or ``Curious nodes 3 and 5 together``; the text itself in
+        quotation marks if it does not describe an adversary.
+    """
+    try:
+        one = Adversary.parse(adversary)
+    except (LeakauditError, ValueError):
+        return f'The adversary "{adversary}"'
+    parts = []
+    if one.hears == "all":
+        parts.append("An eavesdropper")
+    elif isinstance(one.hears, frozenset):
+        channels = [f"{a}-{b}" for a, b in sorted(one.hears)]
+        if len(channels) <= CHANNELS:
+            plural = "s" * (len(channels) > 1)
+            parts.append(f"An eavesdropper on channel{plural} {' and '.join(channels)}")
+        else:
+            parts.append(f"An eavesdropper on {len(channels)} channels")
+    curious = sorted(one.corrupt)
+    if len(curious) == 1:
+        parts.append(f"Curious node {curious[0]}")
+    elif len(curious) > CURIOUS:
+        parts.append(f"{len(curious)} curious nodes together")
+    elif curious:
+        names = ", ".join(map(str, curious[:-1]))
+        parts.append(f"Curious nodes {names} and {curious[-1]} together")
+    if not parts:
+        return "Nobody"
+    return " with ".join([parts[0], *map(_lower, parts[1:])])
+
+
+def tally(findings: Iterable[Finding]) -> tuple[int, int | None]:
+    """Count the records that were recovered exactly.
+
+    Args:
+        findings: Findings of one adversary.
+
+    Returns:
+        The number of records recovered exactly, and of all attacked records; None if the latter is
+        not known. Of several findings about the same nodes, the one with most exact records counts.
+    """
+    best_of = _best_of_nodes(findings)
+    exact = sum(one.exact for _, one in best_of)
+    return exact, _total(one for _, one in best_of)
+
+
+def _exact(findings: Sequence[Finding], noun: str) -> WorstCase | None:
+    """The worst case if records were recovered exactly, None if no record was."""
+    per_adversary: dict[str, list[Finding]] = {}
+    for one in findings:
+        per_adversary.setdefault(one.adversary, []).append(one)
+    # The adversary that recovers most; the first of equals, which is the one that was named first.
+    adversary = max(per_adversary, key=lambda name: tally(per_adversary[name])[0])
+    chosen = _best_of_nodes(per_adversary[adversary])
+    exact = sum(one.exact for _, one in chosen)
+    if not exact:
+        return None
+    proven = sum(one.proven for _, one in chosen)
+    wrong = sum(one.wrong for _, one in chosen)
+    owners: set[int] = set()
+    for finding, _ in chosen:
+        owners.update(finding.nodes)
+    what = _share_of(exact, _total(one for _, one in chosen), noun, named(sorted(owners)))
+    top = max((finding for finding, one in chosen if one.exact), key=harm)
+    return WorstCase(
+        f"{who(adversary)} recovered {what} exactly.",
+        _how_certain(exact, proven, wrong, top.scores is not None),
+        top,
+        proven=proven == exact and not wrong,
+    )
+
+
+def _share_of(exact: int, total: int | None, noun: str, owners: str) -> str:
+    if total is None:
+        return f"{counted(exact, f'training {noun}')} of {owners}"
+    if total == 1:
+        return f"the training {noun} of {owners}"
+    if exact == total:
+        return f"all {total} training {noun}s of {owners}"
+    return f"{exact} of the {total} training {noun}s of {owners}"
+
+
+def _how_certain(exact: int, proven: int, wrong: int, scored: bool) -> str:
+    if wrong:
+        return (
+            "This was found by comparison with the originals. The attack also called "
+            f"{counted(wrong, 'result')} exact that is not: the truth may be that of "
+            "another run, or the attack is wrong."
+        )
+    if proven == exact:
+        said = "This is certain without seeing the originals"
+        if scored:
+            return f"{said}, and a comparison with them agrees."
+        return f"{said}; there was no truth file to compare with."
+    if proven:
+        return (
+            f"{proven} of these results are certain without seeing the originals; "
+            "the others were confirmed by comparison with them."
+        )
+    return (
+        "A comparison with the originals shows this; without them, the attack could not have been "
+        "certain."
+    )
+
+
+def _best_of_nodes(findings: Iterable[Finding]) -> list[tuple[Finding, _Tally]]:
+    """For all nodes, the finding with most exact records, and its counts."""
+    chosen: dict[tuple[int, ...], tuple[Finding, _Tally]] = {}
+    for finding in findings:
+        counts = _tally(finding)
+        before = chosen.get(finding.nodes)
+        if before is None or (counts.exact, harm(finding)) > (before[1].exact, harm(before[0])):
+            chosen[finding.nodes] = finding, counts
+    return list(chosen.values())
+
+
+def _total(tallies: Iterable[_Tally]) -> int | None:
+    total = 0
+    for one in tallies:
+        if one.records is None:
+            return None
+        total += one.records
+    return total
+
+
+def _tally(finding: Finding) -> _Tally:
+    certified = 0
+    if finding.certificate.name == "EXACT":
+        certified = finding.batch or 1
+    certified = given(finding.certified, certified)
+    scores = finding.scores
+    if scores is None:
+        return _Tally(finding.batch, certified, certified, 0)
+    identical = values(scores.exact)
+    errors = values(scores.relative_error)
+    exact = proven = wrong = 0
+    for record, row in enumerate(scores.matched):
+        if row is None:
+            continue
+        is_certified = row < certified
+        is_exact = bool(identical) and bool(identical[record])
+        if is_certified and not is_exact:
+            error = errors[record] if errors else None
+            is_exact = error is not None and error <= ROUNDING
+        exact += is_exact
+        proven += is_exact and is_certified
+        wrong += is_certified and not is_exact
+    return _Tally(len(scores.matched), exact, proven, wrong)
+
+
+def _approximate(top: Finding, scores: Scores, noun: str) -> WorstCase:
+    """The worst case if the closest reconstruction was compared with the truth."""
+    someone = who(top.adversary)
+    owners = named(top.nodes)
+    psnr = best(scores.psnr, max)
+    tokens = best(scores.tokens_correct, max)
+    error = best(scores.relative_error, min)
+    if psnr is not None:
+        near = f"{psnr:.1f} dB PSNR"
+        if psnr < RECOGNISABLE:
+            says = (
+                f"{someone} recovered no recognisable training image; the closest one, of "
+                f"{owners}, has {near}."
+            )
+        else:
+            meaning = "close to the original" if psnr >= CLOSE else "recognisable"
+            says = (
+                f"{someone} reconstructed a training image of {owners} with {near}, "
+                f"which is {meaning}."
+            )
+    elif tokens is not None:
+        says = (
+            f"{someone} reconstructed a training text of {owners} with {tokens:.0%} of its tokens."
+        )
+    elif error is not None:
+        says = (
+            f"{someone} reconstructed a training {noun} of {owners} with a relative error of "
+            f"{error:.1e}."
+        )
+    else:
+        return _without_inputs(top, scores, noun)
+    certainty = "This was measured by comparison with the originals"
+    if top.certificate.name == "FAILED":
+        certainty = f"{certainty}; without them, the attack counts as failed."
+    else:
+        certainty = f"{certainty}; without them, the attack could not have told."
+    if any(values(scores.identified)):
+        certainty += " It identifies the record among all records of the data."
+    return WorstCase(says, certainty, top)
+
+
+def _without_inputs(top: Finding, scores: Scores, noun: str) -> WorstCase:
+    """The worst case if no input was recovered, but perhaps labels or tokens."""
+    someone = who(top.adversary)
+    owners = named(top.nodes)
+    compared = "This was measured by comparison with the truth."
+    if top.certificate.name != "FAILED" and scores.labels_found:
+        return WorstCase(
+            f"{someone} learned {scores.labels_found:.0%} of the labels of {owners}, "
+            f"but recovered no training {noun}.",
+            compared,
+            top,
+        )
+    if not isinstance(scores.tokens_found, UnsetType) and scores.tokens_found:
+        wrong = "none of them wrong"
+        if scores.tokens_wrong:
+            wrong = f"and {counted(scores.tokens_wrong, 'token')} that do not occur"
+        return WorstCase(
+            f"{someone} learned which tokens occur in the training texts of {owners}: "
+            f"{scores.tokens_found:.0%} of them, {wrong}.",
+            compared,
+            top,
+        )
+    return WorstCase(f"{someone} recovered no training {noun} of {owners}.", FAILURE, top)
+
+
+def _unscored(top: Finding, noun: str) -> WorstCase:
+    """The worst case if there was no truth to compare with, and nothing is certified."""
+    someone = who(top.adversary)
+    if top.certificate.name == "FAILED":
+        return WorstCase(
+            f"{someone} recovered nothing that explains what {named(top.nodes)} sent.", FAILURE, top
+        )
+    return WorstCase(
+        f"{someone} computed inputs that explain what {named(top.nodes)} sent.",
+        f"Whether these are the training {noun}s is not known: other inputs may explain it as "
+        "well, and there was no truth file to compare with.",
+        top,
+    )
+
+
+def _nothing_determined(undetermined: Sequence[Undetermined]) -> WorstCase:
+    unknown = {one.node for one in undetermined if one.understood is False}
+    if unknown:
+        return WorstCase(
+            f"The messages about {counted(len(unknown), 'node')} are not understood, so it is not "
+            "known what they reveal.",
+            "They are not those that the declared protocol sends; nothing can be concluded.",
+        )
+    nodes = {one.node for one in undetermined}
+    if not nodes:
+        return WorstCase("Nothing was examined.", FAILURE)
+    return WorstCase(
+        f"What was observed determines no gradient of the {counted(len(nodes), 'node')} examined.",
+        "This holds for the adversaries and rounds that were tried, and is not evidence of "
+        "privacy.",
+    )
+
+
+def _returned(finding: Finding) -> bool:
+    scores = finding.scores
+    return scores is None or scores.not_recovered < len(scores.matched)
+
+
+def _noun(findings: Sequence[Finding], shape: Sequence[int]) -> str:
+    """What a training record is called."""
+    if len(shape) == 3 and shape[0] in (1, 3):
+        return "image"
+    for one in findings:
+        if one.scores is not None and isinstance(one.scores.tokens_correct, NumberColumn):
+            return "text"
+    return "record"
+
+
+def _lower(text: str) -> str:
+    return f"{text[:1].lower()}{text[1:]}"

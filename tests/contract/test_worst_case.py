@@ -1,0 +1,155 @@
+"""The two sentences that every report begins with: right, plain, and never more than is known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from records import column, finding, record
+
+from leakaudit.results import model
+from leakaudit.results.overview import overview
+from leakaudit.results.worst_case import WorstCase, who, worst_case
+
+
+def of(*found: dict[str, Any], **changes: Any) -> WorstCase:
+    made = model.of_run(record(*found, **changes))
+    return worst_case(made.findings, made.undetermined, made.trace.shape)
+
+
+def batch(node: int, exact: list[bool], certified: int, **changes: Any) -> dict[str, Any]:
+    """A finding with several records, the first `certified` of which are certified."""
+    one = finding(node, certificate="EXACT" if certified == len(exact) else "APPROXIMATE")
+    scores = {
+        **one["scores"],
+        "psnr": column(*(200.0 if same else 12.0 for same in exact)),
+        "ssim": column(*(1.0 for _ in exact)),
+        "exact": column(*exact),
+        "identified": column(*exact),
+        "matched": list(range(len(exact))),
+    }
+    return {**one, "batch": len(exact), "certified": certified, "scores": scores, **changes}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("eavesdropper", "An eavesdropper"),
+        ("node:3", "Curious node 3"),
+        ("nodes:3,5", "Curious nodes 3 and 5 together"),
+        ("nodes:1,2,3", "Curious nodes 1, 2 and 3 together"),
+        ("nodes:0,1,2,3,4,5", "6 curious nodes together"),
+        ("edges:0-1", "An eavesdropper on channel 0-1"),
+        ("edges:0-1,1-0", "An eavesdropper on channels 0-1 and 1-0"),
+        ("edges:0-1,1-0,2-3", "An eavesdropper on 3 channels"),
+        ("eavesdropper+node:1", "An eavesdropper with curious node 1"),
+        ("<b>", 'The adversary "<b>"'),
+    ],
+)
+def test_an_adversary_is_described_in_words(text: str, said: str) -> None:
+    assert who(text) == said
+
+
+def test_all_records_recovered_and_proven() -> None:
+    case = of(batch(0, [True, True], 2), batch(1, [True, True], 2))
+    assert case.says == "Curious node 3 recovered all 4 training images of nodes 0, 1 exactly."
+    assert case.certainty.startswith("This is certain without seeing the originals")
+    assert case.proven
+
+
+def test_some_records_proven_and_some_only_compared() -> None:
+    case = of(batch(0, [True, True, False], 1))
+    assert case.says == "Curious node 3 recovered 2 of the 3 training images of node 0 exactly."
+    assert case.certainty.startswith("1 of these results are certain without")
+    assert not case.proven
+
+
+def test_a_record_that_only_the_truth_shows_to_be_exact_is_not_called_certain() -> None:
+    case = of(batch(0, [True], 0))
+    assert "recovered the training image of node 0 exactly" in case.says
+    assert "certain without" not in case.certainty
+    assert "A comparison with the originals shows this" in case.certainty
+
+
+def test_a_wrong_certificate_is_never_counted_as_exact() -> None:
+    case = of(batch(0, [True, False], 2))
+    assert "1 of the 2 training images" in case.says
+    assert "the attack is wrong" in case.certainty
+    assert not case.proven
+    alone = of(batch(0, [False], 1))
+    assert "exactly" not in alone.says
+
+
+def test_a_certified_record_without_a_grid_may_differ_by_rounding() -> None:
+    one = batch(0, [False], 1)
+    one["scores"]["relative_error"] = column(1e-9)
+    assert "recovered the training image of node 0 exactly" in of(one).says
+    one["scores"]["relative_error"] = column(0.5)
+    assert "exactly" not in of(one).says
+
+
+def test_certified_without_a_truth() -> None:
+    case = of(finding(0, scores=None, certificate="EXACT"))
+    assert case.says == "Curious node 3 recovered the training image of node 0 exactly."
+    assert "no truth file" in case.certainty
+
+
+def test_the_same_records_by_two_attacks_count_once() -> None:
+    case = of(batch(0, [True, False], 0), batch(0, [True, True], 0, attack="exact"))
+    assert case.says == "Curious node 3 recovered all 2 training images of node 0 exactly."
+
+
+def test_the_adversary_that_recovers_most_comes_first() -> None:
+    case = of(
+        batch(0, [True, False], 0, adversary="node:3"),
+        batch(0, [True, True], 0, adversary="eavesdropper"),
+    )
+    assert case.says.startswith("An eavesdropper recovered all 2")
+
+
+@pytest.mark.parametrize(
+    ("psnr", "said"),
+    [
+        (35.0, "with 35.0 dB PSNR, which is close to the original"),
+        (22.0, "with 22.0 dB PSNR, which is recognisable"),
+        (9.0, "recovered no recognisable training image; the closest one, of node 0, has 9.0 dB"),
+    ],
+)
+def test_an_approximation_is_put_into_words(psnr: float, said: str) -> None:
+    assert said in of(finding(0, psnr)).says
+
+
+def test_what_nobody_compared_is_not_called_recovered() -> None:
+    case = of(finding(0, scores=None, certificate="APPROXIMATE"))
+    assert "recovered" not in case.says
+    assert "is not known" in case.certainty
+
+
+def test_nothing_recovered_and_nothing_determined_prove_nothing() -> None:
+    failed = of(finding(0, None, certificate="FAILED", residual=None, labels=None, batch=None))
+    assert "not evidence of privacy" in failed.certainty
+    closed = {"node": 7, "adversary": "node:3", "reason": "needs two rounds"}
+    assert "not evidence of privacy" in of(undetermined=(closed,)).certainty
+    strange = {**closed, "understood": False}
+    assert "not understood" in of(undetermined=(strange,)).says
+
+
+def test_records_that_are_not_images_are_not_called_images() -> None:
+    made = model.of_run(record(batch(0, [True], 1)))
+    case = worst_case(made.findings, made.undetermined, (12,))
+    assert "the training record of node 0" in case.says
+
+
+def test_every_overview_says_what_to_do() -> None:
+    closed = {"node": 7, "adversary": "node:3", "reason": "needs two rounds"}
+    for made in (
+        record(batch(0, [True], 1)),
+        record(finding(0, 22.0)),
+        record(finding(0, scores=None, certificate="APPROXIMATE")),
+        record(undetermined=(closed,)),
+        record(undetermined=({**closed, "understood": False},)),
+    ):
+        view = overview(model.of_run(made))
+        assert 1 <= len(view.advice) <= 3
+        assert view.says.endswith(".")
+        assert view.certainty.endswith(".")

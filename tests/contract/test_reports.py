@@ -173,7 +173,7 @@ def test_the_sentence_names_the_worst_case_first_and_what_was_not_tried() -> Non
         "not tried: dlg, coalitions of nodes."
     )
     assert RECORDS["vectors"]["summary"].startswith(
-        "An eavesdropper reconstructed a training record of node 2 with a relative error of 1.0e-09."
+        "An eavesdropper recovered the training image of node 2 exactly."
     )
     assert "no truth file: not scored" in RECORDS["not scored"]["summary"]
     assert RECORDS["nothing"]["summary"].startswith(

@@ -261,7 +261,8 @@ def run(args: argparse.Namespace) -> int:
         f"{trace.graph.nodes} nodes, {len(trace.graph.edges)} edges, {trace.rounds} rounds, "
         f"{len(trace)} messages"
     )
-    say(f"{args.output}: {scenario.victim}, {size}{replaced}", args)
+    written = human(_bytes(Path(args.output)))
+    say(f"{args.output}: {scenario.victim}, {size}, {written}{replaced}", args)
     for sentence in gaps.sentences(trace):
         say(f"missing: {sentence}", args)
     if spread is None:
@@ -296,3 +297,10 @@ def _spread(args: argparse.Namespace, plan: Plan) -> Spread | None:
     spread = Spread(procs, timeout, tuple(Fault.parse(text) for text in args.fault))
     engine.check(plan, spread)
     return spread
+
+
+def _bytes(path: Path) -> int:
+    """The size of a trace: one file, or a folder of several."""
+    if path.is_file():
+        return path.stat().st_size
+    return sum(part.stat().st_size for part in path.rglob("*") if part.is_file())

@@ -38,8 +38,8 @@ def text(record: SweepRecord, width: int | None = None) -> list[RenderableType]:
     headings, rows = table(record.sweep)
     columns = []
     for heading in headings:
-        number = heading in COUNTS or heading.endswith(("best", "median"))
-        columns.append(tables.Column(clean(heading), right=number, spare=heading in SPARE))
+        right = is_number(heading)
+        columns.append(tables.Column(clean(heading), right=right, spare=heading in SPARE))
     shown = tables.table(columns, rows[:SHOWN], width)
     below = [Text(REFUSED, style="dim")]
     if len(rows) > SHOWN:
@@ -105,6 +105,15 @@ def table(sweep: SweepPart) -> tuple[list[str], list[list[str]]]:
             cells += _statistics(point.relative_error, ".3g")
         rows.append(list(map(clean, cells)))
     return headings, rows
+
+
+def is_number(heading: str) -> bool:
+    """Return whether a column of `table` has numbers.
+
+    Args:
+        heading: Its heading.
+    """
+    return heading in COUNTS or heading.endswith(("best", "median"))
 
 
 def _place(sweep: SweepPart, point: SweepPoint) -> list[str]:

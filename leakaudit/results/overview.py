@@ -29,7 +29,7 @@ from leakaudit.results.model import (
     given,
 )
 from leakaudit.results.wording import CUT_SHORT, PASS, VERDICT_ORDER, point_of, test_words
-from leakaudit.results.worst_case import FAILURE, who, worst_case
+from leakaudit.results.worst_case import FAILURE, is_outsider, who, worst_case
 from leakaudit.verdict import Verdict
 
 MOST = 3  # most recommendations: more are not read
@@ -171,7 +171,7 @@ def _attack_advice(
         return _advice_without_leak(record)
     advice = []
     if level == "error":
-        if finding.adversary.startswith(("eavesdropper", "edges")):
+        if is_outsider(finding.adversary):
             advice.append(
                 Advice(
                     "Encrypt the channels against outsiders. Curious nodes can still read what "

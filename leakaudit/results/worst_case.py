@@ -142,6 +142,18 @@ def who(adversary: str) -> str:
     return " with ".join([parts[0], *map(_lower, parts[1:])])
 
 
+def is_outsider(adversary: str) -> bool:
+    """Return whether an adversary only taps channels, so that encryption would stop it.
+
+    Args:
+        adversary: As `Adversary.parse` reads it.
+    """
+    try:
+        return not Adversary.parse(adversary).corrupt
+    except (LeakauditError, ValueError):
+        return False
+
+
 def tally(findings: Iterable[Finding]) -> tuple[int, int | None]:
     """Count the records that were recovered exactly.
 
@@ -175,9 +187,14 @@ def _exact(findings: Sequence[Finding], noun: str) -> WorstCase | None:
         owners.update(finding.nodes)
     what = _share_of(exact, _total(one for _, one in chosen), noun, named(sorted(owners)))
     top = max((finding for finding, one in chosen if one.exact), key=harm)
+    certainty = _how_certain(exact, proven, wrong, top.scores is not None)
+    if len(top.nodes) > 1:
+        certainty += (
+            f" Only a sum over nodes is known, so it is open which {noun} belongs to which node."
+        )
     return WorstCase(
         f"{who(adversary)} recovered {what} exactly.",
-        _how_certain(exact, proven, wrong, top.scores is not None),
+        certainty,
         top,
         proven=proven == exact and not wrong,
     )

@@ -38,12 +38,30 @@ CHROMIUM = (
     or shutil.which("chromium")
     or shutil.which("chromium-browser")
 )
+SWEEP = """
+[scenario]
+victim = "dpsgd"
+nodes = 3
+graph = "ring"
+rounds = 2
+data = "faces"
+model = "mlp"
+[scenario.set]
+hidden = 16
+[sweep]
+attacks = ["analytic", "labels"]
+seeds = 2
+nodes = [0]
+[sweep.over.dpsgd]
+sigma = [0.0, 0.01]
+"""
+KINDS = ("faces", "audit", "gate", "sweep", "bound", "claims")  # all six kinds of page
 HOSTILE = "<script>document.title='ran'</script>\"'><img src=http://e.org/x onerror=\"document.title='ran'\"> </style></svg>"
 LOOKS: dict[str, dict[str, Any]] = {
-    "light": {"color_scheme": "light", "viewport": {"width": 1200, "height": 900}},
-    "dark": {"color_scheme": "dark", "viewport": {"width": 1200, "height": 900}},
-    "phone": {"color_scheme": "light", "viewport": {"width": 360, "height": 740}},
-    "dark phone": {"color_scheme": "dark", "viewport": {"width": 360, "height": 740}},
+    "light": {"color_scheme": "light", "viewport": {"width": 1280, "height": 720}},
+    "dark": {"color_scheme": "dark", "viewport": {"width": 1280, "height": 720}},
+    "phone": {"color_scheme": "light", "viewport": {"width": 390, "height": 844}},
+    "dark phone": {"color_scheme": "dark", "viewport": {"width": 390, "height": 844}},
 }
 
 
@@ -90,6 +108,14 @@ def folder(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     for name, one in pages.items():
         (place / f"{name}.html").write_text(registry.get("reports", "html")(one))
+    (place / "plan.toml").write_text(SWEEP)
+    assert main(["sweep", str(place / "plan.toml"), "-o", str(place / "swept"), "-q"]) == 0
+    for command in (
+        ["report", str(place / "swept"), "-o", str(place / "sweep.html")],
+        ["bound", str(place / "trace.pt"), "-o", str(place / "bound.html")],
+        ["claims", "--row", "2", "--row", "3", "-o", str(place / "claims.html")],
+    ):
+        assert main([*command, "-q"]) == 0
     return place
 
 
@@ -193,7 +219,7 @@ def many(of: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("look", LOOKS)
-@pytest.mark.parametrize("name", ["faces", "hostile", "audit", "many", "gate"])
+@pytest.mark.parametrize("name", [*KINDS, "hostile", "many"])
 def test_a_page_asks_for_nothing_runs_nothing_and_fits(
     browser: Any, folder: Path, name: str, look: str
 ) -> None:
@@ -210,7 +236,7 @@ def test_a_page_asks_for_nothing_runs_nothing_and_fits(
     ]
     assert said == []
     assert page.title().startswith("leakaudit: ")
-    assert page.evaluate("document.scripts.length") == 0
+    assert page.evaluate("document.scripts.length") == 1
     assert page.evaluate("document.documentElement.scrollWidth") <= page.viewport_size["width"]
     wide = "!e.closest('.scroll, svg') && e.getBoundingClientRect().right > innerWidth + 1"
     assert (
@@ -222,10 +248,107 @@ def test_a_page_asks_for_nothing_runs_nothing_and_fits(
     context.close()
 
 
+@pytest.mark.parametrize("look", LOOKS)
+@pytest.mark.parametrize("name", KINDS)
+def test_the_first_screen_says_what_to_whom_how_sure_and_what_to_do(
+    browser: Any, folder: Path, name: str, look: str
+) -> None:
+    context = browser.new_context(**LOOKS[look])
+    page = context.new_page()
+    page.goto(f"file://{folder}/{name}.html")
+    height = page.viewport_size["height"]
+    parts = ["h1.verdict", ".sure", ".badge", ".todo li:last-child", ".facts-first dd"]
+    if name in ("faces", "audit", "gate", "bound"):
+        parts.append(".shown svg")
+    if name == "faces":
+        parts += [".evidence img >> nth=0", ".evidence img >> nth=1"]
+    for part in parts:
+        box = page.locator(part).first.bounding_box()
+        assert box["height"] > 5, part
+        assert box["y"] + box["height"] <= height, part
+    assert "who" in page.locator(".first").inner_text().lower() or name == "claims"
+    context.close()
+
+
+def test_a_page_works_without_its_script(browser: Any, folder: Path) -> None:
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(f"file://{folder}/faces.html")
+    assert page.locator("input").count() == 0
+    assert page.locator("figure.pair").first.is_visible()
+    assert page.locator("#checks tbody tr").first.is_visible()
+    context.close()
+
+
+def test_rows_are_sorted_and_filtered(browser: Any, folder: Path) -> None:
+    page = browser.new_page(viewport={"width": 1280, "height": 720})
+    page.goto(f"file://{folder}/bound.html")
+    head = page.locator("#views th", has_text="node")
+    head.locator("button").click()
+    assert head.get_attribute("aria-sort") == "ascending"
+    nodes = page.locator("#views tbody tr td:nth-child(2)")
+    values = [int(nodes.nth(k).inner_text()) for k in range(nodes.count())]
+    assert values == sorted(values)
+    assert len(set(values)) > 1
+    head.locator("button").click()
+    assert nodes.first.inner_text() == str(max(values))
+    page.locator("input.filter").fill("Curious")
+    rows = page.locator("#views tbody tr:visible")
+    assert 0 < rows.count() < len(values)
+    assert all("Curious node" in rows.nth(k).inner_text() for k in range(rows.count()))
+    page.close()
+
+
+def test_the_rounds_of_a_network_are_replayed(browser: Any, folder: Path) -> None:
+    page = browser.new_page(viewport={"width": 1280, "height": 720})
+    page.goto(f"file://{folder}/faces.html")
+    nodes = page.locator(".first circle.node.s5")
+    assert nodes.count() == 6
+    slider = page.locator(".rounds input")
+    slider.fill("0")
+    assert nodes.count() == 0
+    assert "before the first round" in page.locator(".rounds").inner_text()
+    slider.fill("3")
+    assert nodes.count() == 6
+    page.close()
+
+
+def test_images_are_enlarged_by_keyboard_and_mouse(browser: Any, folder: Path) -> None:
+    page = browser.new_page(viewport={"width": 1280, "height": 720})
+    page.goto(f"file://{folder}/faces.html")
+    image = page.locator("figure.evidence img").first
+    image.focus()
+    page.keyboard.press("Enter")
+    dialog = page.locator("dialog.zoom")
+    assert dialog.is_visible()
+    assert dialog.locator("img").first.bounding_box()["width"] > image.bounding_box()["width"]
+    page.keyboard.press("Escape")
+    assert not dialog.is_visible()
+    page.locator("figure.pair img").first.click()
+    assert dialog.is_visible()
+    page.close()
+
+
+def test_no_node_is_red_under_an_undecided_headline(browser: Any, folder: Path) -> None:
+    """An audit whose noise-free point leaks everything, and whose verdicts are undecided."""
+    of = json.loads((folder / "out/results.json").read_text())
+    made = audited(gallery.with_pictures(of, folder / "out"))
+    for one in made["audit"]["verdicts"]:
+        one["verdict"] = "INCONCLUSIVE"
+    file = folder / "undecided.html"
+    file.write_text(registry.get("reports", "html")(made))
+    page = browser.new_page(viewport={"width": 1280, "height": 720})
+    page.goto(f"file://{file}")
+    assert page.locator(".badge").inner_text() == "INCONCLUSIVE"
+    assert page.locator(".first circle.node").count() == 7
+    assert page.locator(".first .s5, .first .s4, .first .s3").count() == 0
+    page.close()
+
+
 @pytest.mark.parametrize(
     ("name", "look"),
     [
-        *((name, look) for name in ("faces", "hostile", "audit", "gate") for look in LOOKS),
+        *((name, look) for name in (*KINDS, "hostile") for look in LOOKS),
         ("many", "light"),
         ("many", "dark"),
     ],
@@ -260,6 +383,7 @@ def test_the_pictures_on_the_screen_are_the_originals_and_what_was_reconstructed
     page.goto(f"file://{folder}/faces.html")
     shown = page.locator("figure.pair img")
     assert shown.count() == 24
+    assert page.locator("figure.evidence img").count() == 2
     for k in range(shown.count()):
         kind, record, node = _label(shown.nth(k).get_attribute("alt"))
         finding, one = found[node]
@@ -314,19 +438,19 @@ def test_the_network_of_a_gate_is_drawn_with_the_adversary_marked(
 ) -> None:
     page = browser.new_page(viewport={"width": 1200, "height": 900})
     page.goto(f"file://{folder}/gate.html")
-    figures = page.locator("figure.network")
+    figures = page.locator("main figure.network")
     assert [figures.nth(k).inner_text().strip().splitlines()[-1] for k in range(2)] == [
         "As observed by the adversary eavesdropper.",
-        "As observed by node:1.",
+        "As observed by the adversary node:1.",
     ]
-    marked = page.locator("figure.network rect.node.own")
+    marked = page.locator("main figure.network rect.node.own")
     assert marked.count() == 1
     box, ink = marked.bounding_box(), marked.evaluate("e => getComputedStyle(e).fill")
     assert box["width"] > 15
     assert box["x"] + box["width"] <= 1200
     assert ink != page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (
-        page.locator("figure.network").first.locator("circle.node.s5").count() == 5
+        page.locator("main figure.network").first.locator("circle.node.s5").count() == 5
     )  # bit for bit, without noise
     page.close()
 

@@ -76,8 +76,12 @@ def test_one_command_runs_draws_and_prints_and_a_report_shows_it_again(
     assert json.loads(capsys.readouterr().out) == record_file.read(
         tmp_path / "out" / "results.json"
     )
+    assert main(["report", out, "-f", "html"]) == 0
+    page = capsys.readouterr().out
+    assert "<h1" in page
+    assert "What to do" in page
+    assert page.count("<svg") == 1
     for words in (
-        ["-f", "html"],
         ["-f", "sarif"],
         ["-f", "text", "--redact"],
         ["-f", "text", "--against", out],

@@ -148,7 +148,7 @@ READS = {
     "leakaudit/registry.py:written": SHOWN,
     "leakaudit/rendering/console.py:printed": SHOWN,
     "leakaudit/rendering/html/__init__.py:_code": SHOWN,
-    "leakaudit/rendering/sweep_text.py:text": SHOWN,
+    "leakaudit/rendering/sweep_text.py:is_number": SHOWN,
     "reports/text.py:_wrapped": SHOWN,
     "leakaudit/rendering/html/inline.py": SVG,
     "leakaudit/rendering/html/inline.py:_local": SVG,

@@ -175,7 +175,7 @@ def test_the_sentence_names_the_worst_case_first_and_what_was_not_tried() -> Non
     assert RECORDS["vectors"]["summary"].startswith(
         "An eavesdropper recovered the training image of node 2 exactly."
     )
-    assert "no truth file: not scored" in RECORDS["not scored"]["summary"]
+    assert "there was no truth file to compare with" in RECORDS["not scored"]["summary"]
     assert RECORDS["nothing"]["summary"].startswith(
         "What was observed determines no gradient of the 1 node examined."
     )

@@ -202,7 +202,7 @@ def test_the_command_scores_the_set(tmp_path: Path) -> None:
     assert finding["leak"]["kind"] == "change"
     assert finding["scores"]["tokens_found"] == 1.0
     assert finding["scores"]["tokens_wrong"] == 0
-    assert "100% of the different tokens recovered, none wrong" in record["summary"]
+    assert "100% of them, none of them wrong" in record["summary"]
     again = tmp_path / "again"
     truth = str(tmp_path / "trace.truth.pt")
     assert main(["score", str(tmp_path / "out"), "--truth", truth, "-o", str(again), "-q"]) == 0

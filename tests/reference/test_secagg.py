@@ -222,7 +222,8 @@ def test_a_run_reports_the_nodes_together(tmp_path: Path) -> None:
     assert (finding.batch, finding.certified) == (8, 8)
     assert not record.undetermined
     said = str(done.results["summary"])
-    assert "nodes 0 to 3, 8 of 8 records recovered bit for bit" in said
+    assert "recovered all 8 training images of nodes 0 to 3 exactly" in said
+    assert "Only a sum over nodes is known" in said
     assert "from 4 of 4 nodes" in said
     (again,) = record_file.load_reconstructions(done.results, tmp_path / "out")
     assert again.nodes == ALL

@@ -440,7 +440,7 @@ def test_a_report_shows_text_beside_text(tmp_path: Path) -> None:
     record = json.loads((tmp_path / "out" / "results.json").read_text())
     assert {one["attack"] for one in record["findings"]} == {"sequences"}
     assert {one["certificate"]["name"] for one in record["findings"]} == {"EXACT"}
-    assert "2 of 2 records recovered bit for bit (100% of the tokens)" in record["summary"]
+    assert "recovered all 4 training texts of nodes 0, 1 exactly" in record["summary"]
     originals = [passages.text_of(row.long().numpy()) for row in truth.x]
     assert len(originals) == 4
     text = la.report(tmp_path / "out", "text")

@@ -175,7 +175,7 @@ def _verdicts(record: AuditRecord, adversary: str) -> tuple[dict[int, int], dict
 
 
 def _caption(record: RunRecord, view: Overview) -> str:
-    shade = "dark red, recovered exactly"
+    shade = "red, recovered exactly"
     if isinstance(record, AuditRecord):
         shade = "red, refuted or unsupported; light, undecided"
     elif isinstance(record, CheckRecord) and record.gate.code == 3:

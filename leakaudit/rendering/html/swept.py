@@ -29,7 +29,7 @@ def content(record: SweepRecord, figure: Markup) -> Mapping[str, object]:
     """
     sweep = record.sweep
     headings, rows = sweep_text.table(sweep)
-    numbers = [_is_number(heading) for heading in headings]
+    numbers = list(map(sweep_text.is_number, headings))
     levels = []
     for point in sweep.points:
         levels.append("error" if point.exact else "warning" if point.recovered else "note")
@@ -53,10 +53,6 @@ def content(record: SweepRecord, figure: Markup) -> Mapping[str, object]:
         "limits": LIMITS,
         "provenance": _provenance(sweep),
     }
-
-
-def _is_number(heading: str) -> bool:
-    return heading in sweep_text.COUNTS or heading.endswith(("best", "median"))
 
 
 def _first(record: SweepRecord) -> First:

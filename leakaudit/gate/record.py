@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from statistics import fmean
 
 from msgspec.structs import replace
 
 from leakaudit import registry
+from leakaudit._util.revision import revision
 from leakaudit.errors import LeakauditError
 from leakaudit.gate import measures
 from leakaudit.gate.baseline import rounded
@@ -150,6 +152,7 @@ def _origin(judged: Judged, trace: Trace) -> Provenance:
         command=provenance.command(),
         started=judged.started,
         seconds=judged.seconds,
+        program=revision(Path(judged.gate.source).absolute().parent),
     )
     return fitted(collected, Provenance)
 

@@ -406,6 +406,18 @@ class Rescoring(_Entry, frozen=True, kw_only=True):
     started: Time
 
 
+class ProgramSource(_Entry, frozen=True, kw_only=True):
+    """The version of the program that was audited.
+
+    Attributes:
+        commit: The git commit that was checked out.
+        changed: Whether tracked files differed from the commit.
+    """
+
+    commit: str
+    changed: bool
+
+
 class Provenance(_Entry, frozen=True, kw_only=True):
     """Everything that is needed to reproduce a record; see `leakaudit.results.provenance.collect`.
 
@@ -424,6 +436,7 @@ class Provenance(_Entry, frozen=True, kw_only=True):
         seconds: Wall-clock time.
         platform: Operating system.
         rescored: One entry for each time the record was scored again.
+        program: The version of the audited program, absent if it is not known.
     """
 
     versions: dict[str, str | None]
@@ -440,6 +453,7 @@ class Provenance(_Entry, frozen=True, kw_only=True):
     seconds: Number
     platform: str
     rescored: tuple[Rescoring, ...] | UnsetType = UNSET
+    program: ProgramSource | UnsetType = UNSET
 
 
 class TraceSummary(_Entry, frozen=True, kw_only=True):

@@ -15,6 +15,7 @@ from typing import cast
 
 import torch
 
+from leakaudit._util.revision import Revision, is_commit
 from leakaudit.errors import LeakauditError
 from leakaudit.tasks import _torchvision
 from leakaudit.trace import Json, Trace
@@ -35,6 +36,7 @@ def collect(
     truth_sha256: str | None = None,
     truth_path: Path | None = None,
     truth_recording: str | None = None,
+    program: Revision | None = None,
 ) -> dict[str, Json]:
     """Return the ``provenance`` of results.json.
 
@@ -50,6 +52,7 @@ def collect(
         truth_sha256: The same of the truth's file.
         truth_path: File of the truth, None if nothing was scored.
         truth_recording: As `leakaudit.trace.Truth.recording`.
+        program: The version of the program that was run; by default the one that the trace names.
 
     Returns:
         JSON values of a `leakaudit.results.model.Provenance`.
@@ -73,7 +76,18 @@ def collect(
         "started": started.astimezone(UTC).isoformat(timespec="seconds"),
         "seconds": seconds,
         "platform": platform.platform(),
+        **_program(program, trace),
     }
+
+
+def _program(program: Revision | None, trace: Trace) -> dict[str, Json]:
+    """The version of the program, empty if it is not known."""
+    if program is not None:
+        return {"program": {"commit": program.commit, "changed": program.changed}}
+    named = trace.provenance.get("program")
+    if not isinstance(named, Mapping) or not is_commit(named.get("commit")):
+        return {}
+    return {"program": {"commit": named["commit"], "changed": named.get("changed") is not False}}
 
 
 def truth(sha256: str | None, path: Path | None, recording: str | None) -> dict[str, Json]:

@@ -293,6 +293,7 @@ class _Redactor:
             settings=settings,
             command=_command(_verb(record)),
             rescored=rescored,
+            program=UNSET,
         )
 
     def setting(self, value: object, name: str) -> object:

@@ -28,6 +28,7 @@ from leakaudit.results.model import (
     NodeBest,
     NotTried,
     NumberColumn,
+    Provenance,
     RuleEntry,
     RuleStatus,
     RunRecord,
@@ -660,6 +661,7 @@ def provenance(record: RunRecord) -> list[tuple[str, str]]:
             f"{trace.protocol}, {trace.nodes} nodes, {trace.edges} edges, {trace.rounds} rounds"
         ),
         "data": f"{trace.data or 'unnamed'}, shape {trace.shape}, model {trace.model}",
+        "program": _program(source),
         "command": source.command,
         "started": source.started,
         "wall time": f"{source.seconds:.1f} s",
@@ -676,6 +678,15 @@ def provenance(record: RunRecord) -> list[tuple[str, str]]:
     for name, text in record.metrics.items():
         said[f"metric {name}"] = text
     return [(clean(name), clean(value)) for name, value in said.items() if value]
+
+
+def _program(source: Provenance) -> str:
+    """The commit of the audited program, "" if it is not known."""
+    program = given(source.program, None)
+    if program is None:
+        return ""
+    changed = ", with changes that are not committed" if program.changed else ""
+    return f"git commit {program.commit}{changed}"
 
 
 def _truth(record: RunRecord) -> str:

@@ -179,7 +179,7 @@ def test_the_sentence_names_the_worst_case_first_and_what_was_not_tried() -> Non
     assert RECORDS["nothing"]["summary"].startswith(
         "What was observed determines no gradient of the 1 node examined."
     )
-    assert "node 0, nothing recovered, by analytic" in RECORDS["failed"]["summary"]
+    assert "recovered no training image of node 0. A failed attack" in RECORDS["failed"]["summary"]
     assert "interrupted" in RECORDS["interrupted"]["summary"]
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from leakaudit import registry
+from leakaudit._util.revision import revision
 from leakaudit.capture.tap.log.layers import module, shortened
 from leakaudit.capture.tap.log.reading import RankLog
 from leakaudit.capture.tap.log.writing import UNRANKED
@@ -92,6 +93,9 @@ def write(
     provenance = about(plan, logs, code)
     if command:
         provenance["command"] = command
+    state = revision(Path())  # of the folder in which the program was started
+    if state is not None:
+        provenance["program"] = {"commit": state.commit, "changed": state.changed}
     complete = code == 0 and not plan.missing and all(log.closed for log in logs)
     dtype = _widest(plan.sent)
     groups = _grouped(plan.sent)

@@ -29,7 +29,7 @@ from leakaudit.results.model import (
     given,
 )
 from leakaudit.results.wording import CUT_SHORT, PASS, VERDICT_ORDER, point_of, test_words
-from leakaudit.results.worst_case import FAILURE, is_outsider, who, worst_case
+from leakaudit.results.worst_case import FAILURE, is_outsider, who, whom, worst_case
 from leakaudit.verdict import Verdict
 
 MOST = 3  # most recommendations: more are not read
@@ -158,7 +158,7 @@ def _attack_facts(record: RunRecord, finding: Finding | None) -> tuple[tuple[str
     if span.first != span.last:
         rounds = f"rounds {span.first} to {span.last}"
     return (
-        ("who leaks to whom", f"{named(sorted(leaking))} to {_lower(who(finding.adversary))}"),
+        ("who leaks to whom", f"{named(sorted(leaking))} to {whom(finding.adversary)}"),
         ("how", f"attack {finding.attack}, from the {finding.leak.kind}s of {rounds}"),
         claim,
     )
@@ -264,7 +264,7 @@ def _audit(record: AuditRecord) -> Overview:
         return Overview(
             _topic("Audit of", record), "Nothing was tested.", FAILURE, level, badge, (), ()
         )
-    place = f"At {point_of(one.epsilon)}, node {one.node} and {_lower(who(one.adversary))}"
+    place = f"At {point_of(one.epsilon)}, node {one.node} and {whom(one.adversary)}"
     return Overview(
         topic=_topic("Audit of", record),
         says=f"{_AUDITED[Verdict[one.verdict]]}.",
@@ -301,7 +301,7 @@ def _audit_certainty(record: AuditRecord, one: VerdictEntry) -> str:
 
 
 def _audit_facts(record: AuditRecord, one: VerdictEntry) -> tuple[tuple[str, str], ...]:
-    facts = [("who leaks to whom", f"node {one.node} to {_lower(who(one.adversary))}")]
+    facts = [("who leaks to whom", f"node {one.node} to {whom(one.adversary)}")]
     claimed, exact = _claimed_and_exact(record, one)
     facts.append(("claimed epsilon", claimed))
     facts.append(("exact epsilon", exact))
@@ -484,7 +484,7 @@ def _gate_facts(
     if cell is not None and cell.worst is not None:
         nodes = sorted(one.node for one in given(cell.nodes, ()) if one.exact == cell.worst.exact)
         owners = named(nodes or [cell.worst.node])
-        facts.append(("who leaks to whom", f"{owners} to {_lower(who(cell.adversary))}"))
+        facts.append(("who leaks to whom", f"{owners} to {whom(cell.adversary)}"))
     if rule is not None and rule.limit is not None and gate.code == 1:
         measured = f"{_number(rule.value)} ({rule.measure}), limit {_number(rule.limit)}"
         facts.append(("measured", measured))
@@ -547,7 +547,3 @@ def _advice_on_doubt(rule: RuleEntry | None) -> list[Advice]:
             "leakaudit trace lint trace.pt",
         ),
     ]
-
-
-def _lower(text: str) -> str:
-    return f"{text[:1].lower()}{text[1:]}"

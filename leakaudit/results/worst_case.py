@@ -87,7 +87,7 @@ def worst_case(
     top = max(findings, key=harm)
     if top.attack == "none":
         return WorstCase(
-            f"What {_lower(who(top.adversary))} observes determines gradients of "
+            f"What {whom(top.adversary)} observes determines gradients of "
             f"{named(top.nodes)}, but no available attack can use them.",
             FAILURE,
             top,
@@ -140,6 +140,18 @@ def who(adversary: str) -> str:
     if not parts:
         return "Nobody"
     return " with ".join([parts[0], *map(_lower, parts[1:])])
+
+
+def whom(adversary: str) -> str:
+    """Describe an adversary inside a sentence.
+
+    Args:
+        adversary: As `Adversary.parse` reads it.
+
+    Returns:
+        As `who`, with a small first letter.
+    """
+    return _lower(who(adversary))
 
 
 def is_outsider(adversary: str) -> bool:

@@ -13,7 +13,7 @@ from leakaudit.results import grading
 from leakaudit.results.model import TraceSummary
 from leakaudit.results.overview import Advice
 from leakaudit.results.wording import LIMITS
-from leakaudit.results.worst_case import who
+from leakaudit.results.worst_case import who, whom
 from leakaudit.verdict import Verdict
 
 SHOWN = 500  # most views in the table; the JSON format has all
@@ -78,29 +78,30 @@ def _severity(one: Comparison) -> tuple[int, float]:
 def _first(found: Sequence[Comparison], network: TraceSummary, unclear: Sequence[str]) -> First:
     worst = found[0]
     bound = worst.bound
-    someone = who(str(bound.adversary))
+    adversary = str(bound.adversary)
+    someone = whom(adversary)
     owner = f"node {bound.node}"
     level: grading.Level = "note"
     badge = "Bounded"
     if bound.refused:
-        says = f"What {_lower(someone)} learns about {owner} cannot be bounded: {bound.refused}."
+        says = f"What {someone} learns about {owner} cannot be bounded: {bound.refused}."
         level, badge = "warning", "No bound"
     elif bound.leaking:
-        says = f"{someone} receives gradients of {owner} without noise: no finite epsilon holds."
+        says = f"{who(adversary)} receives gradients of {owner} without noise: no finite epsilon holds."
         level, badge = "error", "No epsilon"
     elif bound.epsilon is not None:
         says = (
-            f"Against {_lower(someone)}, a record of {owner} has epsilon "
+            f"Against {someone}, a record of {owner} has epsilon "
             f"{bound.epsilon:.4g} at delta {bound.delta:g}."
         )
     elif bound.node_epsilon is not None:
         says = (
-            f"Against {_lower(someone)}, all data of {owner} together have epsilon "
+            f"Against {someone}, all data of {owner} together have epsilon "
             f"{bound.node_epsilon:.4g} at delta {bound.delta:g}; there is no bound for one record."
         )
         level, badge = "warning", "Per node only"
     else:
-        says = f"There is no bound on what {_lower(someone)} learns about {owner}."
+        says = f"There is no bound on what {someone} learns about {owner}."
         level, badge = "warning", "No bound"
     if worst.claim is not None:
         level, badge = grading.VERDICTS[worst.verdict.name], worst.verdict.words
@@ -123,7 +124,7 @@ def _first(found: Sequence[Comparison], network: TraceSummary, unclear: Sequence
         facts=_facts(found, worst),
         network=topology.network(network, str(bound.adversary), steps, words),
         caption=(
-            f"Thick lines: observed by {_lower(someone)}. "
+            f"Thick lines: observed by {someone}. "
             "Shade of a node: red, sent without noise or refuted; light, bounded."
         ),
     )
@@ -156,7 +157,7 @@ def _shade(one: Comparison, unclear: bool) -> tuple[int, str]:
 def _facts(found: Sequence[Comparison], worst: Comparison) -> list[tuple[str, str]]:
     bound = worst.bound
     nodes = sorted({one.bound.node for one in found if one.bound.leaking})
-    facts = [("who leaks to whom", f"node {bound.node} to {_lower(who(str(bound.adversary)))}")]
+    facts = [("who leaks to whom", f"node {bound.node} to {whom(str(bound.adversary))}")]
     if nodes:
         facts.append(("sent without noise", f"gradients of {named(nodes)}"))
     claimed = "none"
@@ -236,7 +237,3 @@ def _row(one: Comparison) -> Mapping[str, object]:
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4g}"
-
-
-def _lower(text: str) -> str:
-    return f"{text[:1].lower()}{text[1:]}"

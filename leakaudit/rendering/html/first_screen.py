@@ -15,7 +15,7 @@ from leakaudit.results import grading
 from leakaudit.results.model import AuditRecord, CheckRecord, Finding, RunRecord, given
 from leakaudit.results.overview import Advice, Overview, overview
 from leakaudit.results.wording import point_of
-from leakaudit.results.worst_case import RECOGNISABLE, who
+from leakaudit.results.worst_case import RECOGNISABLE, whom
 from leakaudit.verdict import Verdict
 
 # How the verdicts of an audit shade a node: the same colours as for what was recovered.
@@ -180,6 +180,4 @@ def _caption(record: RunRecord, view: Overview) -> str:
         shade = "red, refuted or unsupported; light, undecided"
     elif isinstance(record, CheckRecord) and record.gate.code == 3:
         shade = "light, undecided"
-    someone = who(view.adversary)
-    observed = f"{someone[:1].lower()}{someone[1:]}"
-    return f"Thick lines: observed by {observed}. Shade of a node: {shade}."
+    return f"Thick lines: observed by {whom(view.adversary)}. Shade of a node: {shade}."

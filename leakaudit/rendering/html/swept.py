@@ -12,7 +12,7 @@ from leakaudit.rendering.html.first_screen import First
 from leakaudit.results.model import SweepPart, SweepPoint, SweepRecord
 from leakaudit.results.overview import Advice
 from leakaudit.results.wording import LIMITS, REFUSED, axis_value
-from leakaudit.results.worst_case import FAILURE, who
+from leakaudit.results.worst_case import FAILURE, who, whom
 
 SHOWN = 1000  # most rows of the table; results.json has all
 
@@ -69,7 +69,7 @@ def _first(record: SweepRecord) -> First:
         ("cells", _cells(sweep)),
     ]
     if worst is not None:
-        facts.insert(0, ("to whom", f"{_lower(who(worst.adversary))}, by attack {worst.attack}"))
+        facts.insert(0, ("to whom", f"{whom(worst.adversary)}, by attack {worst.attack}"))
     partial = ""
     if not record.complete:
         partial = "Some cells have not been run; the results are incomplete."
@@ -93,9 +93,7 @@ def _first(record: SweepRecord) -> First:
 def _says(worst: SweepPoint) -> str:
     place = ", ".join(f"{axis} = {axis_value(value)}" for axis, value in worst.at.items())
     at = f"With {place}, " if place else ""
-    someone = who(worst.adversary)
-    if at:
-        someone = _lower(someone)
+    someone = whom(worst.adversary) if at else who(worst.adversary)
     if not worst.recovered:
         return f"{who(worst.adversary)} recovered no training record at any setting."
     share = f"{worst.recovered} of {worst.records}"
@@ -152,7 +150,3 @@ def _provenance(sweep: SweepPart) -> Sequence[tuple[str, str]]:
         f"{name} {version or 'absent'}" for name, version in sweep.versions.items()
     )
     return (("versions", versions), ("configuration", f"sha256 {sweep.digest}"))
-
-
-def _lower(text: str) -> str:
-    return f"{text[:1].lower()}{text[1:]}"

@@ -138,6 +138,7 @@ READS = {
     "leakaudit/protocols/recording.py:_columns": TYPED,
     "leakaudit/protocols/recording.py:_wires": TYPED,
     "leakaudit/protocols/topology.py:_read": FOREIGN,
+    "leakaudit/_util/revision.py": FOREIGN,
     "leakaudit/protocols/topology.py:make": TYPED,
     "leakaudit/registry.py:_import": TYPED,
     "leakaudit/registry.py:_list": TYPED,

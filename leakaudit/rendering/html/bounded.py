@@ -87,7 +87,10 @@ def _first(found: Sequence[Comparison], network: TraceSummary, unclear: Sequence
         says = f"What {someone} learns about {owner} cannot be bounded: {bound.refused}."
         level, badge = "warning", "No bound"
     elif bound.leaking:
-        says = f"{who(adversary)} receives gradients of {owner} without noise: no finite epsilon holds."
+        says = (
+            f"{who(adversary)} receives gradients of {owner} without noise: "
+            "no finite epsilon holds."
+        )
         level, badge = "error", "No epsilon"
     elif bound.epsilon is not None:
         says = (

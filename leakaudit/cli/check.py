@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,6 +65,12 @@ def add(verbs: Any) -> None:
         help="format of the output, see 'leakaudit list reports'; FORMAT=FILE writes a file; "
         "repeatable (default text)",
     )
+    sub.add_argument(
+        "-v",
+        "--verbose",
+        action="store_true",
+        help="list the rules that are within their limits, too",
+    )
     shared(sub, "seed", "threads", "output", "max_seconds")
     sub.set_defaults(run=run)
 
@@ -98,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
     made = files.write(judged, Path(chosen.output))
     shown = model.plain(made)
     for name, file in formats:
-        _show(name, file, shown)
+        _show(name, file, shown, args.verbose)
     if args.summary:
         _append(args.summary, shown)
     say(
@@ -130,15 +137,18 @@ def _format(text: str) -> tuple[str, Path | None]:
     return name, Path(file) if equals else None
 
 
-def _show(name: str, file: Path | None, made: dict[str, Any]) -> None:
+def _show(name: str, file: Path | None, made: dict[str, Any], verbose: bool) -> None:
     from leakaudit import registry
     from leakaudit._util.files import replacing
     from leakaudit.rendering import console
 
-    fit: console.Form = {}
-    if name == "text" and file is None:
-        fit = console.fit()
-    shown = registry.get("reports", name)(made, **fit).rstrip("\n") + "\n"
+    render = registry.get("reports", name)
+    if name == "text":
+        fit: console.Form = {}
+        if file is None:
+            fit = console.fit()
+        render = partial(render, verbose=verbose, **fit)
+    shown = render(made).rstrip("\n") + "\n"
     if file is None:
         show(shown)
         return

@@ -64,6 +64,7 @@ class Judged:
         rules: the outcomes.
         acceptances: id -> ``used``, ``unused`` or ``expired``.
         stale: cells of the baseline that are no longer measured.
+        remarks: what a reader should know that does not affect the result.
         first: the first recording.
         networks: check -> the training and the network, as stored in the record.
         complete: whether every seed was tried.
@@ -81,6 +82,7 @@ class Judged:
     rules: list[Rule] = field(default_factory=list)
     acceptances: dict[str, AcceptanceState] = field(default_factory=dict)
     stale: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
     first: Recorded | None = None
     networks: dict[str, TraceSummary] = field(default_factory=dict)
     complete: bool = True
@@ -296,6 +298,7 @@ def conclude(out: Judged, base: Baseline | None) -> None:
         found += rules.budgets(cell, gate.budgets, priced)
     if base is not None:
         found += rules.growth(out.cells, base, gate)
+        out.remarks = rules.few_seeds(out.cells, base, gate)
         out.stale = _stale(gate, base)
     today = out.options.today or datetime.now(UTC).date()
     out.rules, out.acceptances = rules.accept(found, gate.accepted, today)

@@ -88,7 +88,7 @@ class RuleKind(StrEnum):
 
 
 class RuleStatus(StrEnum):
-    """The outcome of a rule of a gate; `wording.STATUS_WORDS` defines their meanings."""
+    """The outcome of a rule of a gate; `wording.OUTCOMES` defines their meanings."""
 
     OK = "OK"
     OVER = "OVER"
@@ -930,6 +930,8 @@ class GatePart(_Entry, frozen=True, kw_only=True):
         acceptances: State of each acceptance by id.
         stale: Cells of the baseline that are no longer measured.
         not_tried: What the configuration omits; `RunRecord.not_tried` states it in words.
+        remarks: What a reader should know that does not affect the result. Earlier records lack
+            this field.
     """
 
     code: ExitCode
@@ -942,6 +944,7 @@ class GatePart(_Entry, frozen=True, kw_only=True):
     acceptances: dict[str, AcceptanceState]
     stale: tuple[str, ...]
     not_tried: tuple[NotTried, ...] | UnsetType = UNSET
+    remarks: tuple[str, ...] | UnsetType = UNSET
 
 
 # ---------------------------------------------------------------------------------------------

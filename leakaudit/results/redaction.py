@@ -401,6 +401,7 @@ class _Redactor:
             networks=shown,
             acceptances={ids[name]: state for name, state in gate.acceptances.items()},
             stale=(HIDDEN,) * len(gate.stale),
+            remarks=UNSET,
             not_tried=left_out,
         )
 

@@ -246,12 +246,12 @@ def test_it_fails_the_job_with_an_annotation_that_says_what_leaked(
     done = runner.run(repo, strict="false", install="false" if runner.outputs else "")
     assert (done.code, done.output("verdict")) == (1, "leak"), done.log
     assert re.search(
-        r"^::error title=ring/eavesdropper/exact%3A budget exact::.* of node \d bit for bit",
+        r"^::error title=ring/eavesdropper/exact%3A budget%3A records recovered bit for bit::OVER BUDGET: .* of node \d bit for bit",
         done.log,
         re.M,
     )
     assert re.search(
-        r"^::error title=ring/lint%3A lint P20::ring/lint: insufficient noise, REFUTED: ",
+        r"^::error title=ring/lint%3A lint P20::NOT AS DECLARED: ring/lint: insufficient noise, REFUTED: ",
         done.log,
         re.M,
     )

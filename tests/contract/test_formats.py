@@ -120,10 +120,10 @@ def test_junit_of_a_gate_fails_where_a_limit_is_exceeded_and_skips_what_is_open(
         for f in c
         if f.tag != "system-out"
     ] == [
-        ("failure", "OVER"),
+        ("failure", "OVER BUDGET"),
         ("skipped", None),
         ("skipped", None),
-        ("failure", "CONTRADICTED"),
+        ("failure", "NOT AS DECLARED"),
     ]
 
 

@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
     if (path := gate.baseline_path) is None:
         raise LeakauditError(f"{gate.source}: gate.baseline is empty; set it to the name of a file")
     if args.action == "update":
-        with console.shown(chosen.progress, chosen.max_seconds):
+        with console.shown(chosen.progress, chosen.max_seconds, main="runs"):
             _, before, after = files.update(
                 gate.only(args.check), judge.Options(chosen.seed), args.reason
             )

@@ -100,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
     (Path(chosen.output) / "results.json").unlink(
         missing_ok=True
     )  # a run that breaks leaves no verdict of an earlier one
-    with console.shown(chosen.progress, chosen.max_seconds):
+    with console.shown(chosen.progress, chosen.max_seconds, main="runs"):
         judged = judge.run(gate, options, base)
     made = files.write(judged, Path(chosen.output))
     shown = model.plain(made)

@@ -141,8 +141,8 @@ def run(gate: Gate, options: Options, base: Baseline | None) -> Judged:
     start = time.perf_counter()
     try:
         with _deterministic(), staying():
-            for check in gate.checks:
-                _run(check, out)
+            for number, check in enumerate(gate.checks):
+                _run(check, out, number * gate.seeds)
     except KeyboardInterrupt:
         out.complete = False
         out.interrupted = True
@@ -151,8 +151,10 @@ def run(gate: Gate, options: Options, base: Baseline | None) -> Judged:
     return out
 
 
-def _run(check: Check, out: Judged) -> None:
+def _run(check: Check, out: Judged, before: int) -> None:
     """Record one program with every seed and attack it, until the time limit is reached.
+
+    `before` is the number of runs of the checks before it.
 
     A control that the time limit interrupted is omitted. The first seed of a gate is always run, so
     that there is a record of what was tried.
@@ -162,10 +164,11 @@ def _run(check: Check, out: Judged) -> None:
     began = time.monotonic()
     first: Recorded | None = None
     seeds = range(out.options.seed, out.options.seed + out.gate.seeds)
+    total = len(out.gate.checks) * len(seeds)
     record = ready(check, out.gate.folder)
     try:
         for number, seed in enumerate(seeds):
-            step(f"check {check.name}", number, len(seeds))
+            step("runs", before + number, total)
             if expired() and out.first is not None:
                 break
             made = record(seed)
@@ -175,7 +178,7 @@ def _run(check: Check, out: Judged) -> None:
                 first = made
                 out.first = out.first or made
                 _once(check, cells, made, out, shown.hides(made.trace))
-        step(f"check {check.name}", len(seeds), len(seeds))
+        step("runs", before + len(seeds), total)
         _again(shown, record, seeds)
         own_code = _is_own(check, first)
         if not own_code:

@@ -27,8 +27,9 @@ class Screen:
 
     @property
     def text(self) -> str:
-        """Without codes, as lines."""
-        return CODES.sub("", self.raw).replace("\r\n", "\n")
+        """Without codes, as lines; of a line that was overwritten, what stands last."""
+        lines = CODES.sub("", self.raw).replace("\r\n", "\n").split("\n")
+        return "\n".join(line.rpartition("\r")[2] for line in lines)
 
 
 class Terminal:

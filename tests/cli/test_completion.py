@@ -131,7 +131,5 @@ def test_tcsh_reads_the_script(tmp_path: Path, capsys: pytest.CaptureFixture[str
     if shutil.which("tcsh") is None:
         pytest.skip("tcsh is not installed")
     command = f"source {file}; complete leakaudit"
-    done = subprocess.run(
-        ["tcsh", "-f", "-c", command], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run(["tcsh", "-f", "-c", command], capture_output=True, text=True, check=True)
     assert "record" in done.stdout

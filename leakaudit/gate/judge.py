@@ -209,7 +209,7 @@ def _close(check: Check, cells: Sequence[Cell], shown: Fidelity, out: Judged) ->
 
 def _once(check: Check, cells: Sequence[Cell], made: Recorded, out: Judged, hidden: bool) -> None:
     """Lint one recording and plant similar leaks; `hidden` states whether it declares noise."""
-    out.networks[check.name] = trained(made.trace)
+    out.networks[check.name] = trained(made.trace, made.truth)
     out.rules += linted.rules(check, made)
     for cell in cells:
         nodes = held(cell, made)

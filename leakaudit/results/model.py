@@ -442,6 +442,20 @@ class Provenance(_Entry, frozen=True, kw_only=True):
     rescored: tuple[Rescoring, ...] | UnsetType = UNSET
 
 
+class SentAt(_Entry, frozen=True, kw_only=True):
+    """The line of a program that sends the messages of a kind.
+
+    Attributes:
+        kind: Kind of the messages.
+        file: Path relative to the folder in which the program ran.
+        line: Number of the line, from 1.
+    """
+
+    kind: str
+    file: str
+    line: int
+
+
 class TraceSummary(_Entry, frozen=True, kw_only=True):
     """The training and the network.
 
@@ -455,6 +469,7 @@ class TraceSummary(_Entry, frozen=True, kw_only=True):
         rounds: Number of rounds.
         shape: Shape of one input.
         classes: Number of classes.
+        sent: Where the program sends its messages, if a recorder noted it.
     """
 
     protocol: str
@@ -466,6 +481,7 @@ class TraceSummary(_Entry, frozen=True, kw_only=True):
     model: str
     shape: tuple[int, ...]
     classes: int
+    sent: tuple[SentAt, ...] | UnsetType = UNSET
 
 
 class AttackAbout(_Entry, frozen=True, kw_only=True):

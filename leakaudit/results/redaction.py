@@ -250,6 +250,7 @@ class _Redactor:
             data=_data(trace.data),
             model=_known(trace.model, MODELS),
             links=links,
+            sent=UNSET,
         )
 
     def not_tried(self, record: RunRecord) -> tuple[str, ...]:

@@ -11,6 +11,10 @@ from leakaudit.cli._options import described, show
 from leakaudit.errors import LeakauditError
 
 SHELLS = ("bash", "zsh", "tcsh")
+INSTALL = (
+    'the shell; put eval "$(leakaudit completion bash)" into ~/.bashrc, or the same for zsh into '
+    "~/.zshrc after compinit"
+)
 # Arguments that take a name, and where its possible values come from; see `_names`.
 NAMES = {
     ("record", "victim"): "victims",
@@ -42,11 +46,11 @@ def add(verbs: Any) -> None:
         **described(
             "Prints a script that completes commands, options, files and the names of victims, "
             "attacks, reports, models, data sets and graphs. Run it again after an upgrade.",
-            'eval "$(leakaudit completion bash)"  # in ~/.bashrc',
-            "leakaudit completion zsh > ~/.zfunc/_leakaudit  # a folder in fpath",
+            "leakaudit completion bash",
+            "leakaudit completion zsh",
         ),
     )
-    sub.add_argument("shell", choices=SHELLS, help="the shell")
+    sub.add_argument("shell", choices=SHELLS, help=INSTALL)
     sub.set_defaults(run=run)
 
 

@@ -168,8 +168,9 @@ def _places(shown: Shown, check: Check) -> list[_Place]:
     own = record.location if isinstance(record, CheckRecord) else None
     if shown.location is not None and shown.location != own:
         return [_Place(shown.location)]
-    found = [_Place(one.file, one.line) for one in _sent(record, check)]
-    return [*found, _Place(shown.location or LOCATION)]
+    prefix = f"{shown.prefix}/" if shown.prefix else ""
+    found = [_Place(f"{prefix}{one.file}", one.line) for one in _sent(record, check)]
+    return [*found, _Place(f"{prefix}{shown.location or LOCATION}")]
 
 
 def _sent(record: RunRecord, check: Check) -> Sequence[SentAt]:

@@ -143,6 +143,8 @@ def _show(name: str, file: Path | None, made: dict[str, Any], verbose: bool) -> 
     from leakaudit.rendering import console
 
     render = registry.get("reports", name)
+    if name == "sarif":
+        made = {**made, "prefix": _prefix(Path.cwd())}
     if name == "text":
         fit: console.Form = {}
         if file is None:
@@ -154,6 +156,14 @@ def _show(name: str, file: Path | None, made: dict[str, Any], verbose: bool) -> 
         return
     with replacing(file) as out:
         out.write(shown.encode())
+
+
+def _prefix(folder: Path) -> str:
+    """The path of a folder in its git repository; "" for the root, or outside a repository."""
+    for root in (folder, *folder.parents):
+        if (root / ".git").exists():
+            return "" if root == folder else folder.relative_to(root).as_posix()
+    return ""
 
 
 def _append(path: Path, made: dict[str, Any]) -> None:

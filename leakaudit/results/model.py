@@ -1300,7 +1300,7 @@ def of_sweep(results: Mapping[str, object]) -> SweepRecord:
 def _own(results: Mapping[str, object], kind: type[S]) -> S:
     """Convert a record without the entries that only a report adds."""
     fields = {field.encode_name for field in msgspec.structs.fields(kind)}
-    added = {"against", "gallery", "location", "passages"} - fields
+    added = {"against", "gallery", "location", "passages", "prefix"} - fields
     return fitted({key: value for key, value in results.items() if key not in added}, kind)
 
 

@@ -17,6 +17,7 @@ import sarif_om
 import xmlschema
 from records import EXACT, FORMATS, RECORDS, Record, finding, record, rendered
 
+from leakaudit.cli import check
 from leakaudit.results import comparison, grading, redaction
 from leakaudit.results.model import Finding, fitted
 
@@ -377,3 +378,18 @@ def test_rules_of_sarif_have_a_severity_for_code_scanning() -> None:
         assert page is not None
         assert (Path(__file__).parents[2] / page[1]).is_file()
         assert "helpUri" not in rule, "leakaudit has no address"
+
+
+def test_paths_of_sarif_are_relative_to_the_repository(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    assert check._prefix(tmp_path / "a" / "b") == "a/b"
+    assert check._prefix(tmp_path) == ""
+    record = copy.deepcopy(RECORDS["gate"])
+    for network in record["gate"]["networks"].values():
+        network["sent"] = SENT
+    places = {at(result["locations"][0]) for result in results_of({**record, "prefix": "a/b"})}
+    assert places <= {("a/b/src/train.py", 79), ("a/b/leakaudit.toml", 1)}
+    assert ("a/b/src/train.py", 79) in places

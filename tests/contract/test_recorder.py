@@ -732,5 +732,5 @@ def test_the_truth_notes_the_lines_that_send_and_the_trace_does_not(
         None,
     ],
 )
-def test_a_place_of_another_form_is_not_read(place: object) -> None:
+def test_a_place_of_another_form_is_not_read(place: Any) -> None:
     assert callers.read({callers.SENT: {"w": place}}) == []

@@ -295,6 +295,8 @@ def report(
     redact_key: str | None = None,
     location: str | None = None,
     width: int | None = None,
+    color: bool = False,
+    verbose: bool = False,
 ) -> str:
     """Render a results file in another format.
 
@@ -307,6 +309,8 @@ def report(
         redact_key: Redact; reports with the same secret key use the same node numbers.
         location: File of your repository to which SARIF findings refer.
         width: Columns of a terminal to which "text" is wrapped; None does not wrap lines.
+        color: Whether "text" contains terminal codes for colours.
+        verbose: Whether "text" lists the rules of a gate that are within their limits, too.
 
     Returns:
         The report.
@@ -324,8 +328,8 @@ def report(
     shown = record_file.read(source)
     kind = str(shown["kind"])
     render = _renderer(kind, format)
-    if format == "text" and width is not None:
-        render = partial(render, width=width)
+    if format == "text":
+        render = partial(render, width=width, color=color, verbose=verbose)
     redacted = redact or redact_key is not None
     if kind == "sweep" and (against is not None or redacted):
         raise LeakauditError(

@@ -45,6 +45,8 @@ class AttackError(LeakauditError):
 def suggest(name: str, known: Iterable[str]) -> str:
     """Return the end of a sentence about an unknown name.
 
+    Names are compared without case, hyphens, underscores and blanks, because papers write "D-PSGD".
+
     Args:
         name: The unknown name.
         known: The existing names.
@@ -53,10 +55,16 @@ def suggest(name: str, known: Iterable[str]) -> str:
         ``'; did you mean X?'`` if one is similar, else ``' (known: …)'``.
     """
     known = sorted(known)
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    plain = {_plain(one): one for one in known}
+    near = difflib.get_close_matches(_plain(name), plain, n=1, cutoff=0.6)
     if near:
-        return f"; did you mean {near[0]!r}?"
+        return f"; did you mean {plain[near[0]]!r}?"
     return f" (known: {', '.join(known)})"
+
+
+def _plain(name: str) -> str:
+    """A name without case, hyphens, underscores and blanks."""
+    return "".join(name.casefold().replace("-", " ").replace("_", " ").split())
 
 
 def check_methods(kind: ABCMeta, role: str, needed: str) -> None:

@@ -3,19 +3,40 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from urllib.parse import quote
 
 from leakaudit.registry import renderer
+from leakaudit.rendering.markdown import escape
 from leakaudit.rendering.shown import Shown
 from leakaudit.results.grading import Check, checks
-from leakaudit.results.model import CheckRecord, PitfallText, RunRecord, given
+from leakaudit.results.model import (
+    AuditRecord,
+    CheckRecord,
+    PitfallText,
+    RunRecord,
+    SentAt,
+    TraceSummary,
+    given,
+)
 from leakaudit.results.wording import LIMITS, clean
 from leakaudit.trace import Json
 
 SCHEMA = (
     "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 )
+TAGS = ("security", "privacy", "federated-learning", "external/cwe/cwe-359")
+# Severity of what a rule finds, on the scale of CVSS from 0 to 10, which code scanning sorts by:
+# inputs of the training are recovered, less than inputs, or the recording is not what it says.
+INPUTS, PARTS, DECLARED = "8.0", "5.0", "7.0"
+LABELS = ("labels", "tokens")  # attacks that recover labels or sets of tokens, and no inputs
+DOCS = {  # where the documentation describes a rule; leakaudit has no address to link to
+    "attack": "docs/attacks.md",
+    "lint": "docs/lint.md",
+    "gate": "docs/gate.md",
+    "audit": "docs/audit.md",
+}
 LOCATION = "leakaudit.toml"  # in the user's repository, if the record names no file in it
 _STATES = {"new": "new", "worse": "updated", "better": "updated", "same": "unchanged"}
 
@@ -36,10 +57,10 @@ def render(results: Mapping[str, Json]) -> str:
     found = checks(record)
     rules = list(dict.fromkeys(check.rule for check in found))
     states = _states(shown)
-    file = quote(clean(shown.location or LOCATION).lstrip("/"), safe="/._-~")
     outcomes = []
     for check in found:
-        outcomes.append(_result(check, rules.index(check.rule), file, states.get(check.id)))
+        places = _places(shown, check)
+        outcomes.append(_result(check, rules.index(check.rule), places, states.get(check.id)))
     driver = {
         "name": "leakaudit",
         "version": clean(record.provenance.versions.get("leakaudit") or "0"),
@@ -76,27 +97,40 @@ def _states(shown: Shown) -> dict[str, str]:
 
 def _rule(record: RunRecord, rule: str) -> dict[str, Json]:
     """Describe an attack, a pitfall of the lint or a test."""
+    known = given(record.attacks, {}).get(rule)
+    pitfall = _pitfalls(record).get(rule)
     short = f"Training inputs leak: {rule}"
     text = f"leakage of training inputs, tested by: {rule}"
     advice = " ".join(LIMITS)
-    known = given(record.attacks, {}).get(rule)
-    pitfall = _pitfalls(record).get(rule)
+    severity = INPUTS
+    page = DOCS["attack"]
+    if rule in LABELS:
+        severity = PARTS
+    if isinstance(record, AuditRecord) and not known:
+        page = DOCS["audit"]
+    elif isinstance(record, CheckRecord) and not known:
+        page = DOCS["gate"]
     if known:
         text = f"attack {rule} ({clean(known.paper)}); uses {clean(known.reads)}"
     elif pitfall:
         short = f"Not as declared: {rule}"
         text = f"pitfall {rule} of the lint: {clean(pitfall.name)}"
         advice = clean(pitfall.fix)
+        severity = DECLARED
+        page = DOCS["lint"]
     elif rule == "lint":
         short = "What a recording declares and claims, compared with what it contains"
         text = short
+        severity = DECLARED
+        page = DOCS["lint"]
     return {
         "id": _id(rule),
         "name": rule,
         "shortDescription": {"text": short},
         "fullDescription": {"text": text},
-        "help": {"text": advice},
+        "help": {"text": advice, "markdown": f"{escape(advice)}\n\nSee `{page}`."},
         "defaultConfiguration": {"level": "error"},
+        "properties": {"tags": list(TAGS), "security-severity": severity},
     }
 
 
@@ -107,13 +141,58 @@ def _pitfalls(record: RunRecord) -> dict[str, PitfallText]:
     return {}
 
 
-def _result(check: Check, rule: int, file: str, state: str | None) -> dict[str, Json]:
+@dataclass(frozen=True)
+class _Place:
+    """A line in the user's repository."""
+
+    file: str
+    line: int = 1
+
+    @property
+    def location(self) -> dict[str, Json]:
+        path = quote(clean(self.file).lstrip("/"), safe="/._-~")
+        return {
+            "physicalLocation": {
+                "artifactLocation": {"uri": path},
+                "region": {"startLine": self.line},
+            }
+        }
+
+
+def _places(shown: Shown, check: Check) -> list[_Place]:
+    """Where the program sends what leaks, then the configuration.
+
+    A file that the command line names takes the place of both.
+    """
+    record = shown.record
+    own = record.location if isinstance(record, CheckRecord) else None
+    if shown.location is not None and shown.location != own:
+        return [_Place(shown.location)]
+    prefix = f"{shown.prefix}/" if shown.prefix else ""
+    found = [_Place(f"{prefix}{one.file}", one.line) for one in _sent(record, check)]
+    return [*found, _Place(f"{prefix}{shown.location or LOCATION}")]
+
+
+def _sent(record: RunRecord, check: Check) -> Sequence[SentAt]:
+    """The lines that send the messages of a check."""
+    if not isinstance(record, CheckRecord):
+        return given(record.trace.sent, ())
+    networks: Mapping[str, TraceSummary] = given(record.gate.networks, {})
+    names = {f"{name}/{what}": name for name in networks for what in ("lint", "recording")}
+    names |= {cell.name: cell.check for cell in record.gate.cells}
+    network = networks.get(names.get(check.cell, ""))
+    return () if network is None else given(network.sent, ())
+
+
+def _result(
+    check: Check, rule: int, places: Sequence[_Place], state: str | None
+) -> dict[str, Json]:
     """Return one check as a result.
 
     Args:
         check: What was examined, and the outcome.
         rule: Index of its rule in the list of rules.
-        file: File in the user's repository that the result points to.
+        places: Lines in the user's repository that the result points to, the most important first.
         state: Baseline state relative to the earlier results, None if there are none.
 
     Returns:
@@ -121,15 +200,14 @@ def _result(check: Check, rule: int, file: str, state: str | None) -> dict[str, 
     """
     kind = "cell" if check.cell else "node"
     where: Json = {"kind": kind, "name": check.place, "fullyQualifiedName": check.name}
-    place: Json = {"artifactLocation": {"uri": file}, "region": {"startLine": 1}}
     message = f"{check.message}."
     if check.adversary:
         message = f"{check.message}; adversary: {check.adversary}."
-    # A result of kind "fail", the default, is an alert. A check of a gate that is within its limits
-    # is not an alert: its kind is "pass" (or "open" if it is inconclusive), and its level "none".
+    # A result of kind "fail", the default, is an alert. A check without a finding is not an alert:
+    # its kind is "pass" (or "open" if it is inconclusive), and its level "none".
     outcome = "fail"
     level: str = check.level
-    if check.cell and check.level == "note":
+    if check.level == "note":
         outcome = "open" if check.open else "pass"
         level = "none"
     result: dict[str, Json] = {
@@ -138,9 +216,14 @@ def _result(check: Check, rule: int, file: str, state: str | None) -> dict[str, 
         "kind": outcome,
         "level": level,
         "message": {"text": message},
-        "locations": [{"physicalLocation": place, "logicalLocations": [where]}],
+        "locations": [{**places[0].location, "logicalLocations": [where]}],
         "partialFingerprints": {"leakaudit/v1": check.id},
     }
+    related = []
+    for number, place in enumerate(places[1:]):
+        related.append({"id": number, **place.location})
+    if related:
+        result["relatedLocations"] = related
     if state is not None:
         result["baselineState"] = state
     return result

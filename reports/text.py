@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping, Sequence
 
 from rich.console import RenderableType
@@ -33,13 +32,19 @@ SHOWN = 200  # largest number of findings in a terminal; a choice
 
 
 @renderer("text")
-def render(results: Mapping[str, Json], width: int | None = None, color: bool = False) -> str:
+def render(
+    results: Mapping[str, Json],
+    width: int | None = None,
+    color: bool = False,
+    verbose: bool = False,
+) -> str:
     """Return text for a terminal.
 
     Args:
         results: A record of any kind.
         width: Columns of the terminal; None if lines are not wrapped.
         color: Whether to add terminal codes for colours.
+        verbose: Whether to list the rules of a gate that are within their limits, too.
 
     Returns:
         The text.
@@ -49,20 +54,11 @@ def render(results: Mapping[str, Json], width: int | None = None, color: bool = 
         return printed(sweep_text.text(sweep, width), width, color)
     shown = Shown.of(results)
     if isinstance(shown.record, CheckRecord):
-        text = gate_text.text(shown.record)
-        return text if width is None else _wrapped(text, width)
+        return printed(gate_text.text(shown.record, width, verbose), width, color)
     if isinstance(shown.record, AuditRecord):
         audited = printed(audit_text.text(shown.record, width), width, color)
         return audited + "".join(f"{line}\n" for line in lines(shown.against))
     return printed(_parts(shown, width), width, color)
-
-
-def _wrapped(text: str, width: int) -> str:
-    """Wrap long lines at words."""
-    lines = []
-    for line in text.splitlines():
-        lines += textwrap.wrap(line, width, subsequent_indent="    ") or [""]
-    return "\n".join(lines) + "\n"
 
 
 def _parts(shown: Shown, width: int | None) -> list[RenderableType]:

@@ -19,7 +19,7 @@ from leakaudit.auditing.plan import AuditPlan
 from leakaudit.auditing.simulate import Simulated, simulate
 from leakaudit.auditing.where import Where
 from leakaudit.pipeline.attack_run import ready as writable
-from leakaudit.progress import expired, watching
+from leakaudit.progress import expired, step, watching
 from leakaudit.rendering import pictures, plots
 from leakaudit.results import model, provenance, record_file
 from leakaudit.results.model import AuditRecord, Provenance
@@ -54,11 +54,14 @@ def audit(
         with watching(seconds=where.max_seconds or None):
             grid = levels(plan, where.data_root, where.download, where.device)
             nodes = attacked(plan, grid[0].ready)
+            step("stages", 0, 2)
             simulated = simulate(plan, grid, nodes, where.device)
+            step("stages", 1, 2)
             measured: list[Measured] = []
             whole = False
             if simulated.complete:
                 measured, whole = _measured(plan, grid, nodes)
+            step("stages", 2, 2)
             simulated = replace(simulated, complete=whole)
         tested = judge(cases(plan, grid, simulated, measured), plan.alpha)
         judged = [*static(grid, measured), *tested]

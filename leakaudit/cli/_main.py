@@ -12,15 +12,16 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from leakaudit.cli._options import Parser, Told, described, load_torch, mute, plugins, show
+from leakaudit.cli._options import Parser, Told, described, load_torch, loading, mute, plugins, show
 from leakaudit.errors import LeakauditError, suggest
 
 BROKEN = 4  # exit code of a run that failed before it reached a verdict
 INTERRUPTED = 130  # exit code after Ctrl-C
 # Verbs with an exit code that is a verdict.
 JUDGES = ("check", "audit", "claims", "selfcheck", "trace")
-# list and config do without torch; sweep imports it once its workers have begun to do so.
-WITHOUT_TORCH = ("list", "config", "sweep")
+# list, config and completion do without torch; sweep imports it once its workers have begun to do
+# so.
+WITHOUT_TORCH = ("list", "config", "completion", "sweep")
 DEBUG = "LEAKAUDIT_DEBUG"  # environment variable: print the traceback of a defect
 VERBS = (
     "record",
@@ -42,6 +43,7 @@ VERBS = (
     "doctor",
     "config",
     "init",
+    "completion",
 )
 
 # A process that has imported torch exits 0.6 s sooner without a last garbage collection.
@@ -113,7 +115,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if first not in VERBS and not first.startswith("-") and first:
             near = suggest(first, VERBS)
-            raise LeakauditError(f"there is no command {first!r}; see 'leakaudit --help'{near}")
+            raise LeakauditError(f"there is no command {first!r}{near}; see 'leakaudit --help'")
         args = parser(first if first in VERBS else None).parse_args(given)
         code, message = _run(args)
     except LeakauditError as error:
@@ -146,9 +148,12 @@ def _run(args: argparse.Namespace) -> tuple[int, str]:
 
     If the code of a plug-in or a model ends the process, there is no verdict.
     """
+    from leakaudit.rendering import status
+
     try:
         if args.verb not in WITHOUT_TORCH:
-            load_torch()
+            with loading(args):
+                load_torch()
         plugins(args)
         code: int = args.run(args)
         show("")
@@ -158,6 +163,8 @@ def _run(args: argparse.Namespace) -> tuple[int, str]:
         what = f"a plug-in or model called sys.exit({ended.code!r}) when it was imported"
         advice = "there is no verdict; remove that call, or put it under a main guard"
         return BROKEN, f"{what}; {advice}"
+    finally:
+        status.clear()
     return code, ""
 
 

@@ -7,14 +7,16 @@ import difflib
 import gc
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
 from leakaudit._util.settings import SETTINGS, resolve
-from leakaudit.errors import LeakauditError
+from leakaudit.errors import LeakauditError, suggest
 
 INCONCLUSIVE = 3  # exit code of a result about a recording that is not what it declares
+LOADING = "leakaudit: loading PyTorch ..."
 EXAMPLES = "examples:"  # heading of the examples below the options
 
 
@@ -57,15 +59,39 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]  # typeshed has overloads for other namespaces
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
-        """Report unknown options here, so that the message names the verb and a similar option."""
+        """Report unknown options first: a missing argument may follow from a mistyped option."""
+        given = sys.argv[1:] if args is None else args
+        self._reject_unknown(self._own_words(given))
         found, rest = super().parse_known_args(args, namespace)
-        unknown = [word for word in rest if word.startswith("--")]
-        if unknown and self._subparsers is None:
-            name = unknown[0].partition("=")[0]
-            near = difflib.get_close_matches(name, self._option_string_actions, n=1)
-            hint = f" (did you mean {near[0]!r}?)" if near else ""
-            self.error(f"there is no option {name!r}{hint}")
+        if self._subparsers is None:
+            self._reject_unknown(rest)
         return found, rest
+
+    def _own_words(self, args: Sequence[str]) -> Iterator[str]:
+        """Yield the words that this parser reads: neither those of a verb nor of a program."""
+        program = any(action.nargs == argparse.REMAINDER for action in self._actions)
+        if program and "--" not in args:
+            return
+        for word in args:
+            if word == "--" or (self._subparsers is not None and not word.startswith("-")):
+                return
+            yield word
+
+    def _reject_unknown(self, words: Iterable[str]) -> None:
+        """End with the name of the first unknown option and of a similar one."""
+        for word in words:
+            name = word.partition("=")[0]
+            if word.startswith("--") and name not in self._option_string_actions:
+                near = difflib.get_close_matches(name, self._option_string_actions, n=1)
+                hint = f"; did you mean {near[0]}?" if near else ""
+                self.error(f"there is no option {name}{hint}")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Suggest a similar name in place of one that is not among the choices."""
+        if action.choices is not None and value not in action.choices:
+            what = "/".join(action.option_strings) or action.metavar or action.dest
+            near = suggest(str(value), map(str, action.choices))
+            raise argparse.ArgumentError(None, f"{what}: there is no {value!r}{near}")
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
         """Print the message to stderr and end with `Told`."""
@@ -220,6 +246,27 @@ def plugins(args: argparse.Namespace) -> None:
         add_plugins(args.plugin)
 
 
+@contextmanager
+def loading(args: argparse.Namespace) -> Iterator[None]:
+    """Say on a terminal that PyTorch is being imported, which takes seconds.
+
+    A verb that shows its progress has more to import; its line stays until `settings`.
+
+    Args:
+        args: The parsed arguments of a call.
+
+    Yields:
+        Nothing.
+    """
+    from leakaudit.rendering import status
+
+    if not getattr(args, "quiet", False) and getattr(args, "progress", None) != "none":
+        status.put(LOADING)
+    yield
+    if not hasattr(args, "progress"):
+        status.clear()
+
+
 def load_torch() -> None:
     """Import torch without collecting garbage: its objects stay, and are never searched again."""
     if "torch" in sys.modules:
@@ -246,7 +293,10 @@ def settings(args: argparse.Namespace) -> argparse.Namespace:
     Raises:
         LeakauditError: A setting or the device cannot be used.
     """
+    from leakaudit.rendering import status
+
     plugins(args)
+    status.clear()
     values = {name: value for name, (value, _) in resolve(vars(args)).items()}
     if args.quiet:
         values["progress"] = "none"

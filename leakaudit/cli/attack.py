@@ -134,7 +134,7 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.write(json.dumps(plan, indent=2) + "\n")
         return INCONCLUSIVE if plan["not_understood"] else 0
     folder = Path(chosen.output)
-    with console.shown(chosen.progress):
+    with console.shown(chosen.progress, main="nodes"):
         done = attack_file(args.trace, folder, options)
     shown = passages.with_passages(done.results, folder)
     for name in args.format or ["text"]:
@@ -144,6 +144,7 @@ def run(args: argparse.Namespace) -> int:
         + (f", {done.results['picture']}" if done.results["picture"] else ""),
         args,
     )
+    say(f"next: leakaudit report {folder} -o {folder / 'report.html'}", args)
     if done.interrupted:
         return INTERRUPTED
     return 0 if done.conclusive else INCONCLUSIVE

@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.write(json.dumps(model.plain(dry(plan, where)), indent=2) + "\n")
         return 0
     folder = Path(chosen.output)
-    with console.shown(chosen.progress):
+    with console.shown(chosen.progress, main="stages"):
         found = audit(plan, folder, where, args.figure)
     for name in args.format or ["text"]:
         show(_rendered(name, folder))

@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
     if (path := gate.baseline_path) is None:
         raise LeakauditError(f"{gate.source}: gate.baseline is empty; set it to the name of a file")
     if args.action == "update":
-        with console.shown(chosen.progress, chosen.max_seconds):
+        with console.shown(chosen.progress, chosen.max_seconds, main="runs"):
             _, before, after = files.update(
                 gate.only(args.check), judge.Options(chosen.seed), args.reason
             )
@@ -121,8 +121,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _table(base: Baseline) -> None:
     """Print the means of all cells."""
-    from leakaudit.gate import measures
     from leakaudit.rendering import console, tables
+    from leakaudit.results import wording
 
     put(f"updated {base.updated}: {base.reason}\n")
     rows = []
@@ -130,7 +130,7 @@ def _table(base: Baseline) -> None:
         means = []
         for measure, samples in sorted(cell.samples.items()):
             if samples:
-                means.append(f"{measure} {measures.text(measure, fmean(samples))}")
+                means.append(f"{measure} {wording.figure(measure, fmean(samples))}")
         rows.append((name, str(len(cell.seeds)), ", ".join(means)))
     columns = (
         tables.Column("cell"),

@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,6 +65,12 @@ def add(verbs: Any) -> None:
         help="format of the output, see 'leakaudit list reports'; FORMAT=FILE writes a file; "
         "repeatable (default text)",
     )
+    sub.add_argument(
+        "-v",
+        "--verbose",
+        action="store_true",
+        help="list the rules that are within their limits, too",
+    )
     shared(sub, "seed", "threads", "output", "max_seconds")
     sub.set_defaults(run=run)
 
@@ -93,12 +100,12 @@ def run(args: argparse.Namespace) -> int:
     (Path(chosen.output) / "results.json").unlink(
         missing_ok=True
     )  # a run that breaks leaves no verdict of an earlier one
-    with console.shown(chosen.progress, chosen.max_seconds):
+    with console.shown(chosen.progress, chosen.max_seconds, main="runs"):
         judged = judge.run(gate, options, base)
     made = files.write(judged, Path(chosen.output))
     shown = model.plain(made)
     for name, file in formats:
-        _show(name, file, shown)
+        _show(name, file, shown, args.verbose)
     if args.summary:
         _append(args.summary, shown)
     say(
@@ -130,20 +137,33 @@ def _format(text: str) -> tuple[str, Path | None]:
     return name, Path(file) if equals else None
 
 
-def _show(name: str, file: Path | None, made: dict[str, Any]) -> None:
+def _show(name: str, file: Path | None, made: dict[str, Any], verbose: bool) -> None:
     from leakaudit import registry
     from leakaudit._util.files import replacing
     from leakaudit.rendering import console
 
-    fit: console.Form = {}
-    if name == "text" and file is None:
-        fit = console.fit()
-    shown = registry.get("reports", name)(made, **fit).rstrip("\n") + "\n"
+    render = registry.get("reports", name)
+    if name == "sarif":
+        made = {**made, "prefix": _prefix(Path.cwd())}
+    if name == "text":
+        fit: console.Form = {}
+        if file is None:
+            fit = console.fit()
+        render = partial(render, verbose=verbose, **fit)
+    shown = render(made).rstrip("\n") + "\n"
     if file is None:
         show(shown)
         return
     with replacing(file) as out:
         out.write(shown.encode())
+
+
+def _prefix(folder: Path) -> str:
+    """The path of a folder in its git repository; "" for the root, or outside a repository."""
+    for root in (folder, *folder.parents):
+        if (root / ".git").exists():
+            return "" if root == folder else folder.relative_to(root).as_posix()
+    return ""
 
 
 def _append(path: Path, made: dict[str, Any]) -> None:

@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     chosen = settings(args)
     form = page_format(args)
     rows = select(args.paper, args.row)
-    with console.shown(chosen.progress):
+    with console.shown(chosen.progress, main="claims"):
         found = list(judge(rows))
     if form == "json":
         write(json.dumps([one.to_json() for one in found], indent=2) + "\n", args)

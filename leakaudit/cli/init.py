@@ -141,7 +141,7 @@ def run(args: argparse.Namespace) -> int:
         raise LeakauditError(
             f"{beside} exists already; use 'leakaudit baseline update --reason TEXT' to change it"
         )
-    with console.shown(chosen.progress, chosen.max_seconds):
+    with console.shown(chosen.progress, chosen.max_seconds, main="runs"):
         judged, _, _ = files.update(gate, judge.Options(chosen.seed), "first baseline")
     cells = f"{gate.baseline_path}: written, {counted(len(judged.cells), 'cell')}"
     say(f"{cells}; commit all three files, then run 'leakaudit check'", args)

@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     Returns:
         The exit code.
     """
-    rows = _rows(args.what)
+    rows = entries(args.what)
     if args.name is not None:
         rows = [_named(rows, args.what, args.name)]
     if args.format == "json":
@@ -188,7 +188,15 @@ def _plain(text: str) -> str:
     return text.replace("``", "").removesuffix(".")
 
 
-def _rows(what: str) -> list[dict[str, Any]]:
+def entries(what: str) -> list[dict[str, Any]]:
+    """Return what there is of one kind, without importing it.
+
+    Args:
+        what: One of `GROUPS`.
+
+    Returns:
+        Name, note and further values of each.
+    """
     if what == "models":
         return _models()
     from leakaudit._util import declarations

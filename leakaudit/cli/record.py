@@ -247,7 +247,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     path = args.output if args.output.endswith("/") else Path(args.output)
     replaced = ", in place of an earlier one" if Path(args.output).exists() else ""
-    with console.shown(chosen.progress):
+    with console.shown(chosen.progress, main="recording"):
         told = {"command": command()}
         if spread is None:
             trace = record(ready, path, chosen.max_bytes, told).trace

@@ -87,6 +87,12 @@ def add(verbs: Any) -> None:
             "this executes its code; repeatable"
         ),
     )
+    sub.add_argument(
+        "-v",
+        "--verbose",
+        action="store_true",
+        help="list the rules of a gate that are within their limits, too (text)",
+    )
     sub.add_argument("-q", "--quiet", action="store_true", help="write no notes to stderr")
     sub.set_defaults(run=run)
 
@@ -104,6 +110,9 @@ def run(args: argparse.Namespace) -> int:
     from leakaudit._util.files import replacing
     from leakaudit.rendering import console
 
+    fit: console.Form = {}
+    if args.output is None:
+        fit = console.fit()
     shown = api.report(
         args.results,
         args.format or _format(args.output),
@@ -111,7 +120,8 @@ def run(args: argparse.Namespace) -> int:
         redact=args.redact,
         redact_key=args.redact_key,
         location=args.location,
-        width=None if args.output else console.width(),
+        verbose=args.verbose,
+        **fit,
     )
     page = shown.encode("utf-8", "backslashreplace")
     if args.output is None:

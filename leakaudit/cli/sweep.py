@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leakaudit.cli._options import described, load_torch, say, settings, shared, trust
+from leakaudit.cli._options import described, load_torch, loading, say, settings, shared, trust
 from leakaudit.errors import LeakauditError
 
 if TYPE_CHECKING:
@@ -110,7 +110,8 @@ def run(args: argparse.Namespace) -> int:
         from leakaudit._util import forks
 
         forks.context()  # it imports torch while this process does
-    load_torch()
+    with loading(args):
+        load_torch()
     from leakaudit.rendering import console, plots
     from leakaudit.results import model
     from leakaudit.sweeping import tables
@@ -145,7 +146,7 @@ def run(args: argparse.Namespace) -> int:
     if args.dry_run:
         sys.stdout.write(json.dumps(model.plain(dry(plan, folder, options)), indent=2) + "\n")
         return 0
-    with console.shown(chosen.progress, chosen.max_seconds):
+    with console.shown(chosen.progress, chosen.max_seconds, main="cells"):
         swept = sweep(plan, folder, options)
     _tell(swept, folder, options, args)
     if swept.record is not None:

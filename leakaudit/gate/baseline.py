@@ -15,7 +15,7 @@ from msgspec import Struct
 from leakaudit._util.decoding import Misfit, Sha256, decoded
 from leakaudit._util.files import replacing
 from leakaudit.errors import LeakauditError
-from leakaudit.gate import measures
+from leakaudit.results import wording
 
 FORMAT = "leakaudit.baseline"
 VERSION = 1
@@ -234,8 +234,8 @@ class Change:
         name = " ".join(filter(None, (self.cell, self.measure)))
         if self.measure is None or self.before is None or self.after is None:
             return f"{'-' if self.kind == 'removed' else '+'} {name}"
-        before = measures.text(self.measure, self.before)
-        after = measures.text(self.measure, self.after)
+        before = wording.figure(self.measure, self.before)
+        after = wording.figure(self.measure, self.after)
         return f"~ {name}: {before} -> {after}{', other seeds' * self.other_seeds}"
 
     def to_json(self) -> dict[str, str | float | bool | None]:

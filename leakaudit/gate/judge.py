@@ -64,6 +64,7 @@ class Judged:
         rules: the outcomes.
         acceptances: id -> ``used``, ``unused`` or ``expired``.
         stale: cells of the baseline that are no longer measured.
+        remarks: what a reader should know that does not affect the result.
         first: the first recording.
         networks: check -> the training and the network, as stored in the record.
         complete: whether every seed was tried.
@@ -81,6 +82,7 @@ class Judged:
     rules: list[Rule] = field(default_factory=list)
     acceptances: dict[str, AcceptanceState] = field(default_factory=dict)
     stale: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
     first: Recorded | None = None
     networks: dict[str, TraceSummary] = field(default_factory=dict)
     complete: bool = True
@@ -139,8 +141,8 @@ def run(gate: Gate, options: Options, base: Baseline | None) -> Judged:
     start = time.perf_counter()
     try:
         with _deterministic(), staying():
-            for check in gate.checks:
-                _run(check, out)
+            for number, check in enumerate(gate.checks):
+                _run(check, out, number * gate.seeds)
     except KeyboardInterrupt:
         out.complete = False
         out.interrupted = True
@@ -149,8 +151,10 @@ def run(gate: Gate, options: Options, base: Baseline | None) -> Judged:
     return out
 
 
-def _run(check: Check, out: Judged) -> None:
+def _run(check: Check, out: Judged, before: int) -> None:
     """Record one program with every seed and attack it, until the time limit is reached.
+
+    `before` is the number of runs of the checks before it.
 
     A control that the time limit interrupted is omitted. The first seed of a gate is always run, so
     that there is a record of what was tried.
@@ -160,10 +164,11 @@ def _run(check: Check, out: Judged) -> None:
     began = time.monotonic()
     first: Recorded | None = None
     seeds = range(out.options.seed, out.options.seed + out.gate.seeds)
+    total = len(out.gate.checks) * len(seeds)
     record = ready(check, out.gate.folder)
     try:
         for number, seed in enumerate(seeds):
-            step(f"check {check.name}", number, len(seeds))
+            step("runs", before + number, total)
             if expired() and out.first is not None:
                 break
             made = record(seed)
@@ -173,7 +178,7 @@ def _run(check: Check, out: Judged) -> None:
                 first = made
                 out.first = out.first or made
                 _once(check, cells, made, out, shown.hides(made.trace))
-        step(f"check {check.name}", len(seeds), len(seeds))
+        step("runs", before + len(seeds), total)
         _again(shown, record, seeds)
         own_code = _is_own(check, first)
         if not own_code:
@@ -204,7 +209,7 @@ def _close(check: Check, cells: Sequence[Cell], shown: Fidelity, out: Judged) ->
 
 def _once(check: Check, cells: Sequence[Cell], made: Recorded, out: Judged, hidden: bool) -> None:
     """Lint one recording and plant similar leaks; `hidden` states whether it declares noise."""
-    out.networks[check.name] = trained(made.trace)
+    out.networks[check.name] = trained(made.trace, made.truth)
     out.rules += linted.rules(check, made)
     for cell in cells:
         nodes = held(cell, made)
@@ -296,6 +301,7 @@ def conclude(out: Judged, base: Baseline | None) -> None:
         found += rules.budgets(cell, gate.budgets, priced)
     if base is not None:
         found += rules.growth(out.cells, base, gate)
+        out.remarks = rules.few_seeds(out.cells, base, gate)
         out.stale = _stale(gate, base)
     today = out.options.today or datetime.now(UTC).date()
     out.rules, out.acceptances = rules.accept(found, gate.accepted, today)

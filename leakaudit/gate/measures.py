@@ -25,13 +25,11 @@ class Measure:
     """A number of one run.
 
     Attributes:
-        unit: unit after the value, "" for none.
         share: whether it is a share of the records; otherwise, it is the value of the worst record.
         tolerance: growth over the baseline that is ignored.
         means: its definition.
     """
 
-    unit: str
     share: bool
     tolerance: float
     means: str
@@ -47,15 +45,13 @@ _IDENTIFIED = (
 # 1 dB is an error that is smaller by a ninth; bit-identical recovery has no tolerance, because it
 # does not happen by chance.
 MEASURES = {
-    "gain": Measure("dB", False, 1.0, _GAIN),
-    "psnr": Measure("dB", False, 1.0, f"PSNR of the best record, {BETTER}"),
-    "ssim": Measure("", False, 0.05, f"SSIM of the best record, {BETTER}"),
-    "recovered": Measure(
-        "", False, 0.05, f"1 - |found - true| / |true| of the best record, {BETTER}"
-    ),
-    "exact": Measure("", True, 0.0, "share of the records that were recovered bit for bit"),
-    "identified": Measure("", True, 0.1, _IDENTIFIED),
-    "labels": Measure("", True, 0.1, "share of the records' labels that were found"),
+    "gain": Measure(False, 1.0, _GAIN),
+    "psnr": Measure(False, 1.0, f"PSNR of the best record, {BETTER}"),
+    "ssim": Measure(False, 0.05, f"SSIM of the best record, {BETTER}"),
+    "recovered": Measure(False, 0.05, f"1 - |found - true| / |true| of the best record, {BETTER}"),
+    "exact": Measure(True, 0.0, "share of the records that were recovered bit for bit"),
+    "identified": Measure(True, 0.1, _IDENTIFIED),
+    "labels": Measure(True, 0.1, "share of the records' labels that were found"),
 }
 
 
@@ -137,18 +133,3 @@ def aggregate(how: str, samples: Sequence[float]) -> float:
         return ordered[-1]
     above = len(ordered) * 5 // 100  # number of samples that may exceed it
     return ordered[-above - 1]
-
-
-def text(name: str, value: float) -> str:
-    """Return a value with its unit.
-
-    Args:
-        name: name of the measure; a name that is not in `MEASURES` has no unit.
-        value: value of the measure.
-    """
-    measure = MEASURES.get(name)
-    if measure is None:
-        return f"{value:.4g}"
-    if measure.share:
-        return f"{value:.1%}"
-    return f"{value:.1f} {measure.unit}" if measure.unit else f"{value:.3f}"

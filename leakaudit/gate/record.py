@@ -108,6 +108,7 @@ def part(judged: Judged) -> GatePart:
         pitfalls=_pitfalls(judged.rules),
         acceptances=dict(judged.acceptances),
         stale=tuple(judged.stale),
+        remarks=tuple(judged.remarks),
     )
 
 

@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from statistics import fmean
 
 from leakaudit._util import holm
+from leakaudit._util.plural import counted
 from leakaudit.gate import baseline, compare, measures
 from leakaudit.gate.baseline import Baseline, Block
 from leakaudit.gate.cells import Cell
@@ -17,7 +18,7 @@ from leakaudit.gate.controls import BATCH, Control
 from leakaudit.gate.priced import Priced
 from leakaudit.gate.rule import CANNOT_TELL, FOUND, Rule
 from leakaudit.results.model import AcceptanceState, ExitCode, RuleKind, RuleStatus
-from leakaudit.results.wording import reconstructed
+from leakaudit.results.wording import figure, measured, reconstructed
 
 # Rounding to d significant digits moves a number by at most half a unit of its last digit, which is
 # 10^(1 - d) / 2 of its size. Growth up to this amount can result from rounding the baseline.
@@ -25,6 +26,8 @@ _ROUNDED = 0.5 * 10.0 ** (1 - baseline.DIGITS)
 # The smallest growth that counts, whatever the numbers are. A choice, far below what a reader would
 # call growth: a thousandth of a percent of a share.
 _LEAST = 1e-5
+# How a budget combines the seeds.
+_OVER_SEEDS = {"worst": "with the worst seed", "p95": "in 95 % of the runs", "mean": "on average"}
 _UPDATE = "measure it again with 'leakaudit baseline update --reason TEXT'"
 
 
@@ -81,7 +84,7 @@ def _measure_budget(cell: Cell, budget: Budget) -> Rule:
         why = "this kind of data does not have the measure"
         return _unjudged(cell, budget, f"{why}; use {others or 'epsilon'}")
     value = measures.aggregate(budget.aggregate, samples)
-    says = f"{budget.aggregate} {budget.measure} {_limits(budget, value)}"
+    says = _limits(budget, value, f" {_OVER_SEEDS[budget.aggregate]}")
     nodes: tuple[int, ...] = ()
     if value > budget.most:
         says = f"{says}: {whom(cell)}"
@@ -98,9 +101,9 @@ def _epsilon_budget(cell: Cell, budget: Budget, priced: Priced) -> Rule:
     doubt = priced.doubt
     if doubt is not None and value <= budget.most < doubt.value:
         figures = f"{value:.4g} as declared, but {doubt.value:.4g} {doubt.why}"
-        says = f"a budget on epsilon cannot be judged: {figures}"
+        says = f"a budget on {measured(budget.measure)} cannot be judged: {figures}"
         return _budget_rule(cell, budget, RuleStatus.VOID, says, value)
-    says = f"epsilon of one record {_limits(budget, value)}"
+    says = _limits(budget, value)
     nodes: tuple[int, ...] = ()
     if value > budget.most:
         node = priced.epsilon.node
@@ -110,9 +113,10 @@ def _epsilon_budget(cell: Cell, budget: Budget, priced: Priced) -> Rule:
     return _budget_rule(cell, budget, _level(budget, value), says, value, nodes)
 
 
-def _limits(budget: Budget, value: float) -> str:
+def _limits(budget: Budget, value: float, seeds: str = "") -> str:
     name = budget.measure
-    return f"{measures.text(name, value)}, at most {measures.text(name, budget.most)}"
+    most = figure(name, budget.most)
+    return f"{measured(name)}: {figure(name, value)}{seeds}, at most {most} allowed"
 
 
 def _level(budget: Budget, value: float) -> RuleStatus:
@@ -124,7 +128,7 @@ def _level(budget: Budget, value: float) -> RuleStatus:
 
 
 def _unjudged(cell: Cell, budget: Budget, why: str, nodes: tuple[int, ...] = ()) -> Rule:
-    says = f"a budget on {budget.measure} cannot be judged: {why}"
+    says = f"a budget on {measured(budget.measure)} cannot be judged: {why}"
     return _budget_rule(cell, budget, RuleStatus.VOID, says, None, nodes)
 
 
@@ -195,6 +199,10 @@ class _Comparison:
         test = compare.paired if self.paired else compare.unpaired
         return test(self.new, self.old, self.ignored)
 
+    def least(self) -> float:
+        """Return the smallest p-value that so many samples allow, whatever they are."""
+        return compare.least(len(self.new), len(self.old), self.paired)
+
     def rule(self, p: float, count: int, gate: Gate) -> Rule:
         """Judge it, with `p` adjusted for all `count` comparisons."""
         now = fmean(self.new)
@@ -209,8 +217,7 @@ class _Comparison:
             nodes = _named(self.cell)
         elif grown:
             status = RuleStatus.INCONCLUSIVE
-            least = compare.least(len(self.new), len(self.old), self.paired)
-            if least * count > gate.alpha:
+            if self.least() * count > gate.alpha:
                 status = RuleStatus.TOO_FEW_SEEDS
             says = f"{says}; {self._needs(status, count, gate.alpha)}"
         return Rule(
@@ -226,13 +233,14 @@ class _Comparison:
         )
 
     def _figures(self, now: float, was: float, p: float) -> str:
-        before = measures.text(self.measure, was)
-        after = measures.text(self.measure, now)
-        tolerance = measures.text(self.measure, self.tolerance)
+        before = figure(self.measure, was)
+        after = figure(self.measure, now)
+        tolerance = figure(self.measure, self.tolerance)
         how = f"{len(self.new)} new and {len(self.old)} old seeds"
         if self.paired:
             how = f"{len(self.new)} paired seeds"
-        return f"{self.measure} {before} -> {after} (tolerance {tolerance}, p = {p:.2g}, {how})"
+        change = f"{measured(self.measure)}: {before} -> {after}"
+        return f"{change} (tolerance {tolerance}, p = {p:.2g}, {how})"
 
     def _needs(self, status: RuleStatus, count: int, alpha: float) -> str:
         """Return how many seeds are needed to detect growth."""
@@ -256,17 +264,52 @@ def growth(cells: Sequence[Cell], base: Baseline, gate: Gate) -> list[Rule]:
     Returns:
         First a rule for everything that cannot be compared, then one for each comparison.
     """
+    out, comparisons = _compared(cells, base, gate)
+    adjusted = holm.adjusted([comparison.p_value() for comparison in comparisons])
+    for comparison, p in zip(comparisons, adjusted, strict=True):
+        out.append(comparison.rule(p, len(comparisons), gate))
+    return out
+
+
+def few_seeds(cells: Sequence[Cell], base: Baseline, gate: Gate) -> list[str]:
+    """Return a remark if no increase over the baseline could be significant, whatever was measured.
+
+    Args:
+        cells: as in `growth`.
+        base: as in `growth`.
+        gate: as in `growth`.
+
+    Returns:
+        At most one sentence, which names the number of seeds that would suffice.
+    """
+    _, comparisons = _compared(cells, base, gate)
+    count = len(comparisons)
+    if not count:
+        return []
+    least = min(one.least() for one in comparisons) * count
+    if least <= gate.alpha:
+        return []
+    many = f"{counted(gate.seeds, 'seed')} and {counted(count, 'comparison')}"
+    smallest = f"no p-value can be below {min(1.0, least):.2g} (alpha {gate.alpha:g})"
+    needed = f"set seeds >= {compare.seeds_for(gate.alpha, count)}"
+    return [f"with {many}, no increase over the baseline can be significant: {smallest}; {needed}"]
+
+
+def _compared(
+    cells: Sequence[Cell], base: Baseline, gate: Gate
+) -> tuple[list[Rule], list[_Comparison]]:
+    """Return a rule for everything that cannot be compared, and the comparisons."""
     out: list[Rule] = []
     comparisons: list[_Comparison] = []
     for cell in cells:
         block = base.cells.get(cell.name)
         if block is None:
-            says = f"{cell.name} is not in the baseline; {_UPDATE}"
+            says = f"this cell is not in the baseline; {_UPDATE}"
             out.append(_not_comparable(cell, "", says))
             continue
         if block.digest != cell.digest():
             why = "was measured differently (attack, settings, adversary or nodes)"
-            out.append(_not_comparable(cell, "", f"{cell.name} {why}; {_UPDATE}"))
+            out.append(_not_comparable(cell, "", f"this cell {why}; {_UPDATE}"))
             continue
         for name in gate.compare:
             if name not in cell.samples:
@@ -274,12 +317,9 @@ def growth(cells: Sequence[Cell], base: Baseline, gate: Gate) -> list[Rule]:
             if name in block.samples:
                 comparisons.append(_Comparison.of(cell, name, block, gate))
             else:
-                says = f"the baseline has no {name}; {_UPDATE}"
+                says = f"the baseline does not contain {measured(name)} ({name}); {_UPDATE}"
                 out.append(_not_comparable(cell, name, says))
-    adjusted = holm.adjusted([comparison.p_value() for comparison in comparisons])
-    for comparison, p in zip(comparisons, adjusted, strict=True):
-        out.append(comparison.rule(p, len(comparisons), gate))
-    return out
+    return out, comparisons
 
 
 def _not_comparable(cell: Cell, measure: str, says: str) -> Rule:

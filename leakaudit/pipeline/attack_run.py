@@ -263,6 +263,7 @@ def _write(
         picture=drawn,
         originals=kept,
         complete=complete,
+        truth=truth,
     )
     about_model = "".join(f"MODEL: {remark}. " for remark in of_model)
     record["summary"] = f"{about_model}{record['summary']}"

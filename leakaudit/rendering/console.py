@@ -9,9 +9,12 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import TYPE_CHECKING, Literal, TypedDict
 
-from leakaudit.progress import watching
+from leakaudit.progress import Listener, watching
+from leakaudit.rendering import status
+from leakaudit.rendering.overall import Overall
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -86,13 +89,15 @@ def printed(parts: Iterable[RenderableType], width: int | None, color: bool) -> 
 
 
 @contextmanager
-def shown(mode: str, seconds: float = 0.0) -> Iterator[None]:
+def shown(mode: str, seconds: float = 0.0, main: str = "") -> Iterator[None]:
     """Show the progress of the work inside the block.
 
     Args:
         mode: ``auto``, ``rich``, ``plain`` or ``none``; ``auto`` is ``rich`` on a terminal and
             otherwise ``plain``.
         seconds: Time limit of the work, 0 for none.
+        main: The outermost steps of the work, in whose share its progress is stated; "" for
+            whatever is outermost.
 
     Yields:
         Nothing.
@@ -102,54 +107,74 @@ def shown(mode: str, seconds: float = 0.0) -> Iterator[None]:
         if sys.stderr.isatty():
             mode = "rich"
     limit = seconds or None
+    status.clear()
     if mode == "rich":
-        from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            TaskID,
-            TextColumn,
-            TimeElapsedColumn,
-            TimeRemainingColumn,
-        )
-
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-        )
-        with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
-            known: dict[str, TaskID] = {}
-
-            def draw(what: str, done: int, total: int) -> None:
-                if what not in known:
-                    known[what] = bars.add_task(what, total=total)
-                bars.update(known[what], completed=done, total=total)
-
-            with watching(draw, limit):
-                yield
+        with _bar(Overall(main)) as listener, watching(listener, limit):
+            yield
         return
     lines = None
     if mode == "plain":
-        lines = _Lines()
+        lines = _Lines(Overall(main))
     with watching(lines, limit):
         yield
 
 
+@contextmanager
+def _bar(overall: Overall) -> Iterator[Listener]:
+    """One bar for the whole command, which disappears at its end."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.table import Column
+
+    words = Column(no_wrap=True, overflow="ellipsis")
+    columns = (
+        BarColumn(bar_width=20),
+        TextColumn("{task.fields[share]}"),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[left]}"),
+        TextColumn("{task.fields[words]}", table_column=words, markup=False),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task("", total=None, share="", left="", words="starting")
+
+        def draw(what: str, done: int, total: int) -> None:
+            overall.heard(what, done, total)
+            bars.update(task, words=overall.words)
+            share = overall.share
+            if share is not None:
+                percent = f"{share:4.0%}"
+                left = _left(overall.remaining())
+                bars.update(task, completed=share, total=1.0, share=percent, left=left)
+
+        yield draw
+
+
+def _left(seconds: float | None) -> str:
+    """The remaining time as a bar shows it."""
+    if seconds is None:
+        return "ETA -:--:--"
+    return f"ETA {timedelta(seconds=round(seconds))}"
+
+
 class _Lines:
-    """Prints one line every few seconds, for logs."""
+    """Prints one line per stage, for logs: at its end, and every minute of a long one."""
 
-    EVERY = 5.0
+    LEAST = 1.0  # seconds; a stage that takes less time is not worth a line
+    EVERY = 60.0  # seconds
 
-    def __init__(self) -> None:
+    def __init__(self, overall: Overall) -> None:
+        self.overall = overall
         self.last = time.monotonic()
 
     def __call__(self, what: str, done: int, total: int) -> None:
+        ended = self.overall.heard(what, done, total)
         now = time.monotonic()
-        if now - self.last >= self.EVERY:
-            self.last = now
-            sys.stderr.write(f"{what}: {done} of {total}\n")
-            sys.stderr.flush()
+        if ended is not None and now - ended.began >= self.LEAST:
+            self._write(f"{ended.words}, {now - ended.began:.1f} s")
+        elif now - self.last >= self.EVERY:
+            self._write(self.overall.words)
+
+    def _write(self, line: str) -> None:
+        self.last = time.monotonic()
+        sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()

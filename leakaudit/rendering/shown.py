@@ -97,6 +97,8 @@ class Shown:
         gallery: Images, empty if they are omitted.
         location: File in the repository that SARIF points at, None if it is not specified.
         passages: Sequences of tokens, empty if there are none or they are omitted.
+        prefix: Folder of the repository that the paths of a record are relative to, "" for its
+            root.
     """
 
     record: RunRecord
@@ -104,6 +106,7 @@ class Shown:
     gallery: Sequence[Section] = field(default_factory=tuple)
     location: str | None = None
     passages: Sequence[Passage] = field(default_factory=tuple)
+    prefix: str = ""
 
     @classmethod
     def of(cls, results: Mapping[str, Json]) -> Shown:
@@ -112,7 +115,8 @@ class Shown:
         Args:
             results: A record, to which ``against`` (`leakaudit.results.comparison.compare`),
                 ``gallery`` (`leakaudit.rendering.gallery.with_pictures`), ``passages``
-                (`leakaudit.rendering.passages.with_passages`) and ``location`` may have been added.
+                (`leakaudit.rendering.passages.with_passages`), ``location`` and ``prefix`` may have
+                been added.
 
         Returns:
             The record and its additions as types.
@@ -125,5 +129,6 @@ class Shown:
             against=read_against(results),
             gallery=model.fitted(results.get("gallery") or [], list[Section]),
             location=location,
+            prefix=str(results.get("prefix") or ""),
             passages=model.fitted(results.get("passages") or [], list[Passage]),
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from leakaudit import registry
 from leakaudit.leak import GradientLeak
@@ -19,13 +19,15 @@ from leakaudit.results.model import (
     LeakSummary,
     RoundSpan,
     Scores,
+    SentAt,
     StoredImages,
     TraceSummary,
     Undetermined,
 )
 from leakaudit.results.wording import summary
 from leakaudit.scoring.scoring import Score, definitions
-from leakaudit.trace import Json, Trace
+from leakaudit.trace import Json, Trace, Truth
+from leakaudit.traces import callers
 
 DRAWN = 5000  # most edges that are stored for the drawing; a choice, far more than a page draws
 
@@ -164,6 +166,7 @@ def build(
     picture: str | None = None,
     originals: str | None = None,
     complete: bool = True,
+    truth: Truth | None = None,
 ) -> dict[str, Json]:
     """Return the content of results.json.
 
@@ -177,6 +180,7 @@ def build(
         picture: File with an image of all reconstructions, beside results.json.
         originals: File with the true images.
         complete: Whether the run was completed.
+        truth: The truth of the run; None if it is not known.
 
     Returns:
         The values of a `leakaudit.results.model.AttackRecord`.
@@ -188,7 +192,7 @@ def build(
         "kind": "attack",
         "complete": complete,
         "summary": summary(findings, undetermined, left_out, trace.task.shape, complete),
-        "trace": model.plain(trained(trace)),
+        "trace": model.plain(trained(trace, truth)),
         "findings": [model.plain(one) for one in findings],
         "undetermined": [model.plain(one) for one in undetermined],
         "not_tried": left_out,
@@ -200,16 +204,22 @@ def build(
     }
 
 
-def trained(trace: Trace) -> TraceSummary:
+def trained(trace: Trace, truth: Truth | None = None) -> TraceSummary:
     """Describe the training and the network to be drawn.
 
     Args:
         trace: A recording.
+        truth: Its truth, which names the lines of the program that send; None if it is not known.
 
     Returns:
         Its description.
     """
     graph, task = trace.graph, trace.task
+    sent: tuple[SentAt, ...] | UnsetType = UNSET
+    if truth is not None:
+        noted = callers.read(truth.provenance)
+        if noted:
+            sent = tuple(SentAt(kind=one.kind, file=one.file, line=one.line) for one in noted)
     return TraceSummary(
         protocol=trace.protocol,
         nodes=graph.nodes,
@@ -220,6 +230,7 @@ def trained(trace: Trace) -> TraceSummary:
         model=task.model,
         shape=task.shape,
         classes=task.classes,
+        sent=sent,
     )
 
 

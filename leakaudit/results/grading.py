@@ -30,7 +30,9 @@ from leakaudit.results.wording import (
     cell_of,
     clean,
     outcome,
+    outcome_word,
     point_of,
+    rule_name,
     test_words,
 )
 from leakaudit.verdict import Verdict
@@ -236,18 +238,17 @@ def _verdict(record: RunRecord, one: VerdictEntry) -> Check:
 def _gated(rule: RuleEntry, cell: CellEntry | None) -> Check:
     """A rule as a check; the lint of a recording has no cell because it involves no adversary."""
     what = f"{rule.kind} {rule.measure}".strip()
-    control = " control" if rule.kind in CONTROLS else ""
     mark = repr((rule.cell, what)).encode("utf-8", "backslashreplace")
     found = rule.status in ("OVER", "REGRESSION", "CONTRADICTED")
     return Check(
         id=hashlib.sha256(mark).hexdigest(),
-        name=clean(f"{rule.cell}: {what}{control}"),
+        name=clean(f"{rule.cell}: {rule_name(rule)}"),
         rule=clean(cell.attack if cell else rule.measure or rule.kind),
         node=cell.worst_node or 0 if cell else 0,
         adversary=clean(cell.adversary) if cell else "",
         level=RULES.get(rule.status, "note"),
-        message=clean(f"{rule.cell}: {rule.says}"),
-        word=rule.status.replace("_", " "),
+        message=clean(f"{outcome_word(rule)}: {rule.cell}: {rule.says}"),
+        word=outcome_word(rule),
         open=rule.status in ("INCONCLUSIVE", "UNTESTED"),
         cell=clean(rule.cell),
         harm=(float(found),),

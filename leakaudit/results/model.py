@@ -88,7 +88,7 @@ class RuleKind(StrEnum):
 
 
 class RuleStatus(StrEnum):
-    """The outcome of a rule of a gate; `wording.STATUS_WORDS` defines their meanings."""
+    """The outcome of a rule of a gate; `wording.OUTCOMES` defines their meanings."""
 
     OK = "OK"
     OVER = "OVER"
@@ -456,6 +456,20 @@ class Provenance(_Entry, frozen=True, kw_only=True):
     program: ProgramSource | UnsetType = UNSET
 
 
+class SentAt(_Entry, frozen=True, kw_only=True):
+    """The line of a program that sends the messages of a kind.
+
+    Attributes:
+        kind: Kind of the messages.
+        file: Path relative to the folder in which the program ran.
+        line: Number of the line, from 1.
+    """
+
+    kind: str
+    file: str
+    line: int
+
+
 class TraceSummary(_Entry, frozen=True, kw_only=True):
     """The training and the network.
 
@@ -469,6 +483,7 @@ class TraceSummary(_Entry, frozen=True, kw_only=True):
         rounds: Number of rounds.
         shape: Shape of one input.
         classes: Number of classes.
+        sent: Where the program sends its messages, if a recorder noted it.
     """
 
     protocol: str
@@ -480,6 +495,7 @@ class TraceSummary(_Entry, frozen=True, kw_only=True):
     model: str
     shape: tuple[int, ...]
     classes: int
+    sent: tuple[SentAt, ...] | UnsetType = UNSET
 
 
 class AttackAbout(_Entry, frozen=True, kw_only=True):
@@ -944,6 +960,8 @@ class GatePart(_Entry, frozen=True, kw_only=True):
         acceptances: State of each acceptance by id.
         stale: Cells of the baseline that are no longer measured.
         not_tried: What the configuration omits; `RunRecord.not_tried` states it in words.
+        remarks: What a reader should know that does not affect the result. Earlier records lack
+            this field.
     """
 
     code: ExitCode
@@ -956,6 +974,7 @@ class GatePart(_Entry, frozen=True, kw_only=True):
     acceptances: dict[str, AcceptanceState]
     stale: tuple[str, ...]
     not_tried: tuple[NotTried, ...] | UnsetType = UNSET
+    remarks: tuple[str, ...] | UnsetType = UNSET
 
 
 # ---------------------------------------------------------------------------------------------
@@ -1295,7 +1314,7 @@ def of_sweep(results: Mapping[str, object]) -> SweepRecord:
 def _own(results: Mapping[str, object], kind: type[S]) -> S:
     """Convert a record without the entries that only a report adds."""
     fields = {field.encode_name for field in msgspec.structs.fields(kind)}
-    added = {"against", "gallery", "location", "passages"} - fields
+    added = {"against", "gallery", "location", "passages", "prefix"} - fields
     return fitted({key: value for key, value in results.items() if key not in added}, kind)
 
 

@@ -250,6 +250,7 @@ class _Redactor:
             data=_data(trace.data),
             model=_known(trace.model, MODELS),
             links=links,
+            sent=UNSET,
         )
 
     def not_tried(self, record: RunRecord) -> tuple[str, ...]:
@@ -402,6 +403,7 @@ class _Redactor:
             networks=shown,
             acceptances={ids[name]: state for name, state in gate.acceptances.items()},
             stale=(HIDDEN,) * len(gate.stale),
+            remarks=UNSET,
             not_tried=left_out,
         )
 

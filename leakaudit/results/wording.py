@@ -30,6 +30,7 @@ from leakaudit.results.model import (
     NumberColumn,
     Provenance,
     RuleEntry,
+    RuleKind,
     RuleStatus,
     RunRecord,
     Scores,
@@ -94,19 +95,80 @@ FAILURE_PROVES_NOTHING = "A failed attack is not evidence of privacy."
 # Names of tests that are stored in results files, and what a reader sees instead.
 _TEST_WORDS = {TestName.VIEW.value: "view bound against the claim"}
 
-# What the status of a gate's rule means.
-STATUS_WORDS = {
-    RuleStatus.OK: "within the limit",
-    RuleStatus.OVER: "over the budget",
-    RuleStatus.REGRESSION: "increased over the baseline",
-    RuleStatus.CONTRADICTED: "the recording contradicts its own declarations",
-    RuleStatus.ACCEPTED: "over the limit, but accepted until a stated date",
-    RuleStatus.WARNING: "over a budget of level warn, or a warning of the lint",
-    RuleStatus.INCONCLUSIVE: "an increase that is not significant; more seeds would decide",
-    RuleStatus.TOO_FEW_SEEDS: "an increase, but so few seeds can never show one",
-    RuleStatus.NOT_COMPARABLE: "the baseline is missing or was measured differently",
-    RuleStatus.VOID: "a control failed, so the gate is inconclusive",
-    RuleStatus.UNTESTED: "nothing to test; does not affect the result",
+
+@dataclass(frozen=True)
+class Outcome:
+    """An outcome of a rule of a gate, in the words of every report.
+
+    Attributes:
+        word: In one to three words; capitals mark what needs attention.
+        meaning: A part of a sentence.
+    """
+
+    word: str
+    meaning: str
+
+
+# The vocabulary of a gate: text, Markdown, HTML, JUnit, annotations and SARIF use these words.
+OUTCOMES = {
+    RuleStatus.OK: Outcome("ok", "within the limit"),
+    RuleStatus.OVER: Outcome("OVER BUDGET", "over the budget"),
+    RuleStatus.REGRESSION: Outcome("REGRESSION", "increased over the baseline"),
+    RuleStatus.CONTRADICTED: Outcome(
+        "NOT AS DECLARED", "the recording contradicts its own declarations"
+    ),
+    RuleStatus.ACCEPTED: Outcome("accepted", "over the limit, but accepted until a stated date"),
+    RuleStatus.WARNING: Outcome("warning", "over a budget of level warn, or a warning of the lint"),
+    RuleStatus.INCONCLUSIVE: Outcome(
+        "INCONCLUSIVE", "an increase that is not significant; more seeds would decide"
+    ),
+    RuleStatus.TOO_FEW_SEEDS: Outcome(
+        "TOO FEW SEEDS", "an increase, but so few seeds can never show one"
+    ),
+    RuleStatus.NOT_COMPARABLE: Outcome(
+        "NOT COMPARABLE", "the baseline is missing or was measured differently"
+    ),
+    RuleStatus.VOID: Outcome("CONTROL FAILED", "a control failed, so the gate is inconclusive"),
+    RuleStatus.UNTESTED: Outcome("nothing to score", "nothing to test; does not affect the result"),
+}
+_UNJUDGED = "CANNOT BE JUDGED"  # a budget that is void: no control has failed
+# Severities of checks (`leakaudit.results.grading.Level`) in the words of every report. SARIF and
+# GitHub annotations have words of their own for them.
+SEVERITIES = {"error": "severe", "warning": "to review", "note": "without findings"}
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A measure of a gate, in the words of a report.
+
+    Attributes:
+        words: What is measured.
+        unit: Unit after a value, "" for none.
+        share: Whether its values are shares, shown in percent.
+    """
+
+    words: str
+    unit: str = ""
+    share: bool = False
+
+
+QUANTITIES = {
+    "gain": Quantity("advantage over a blind guess", "dB"),
+    "psnr": Quantity("PSNR of the best record", "dB"),
+    "ssim": Quantity("SSIM of the best record"),
+    "recovered": Quantity("recovered part of the best record"),
+    "exact": Quantity("records recovered bit for bit", share=True),
+    "identified": Quantity("records told apart from all others", share=True),
+    "labels": Quantity("labels found", share=True),
+    "epsilon": Quantity("epsilon of one record"),
+}
+# Names of a gate's kinds of rules; a budget and a comparison are named after what they limit.
+_KINDS = {
+    RuleKind.LINT: "lint",
+    RuleKind.POSITIVE: "control: planted records",
+    RuleKind.NEGATIVE: "control: records of other nodes",
+    RuleKind.RECORDING: "control: recording",
+    RuleKind.ATTACKED: "control: attack",
 }
 # Outcomes for which a report also states what leaked.
 _LEAKED = (RuleStatus.OVER, RuleStatus.REGRESSION, RuleStatus.WARNING, RuleStatus.ACCEPTED)
@@ -291,10 +353,7 @@ def gate_headline(gate: GatePart, complete: bool, seeds: int) -> Headline:
     """
     count = _counted(gate, seeds)
     if gate.code == 1 and gate.rules:
-        rule = gate.rules[0]
-        if rule.status is RuleStatus.CONTRADICTED:
-            return _two(f"Not as declared: {rule.cell}: {rule.says}", count)
-        return _two(f"Leak: {rule.cell}: {STATUS_WORDS[rule.status]}: {rule.says}", count)
+        return _two(_violation(gate.rules[0], gate.cells), count)
     if gate.code == 3:
         return _two(f"The gate is inconclusive: {_undecided(gate.rules, complete)}", count)
     accepted = sum(rule.status is RuleStatus.ACCEPTED for rule in gate.rules)
@@ -306,6 +365,18 @@ def gate_headline(gate: GatePart, complete: bool, seeds: int) -> Headline:
         covered += f", {counted(increased, 'increase')} not significant"
     worst = clean(f"No limit is exceeded{covered}: {count}")
     return Headline(text=f"{worst}. {PASS}", worst=f"{worst}.", rest=PASS)
+
+
+def _violation(rule: RuleEntry, cells: Sequence[CellEntry]) -> str:
+    """What leaked, and the limit that it exceeds."""
+    if rule.status is RuleStatus.CONTRADICTED:
+        return f"Not as declared: {rule.cell}: {rule.says}"
+    meaning = OUTCOMES[rule.status].meaning
+    for cell in cells:
+        if cell.name == rule.cell and is_reconstruction(rule) and cell.says:
+            figures = rule_figures(rule)
+            return f"Leak: {cell.says}; {meaning} in {rule.cell}: {figures}"
+    return f"Leak: {rule.cell}: {meaning}: {rule.says}"
 
 
 def _counted(gate: GatePart, seeds: int) -> str:
@@ -484,7 +555,7 @@ def reconstructed(one: NodeBest | None, adversary: str, attack: str) -> str:
         What leaked, from which node and to which adversary.
     """
     if one is None:
-        return f"{adversary} reconstructs nothing with {attack}"
+        return f"{adversary} reconstructs nothing with the attack {attack}"
     if one.relative_error is None:
         what = f"{one.labels or 0:.0%} of the labels"
         how = ""
@@ -500,7 +571,8 @@ def reconstructed(one: NodeBest | None, adversary: str, attack: str) -> str:
     if one.first == one.last:
         rounds = f"round {one.first}"
     said = f"{adversary} reconstructs {what} of node {one.node}{how}{near}"
-    return f"{said} with {attack} from the {one.kind}s of {rounds} (seed {one.seed})"
+    leak = f"the {one.kind}s of {rounds}"
+    return f"{said} with the attack {attack} from {leak} (seed {one.seed})"
 
 
 def untried(one: NotTried) -> str:
@@ -521,6 +593,104 @@ def untried(one: NotTried) -> str:
     return f"check {one.check}: more than {given(one.gradients, 0)} gradients"
 
 
+def measured(measure: str) -> str:
+    """Return what a measure of a gate measures.
+
+    Args:
+        measure: Its name.
+
+    Returns:
+        A noun phrase, for example ``records recovered bit for bit``; the name of a measure that is
+        not in `QUANTITIES`.
+    """
+    known = QUANTITIES.get(measure)
+    return measure if known is None else known.words
+
+
+def figure(measure: str, value: float) -> str:
+    """Return a value of a measure with its unit.
+
+    Args:
+        measure: Name of the measure; a name that is not in `QUANTITIES` has no unit.
+        value: A value; may be infinite.
+
+    Returns:
+        For example ``100.0%`` or ``41.3 dB``.
+    """
+    known = QUANTITIES.get(measure)
+    if known is None or measure == "epsilon":
+        return f"{value:.4g}"
+    if known.share:
+        return f"{value:.1%}"
+    return f"{value:.1f} {known.unit}" if known.unit else f"{value:.3f}"
+
+
+def outcome_word(rule: RuleEntry) -> str:
+    """Return the outcome of a gate's rule in the words of every report.
+
+    Args:
+        rule: The rule.
+
+    Returns:
+        A word of `OUTCOMES`; a budget that is void has one of its own, as no control has failed.
+    """
+    if rule.kind is RuleKind.BUDGET and rule.status is RuleStatus.VOID:
+        return _UNJUDGED
+    return OUTCOMES[rule.status].word
+
+
+def rule_name(rule: RuleEntry) -> str:
+    """Return what a rule of a gate tests.
+
+    Args:
+        rule: The rule.
+
+    Returns:
+        For example ``budget: records recovered bit for bit`` or ``lint P20``.
+    """
+    if rule.kind in (RuleKind.BUDGET, RuleKind.BASELINE):
+        if not rule.measure:
+            return rule.kind.value
+        return f"{rule.kind}: {measured(rule.measure)}"
+    return f"{_KINDS[rule.kind]} {rule.measure}".strip()
+
+
+def is_reconstruction(rule: RuleEntry) -> bool:
+    """Return whether a rule limits what an attack recovers.
+
+    Args:
+        rule: A rule of a gate.
+
+    Returns:
+        False for a budget on epsilon, a control and the lint.
+    """
+    limits = rule.kind in (RuleKind.BUDGET, RuleKind.BASELINE)
+    return limits and rule.measure != "epsilon"
+
+
+def rule_figures(rule: RuleEntry) -> str:
+    """Return the figures of a gate's rule.
+
+    Args:
+        rule: The rule.
+
+    Returns:
+        For example ``records recovered bit for bit: 100.0%, at most 0.0% allowed``; "" if the rule
+        has none.
+    """
+    parts = []
+    value = decoded(rule.value)
+    limit = decoded(rule.limit)
+    p = decoded(rule.p)
+    if value is not None:
+        parts.append(f"{measured(rule.measure)}: {figure(rule.measure, value)}".lstrip(": "))
+    if limit is not None:
+        parts.append(f"at most {figure(rule.measure, limit)} allowed")
+    if p is not None:
+        parts.append(f"p = {p:.2g}")
+    return ", ".join(parts)
+
+
 def rule_outcome(rule: RuleEntry, cell: CellEntry | None, pitfall: str | None) -> str:
     """Describe the outcome of a gate's rule from its figures, in less detail than the gate does.
 
@@ -534,22 +704,10 @@ def rule_outcome(rule: RuleEntry, cell: CellEntry | None, pitfall: str | None) -
     """
     if pitfall is not None:
         return pitfall
-    parts = []
-    if rule.value is not None:
-        parts.append(f"{rule.measure} {_figure(rule.value)}".strip())
-    if rule.limit is not None:
-        parts.append(f"at most {_figure(rule.limit)}")
-    if rule.p is not None:
-        parts.append(f"p = {_figure(rule.p)}")
-    said = ", ".join(parts) or STATUS_WORDS[rule.status]
+    said = rule_figures(rule) or OUTCOMES[rule.status].meaning
     if rule.status in _LEAKED and cell and cell.says:
         return f"{said}: {cell.says}"
     return said
-
-
-def _figure(value: Extended) -> str:
-    number = decoded(value)
-    return "-" if number is None else f"{number:.4g}"
 
 
 # ---------------------------------------------------------------------------------------------

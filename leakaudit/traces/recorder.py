@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import secrets
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -24,7 +25,7 @@ from leakaudit.errors import LeakauditError
 from leakaudit.tasks import build_task
 from leakaudit.tasks.task import Task
 from leakaudit.trace import RECORDING, Graph, Json, Layout, TaskSpec, Trace, Truth
-from leakaudit.traces import trace_file
+from leakaudit.traces import callers, trace_file
 from leakaudit.traces._storage.arrays import integers, tensor
 from leakaudit.traces._storage.recording_file import RecordingFile
 from leakaudit.traces._storage.sizes import estimate, human, plan_size, refuse_above
@@ -129,6 +130,7 @@ class Recorder:
         self.keep_curves = keep_curves
         self._keep_states = keep_states
         self._secure_kinds = frozenset(secure_kinds)
+        self._kinds: set[str] = set()
         self._round = 0
         self._closed = False
 
@@ -259,6 +261,8 @@ class Recorder:
             )
         if not len(to):
             return
+        if kind not in self._kinds:
+            self._note(kind, sys._getframe(1))
         if self._vocabulary is not None:
             finite(vector, f"round {round}: message {kind!r} of node {sender[0]}")
         all_the_same = np.zeros(len(to), np.int64)
@@ -290,6 +294,8 @@ class Recorder:
             rows: Integers = np.arange(len(senders))
         else:
             rows = integers(row, "row", max(1, len(senders)))
+        if kind not in self._kinds:
+            self._note(kind, sys._getframe(1))
         if not len(senders) == len(to) == len(rows):
             raise LeakauditError(
                 "send_many: expected src, dst and row of equal length, "
@@ -403,6 +409,13 @@ class Recorder:
     def truth_record(self) -> Truth:
         """The truth that was provided."""
         return self._writer.truth_record()
+
+    def _note(self, kind: str, caller: FrameType) -> None:
+        """Note where the first message of a kind is sent, if the program may be known."""
+        self._kinds.add(kind)
+        place = callers.of_frame(caller) if self._vocabulary is not None else None
+        if place is not None:
+            self._writer.truth.sent(kind, place)
 
     def _vector(self, value: Any) -> Tensor:
         """Return the recorded columns of a vector, which may be complete or already cut."""

@@ -36,10 +36,10 @@ def action(project: Path) -> dict[str, Any]:
 def test_it_is_a_composite_action_whose_steps_name_their_shell(action: dict[str, Any]) -> None:
     assert set(action) == {"name", "description", "branding", "inputs", "outputs", "runs"}
     assert action["runs"]["using"] == "composite"
-    assert [set(step) - {"id"} for step in action["runs"]["steps"]] == [
-        {"name", "shell", "env", "working-directory", "run"}
-    ] * 2
-    assert {step["shell"] for step in action["runs"]["steps"]} == {"bash"}
+    scripts = [step for step in action["runs"]["steps"] if "run" in step]
+    for step in scripts:
+        assert set(step) - {"id", "if"} == {"name", "shell", "env", "working-directory", "run"}
+    assert {step["shell"] for step in scripts} == {"bash"}
     for name, one in action["inputs"].items():
         assert set(one) == {"description", "default"}, name
         assert isinstance(one["default"], str), (
@@ -52,18 +52,46 @@ def test_every_input_and_output_is_there_and_none_is_in_a_script(action: dict[st
     read = {
         name
         for step in steps
-        for value in (*step["env"].values(), step["working-directory"])
-        for name in INPUT.findall(str(value))
+        for value in (
+            *step.get("env", {}).values(),
+            *step.get("with", {}).values(),
+            step.get("working-directory", ""),
+            step.get("if", ""),
+        )
+        for name in re.findall(r"inputs\.([a-z-]+)", str(value))
     }
     assert read == set(action["inputs"])
-    assert "${{" not in "".join(step["run"] for step in steps), (
+    assert "${{" not in "".join(step.get("run", "") for step in steps), (
         "an input in a script is a way to run code"
     )
-    made = {step.get("id"): set(re.findall(r'echo "([a-z]+)=', step["run"])) for step in steps}
+    made = {
+        step.get("id"): set(re.findall(r'echo "([a-z]+)=', step.get("run", ""))) for step in steps
+    }
     for name, one in action["outputs"].items():
         (match,) = OUTPUT.findall(one["value"])
         assert match[1] == name
         assert match[1] in made[match[0]]
+
+
+def test_actions_of_others_are_pinned_and_cannot_change_the_verdict(
+    project: Path, action: dict[str, Any]
+) -> None:
+    """By the hash of a commit, and the same as in our own workflows; a failed upload is no verdict."""
+    workflows = "".join(
+        file.read_text() for file in sorted((project / ".github" / "workflows").glob("*.yml"))
+    )
+    used = [step for step in action["runs"]["steps"] if "uses" in step]
+    assert [step["uses"].partition("@")[0] for step in used] == [
+        "github/codeql-action/upload-sarif",
+        "actions/upload-artifact",
+    ]
+    for step in used:
+        name, _, commit = step["uses"].partition("@")
+        assert re.fullmatch(r"[0-9a-f]{40}", commit)
+        assert step["continue-on-error"] is True
+        assert step["if"].startswith("${{ always() && ")
+        if name in workflows:
+            assert step["uses"] in workflows
 
 
 # --- a runner ---------------------------------------------------------------------------------------------------------
@@ -80,6 +108,7 @@ class Runner:
     code: int = 0
     log: str = ""
     outputs: dict[str, dict[str, str]] = field(default_factory=dict)
+    used: list[dict[str, str]] = field(default_factory=list)
 
     def run(self, workspace: Path, **inputs: str) -> Runner:
         """Run it in a folder; inputs with underscores for hyphens."""
@@ -87,10 +116,19 @@ class Runner:
         given = {name: one["default"] for name, one in self.action["inputs"].items()} | {
             k.replace("_", "-"): v for k, v in inputs.items()
         }
+        self.used = []
         for step in self.action["runs"]["steps"]:
-            if self.code == 0:
+            if "uses" in step:
+                self.used.append(self._given(step["with"], given))
+            elif self.code == 0 and "if" not in step:
                 self._step(step, workspace, given)
         return self
+
+    def _given(self, wanted: dict[str, str], given: dict[str, str]) -> dict[str, str]:
+        """What a step of another action receives; one that follows a failed step runs, too."""
+        told = self.outputs.get("check", {})
+        filled = {k: INPUT.sub(lambda m: given[m[1]], v) for k, v in wanted.items()}
+        return {k: OUTPUT.sub(lambda m: told.get(m[2], ""), v) for k, v in filled.items()}
 
     def output(self, name: str) -> str:
         """What a job reads as ``steps.ID.outputs.NAME``."""
@@ -246,16 +284,24 @@ def test_it_fails_the_job_with_an_annotation_that_says_what_leaked(
     done = runner.run(repo, strict="false", install="false" if runner.outputs else "")
     assert (done.code, done.output("verdict")) == (1, "leak"), done.log
     assert re.search(
-        r"^::error title=ring/eavesdropper/exact%3A budget exact::.* of node \d bit for bit",
+        r"^::error title=ring/eavesdropper/exact%3A budget%3A records recovered bit for bit::OVER BUDGET: .* of node \d bit for bit",
         done.log,
         re.M,
     )
     assert re.search(
-        r"^::error title=ring/lint%3A lint P20::ring/lint: insufficient noise, REFUTED: ",
+        r"^::error title=ring/lint%3A lint P20::NOT AS DECLARED: ring/lint: insufficient noise, REFUTED: ",
         done.log,
         re.M,
     )
     assert "# Leakage gate: leak\n" in (runner.home / "summary.md").read_text()
+    scanned, kept = done.used
+    (run,) = json.loads(Path(scanned["sarif_file"]).read_text())["runs"]
+    place = run["results"][0]["locations"][0]["physicalLocation"]
+    line = file.read_text().split("\n")[place["region"]["startLine"] - 1]
+    assert (place["artifactLocation"]["uri"], line.strip()[:14]) == ("train.py", "recorder.send(")
+    assert kept["name"] == "leakaudit"
+    names = {file.name for file in Path(kept["path"]).iterdir()}
+    assert {"report.html", "results.json", "leakaudit.sarif", "junit.xml"} <= names
 
 
 @pytest.mark.slow

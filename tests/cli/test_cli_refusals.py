@@ -17,8 +17,11 @@ from leakaudit.cli import main
     ("argv", "said"),
     [
         (["attack", "absent.pt"], "absent.pt"),
-        (["record", "dpsgd", "--node", "3"], "record: there is no option '--node' (did you mean"),
-        (["attack", "trace.pt", "--atack=dlg"], "no option '--atack' (did you mean '--attack'?)"),
+        (
+            ["record", "dpsgd", "--node", "3"],
+            "record: there is no option --node; did you mean --nodes?",
+        ),
+        (["attack", "trace.pt", "--atack=dlg"], "no option --atack; did you mean --attack?"),
         (["trace", "info", "trace.pt", "--whatever"], "trace info: there is no option"),
         (["attack", "trace.pt", "--attack", "analytc"], "did you mean 'analytic'"),
         (
@@ -46,7 +49,7 @@ from leakaudit.cli import main
         (["attack"], "required: trace"),
         (
             ["attakc"],
-            "there is no command 'attakc'; see 'leakaudit --help'; did you mean 'attack'?",
+            "there is no command 'attakc'; did you mean 'attack'?; see 'leakaudit --help'",
         ),
         (["record"], "name a victim"),
         (["record", "pdm", "-o", "x.pt"], "did you mean 'pdmm'"),

@@ -67,10 +67,11 @@ def test_the_life_of_a_gate(place: Path, capsys: pytest.CaptureFixture[str]) -> 
     change(QUIET, "sigma = 0.0")
     assert main(["check", "-q"]) == 1
     out = capsys.readouterr().out
-    assert out.startswith(
-        "Leak: ring/eavesdropper/exact: over the budget: worst exact 100.0%, at most 0.0%: eavesdropper reconstructs "
-    )
-    assert "REGRESSION  ring/eavesdropper/exact: baseline: gain 0.0 dB -> " in out
+    assert out.startswith("Leak: eavesdropper reconstructs the training input of node ")
+    assert "(check ring, adversary eavesdropper, attack exact)" in out
+    assert "\n  REGRESSION   advantage over a blind guess " in out
+    assert out.count("reconstructs the training input") == 2, "in the summary and in the block"
+    assert " within the limits" in out
     assert main(["baseline", "diff", "-q"]) == 0
     assert "~ ring/eavesdropper/exact exact: 0.0% -> 100.0%\n" in capsys.readouterr().out
     assert (place / "leakage-baseline.json").read_bytes() == before
@@ -122,12 +123,13 @@ def test_formats_summary_and_results_say_the_same(
         == "leakaudit.toml"
     )
     assert (
-        "\n::error title=ring/eavesdropper/exact%3A budget exact::"
+        "\n::error title=ring/eavesdropper/exact%3A budget%3A records recovered bit for bit::OVER BUDGET: "
         in (place / "out/github.txt").read_text()
     )
     page = (place / "job.md").read_text()
     assert page.startswith("# Leakage gate: leak\n")
-    assert "| LEAK | ring/eavesdropper/exact | budget: worst exact 100.0%" in page
+    row = "| OVER BUDGET | ring/eavesdropper/exact | budget: records recovered bit for bit | 100.0% | 0.0% |"
+    assert row in page
 
 
 def test_time_that_runs_out_is_code_3_and_no_update(

@@ -79,7 +79,7 @@ def test_one_figure_for_all_in_the_format_of_its_suffix(
         (["sgd.truth.pt", "plain.pt"], "plain.truth.pt contains no curves; record with --curves"),
         (["nowhere.pt"], "nowhere.truth.pt"),
         (["sgd.pt", "-o", "curves.jpg"], "ends in .png, .svg or .pdf"),
-        (["sgd.pt", "-f", "html"], "invalid choice"),
+        (["sgd.pt", "-f", "html"], "-f/--format: there is no 'html'"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused_in_one_line(

@@ -17,6 +17,7 @@ import sarif_om
 import xmlschema
 from records import EXACT, FORMATS, RECORDS, Record, finding, record, rendered
 
+from leakaudit.cli import check
 from leakaudit.results import comparison, grading, redaction
 from leakaudit.results.model import Finding, fitted
 
@@ -120,10 +121,10 @@ def test_junit_of_a_gate_fails_where_a_limit_is_exceeded_and_skips_what_is_open(
         for f in c
         if f.tag != "system-out"
     ] == [
-        ("failure", "OVER"),
+        ("failure", "OVER BUDGET"),
         ("skipped", None),
         ("skipped", None),
-        ("failure", "CONTRADICTED"),
+        ("failure", "NOT AS DECLARED"),
     ]
 
 
@@ -223,6 +224,7 @@ OBJECTS = {
         "artifactLocation": sarif_om.ArtifactLocation,
         "region": sarif_om.Region,
         "logicalLocations": sarif_om.LogicalLocation,
+        "relatedLocations": sarif_om.Location,
     },
 }
 
@@ -316,3 +318,78 @@ def test_the_text_of_many_findings_shows_the_worst_and_says_how_many_are_left() 
     assert page.count("analytic") == 201  # the sentence names one
     assert "299.0" in page
     assert " 99.0" not in page
+
+
+# --- SARIF: where, how severe, and what is no alert -------------------------------------------------------------------
+
+SENT = [{"kind": "w", "file": "src/train.py", "line": 79}]
+
+
+def results_of(record: Record) -> list[dict[str, Any]]:
+    (run,) = json.loads(rendered("sarif", record))["runs"]
+    found: list[dict[str, Any]] = run["results"]
+    return found
+
+
+def at(location: dict[str, Any]) -> tuple[str, int]:
+    place = location["physicalLocation"]
+    return place["artifactLocation"]["uri"], place["region"]["startLine"]
+
+
+def test_sarif_points_at_the_line_that_sends_and_relates_the_configuration() -> None:
+    record = copy.deepcopy(RECORDS["attack"])
+    record["trace"]["sent"] = SENT
+    for result in results_of(record):
+        assert at(result["locations"][0]) == ("src/train.py", 79)
+        assert [at(one) for one in result["relatedLocations"]] == [("leakaudit.toml", 1)]
+    for result in results_of({**record, "location": "own.py"}):
+        assert at(result["locations"][0]) == ("own.py", 1)
+        assert "relatedLocations" not in result
+
+
+def test_sarif_of_a_gate_points_at_the_program_of_its_check() -> None:
+    record = copy.deepcopy(RECORDS["gate"])
+    for network in record["gate"]["networks"].values():
+        network["sent"] = SENT
+    places = {at(result["locations"][0]) for result in results_of(record)}
+    assert ("src/train.py", 79) in places
+
+
+def test_redaction_removes_the_lines_that_send() -> None:
+    record = copy.deepcopy(RECORDS["attack"])
+    record["trace"]["sent"] = SENT
+    assert "train.py" not in json.dumps(redaction.redact(record))
+
+
+@pytest.mark.parametrize("name", ["attack", "audit", "gate"])
+def test_what_has_no_finding_is_no_alert(name: str) -> None:
+    for result in results_of(RECORDS[name]):
+        alert = result["level"] in ("error", "warning")
+        assert (result["kind"] == "fail") == alert
+        assert alert or result["level"] == "none"
+
+
+def test_rules_of_sarif_have_a_severity_for_code_scanning() -> None:
+    (run,) = json.loads(rendered("sarif", RECORDS["gate"]))["runs"]
+    for rule in run["tool"]["driver"]["rules"]:
+        assert 0.0 <= float(rule["properties"]["security-severity"]) <= 10.0
+        assert "security" in rule["properties"]["tags"]
+        page = re.search(r"See `(docs/[a-z]+[.]md)`", rule["help"]["markdown"])
+        assert page is not None
+        assert (Path(__file__).parents[2] / page[1]).is_file()
+        assert "helpUri" not in rule, "leakaudit has no address"
+
+
+def test_paths_of_sarif_are_relative_to_the_repository(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    assert check._prefix(tmp_path / "a" / "b") == "a/b"
+    assert check._prefix(tmp_path) == ""
+    record = copy.deepcopy(RECORDS["gate"])
+    for network in record["gate"]["networks"].values():
+        network["sent"] = SENT
+    places = {at(result["locations"][0]) for result in results_of({**record, "prefix": "a/b"})}
+    assert places <= {("a/b/src/train.py", 79), ("a/b/leakaudit.toml", 1)}
+    assert ("a/b/src/train.py", 79) in places

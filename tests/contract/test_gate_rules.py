@@ -135,8 +135,8 @@ def test_the_message_of_a_budget_says_what_leaked_from_whom_to_whom() -> None:
     (found,) = rules.budgets(cell(psnr=30.0), [Budget("psnr", 25.0)])
     assert (found.status, found.value, found.limit) == (RuleStatus.OVER, 30.0, 25.0)
     assert found.says == (
-        "worst psnr 30.0 dB, at most 25.0 dB: nodes:1 reconstructs the training input of node 2 with relative error 0.02 (31.0 dB PSNR) "
-        "with analytic from the gradients of rounds 0 to 5 (seed 3)"
+        "PSNR of the best record: 30.0 dB with the worst seed, at most 25.0 dB allowed: nodes:1 reconstructs the training input of node 2 with relative error 0.02 (31.0 dB PSNR) "
+        "with the attack analytic from the gradients of rounds 0 to 5 (seed 3)"
     )
 
 

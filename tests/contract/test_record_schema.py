@@ -18,7 +18,7 @@ from leakaudit import results
 from leakaudit.errors import LeakauditError
 from leakaudit.results import model, record_file
 from leakaudit.results.model import RuleStatus
-from leakaudit.results.wording import STATUS_WORDS
+from leakaudit.results.wording import OUTCOMES
 
 SHIPPED = Path(results.__file__).parent / "schema.json"
 PROJECT = Path(__file__).parents[2]
@@ -86,7 +86,7 @@ def test_a_key_that_is_no_unicode_text_is_refused_in_words() -> None:
 
 
 def test_every_status_of_a_rule_has_a_meaning() -> None:
-    assert list(RuleStatus) == list(STATUS_WORDS)
+    assert list(RuleStatus) == list(OUTCOMES)
     assert [status.name for status in RuleStatus] == [status.value for status in RuleStatus]
 
 

@@ -19,6 +19,7 @@ import torch
 from leakaudit.adversary import Adversary
 from leakaudit.errors import LeakauditError
 from leakaudit.trace import Graph, Layout, TaskSpec, Trace
+from leakaudit.traces import callers
 from leakaudit.traces.recorder import Recorder, estimate, human, plan_size
 from leakaudit.traces.trace_file import load, load_truth
 
@@ -682,3 +683,54 @@ def test_memory_stays_flat(tmp_path: Path) -> None:
         rec.end_round(t)
     rec.close()
     assert peak() - before < 100_000, "kB"
+
+
+# --- where messages are sent ------------------------------------------------------------------------------------------
+
+PROGRAM = """
+import torch, leakaudit as la
+graph = la.Graph(3, ((0, 1), (0, 2)))
+task = la.TaskSpec("logistic", shape=(4,), classes=2)
+with la.Recorder("t.pt", protocol="fedsgd", task=task, graph=graph, rounds=1) as recorder:
+    recorder.truth(node=1, x=torch.zeros(1, 4), y=torch.zeros(1, dtype=torch.int64))
+    recorder.send(round=0, src=0, dst=[1, 2], kind="w", value=torch.zeros(10))
+    for node in (1, 2):
+        recorder.send(round=0, src=node, dst=0, kind="g", value=torch.zeros(10))
+"""
+
+
+def test_the_truth_notes_the_lines_that_send_and_the_trace_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "src").mkdir()
+    file = tmp_path / "src" / "program.py"
+    file.write_text(PROGRAM)
+    monkeypatch.chdir(tmp_path)
+    exec(compile(PROGRAM, str(file), "exec"), {"__name__": "program"})
+    noted = callers.read(load_truth("t.truth.pt").provenance)
+    assert [(one.kind, one.file, one.line) for one in noted] == [
+        ("w", "src/program.py", 7),
+        ("g", "src/program.py", 9),
+    ]
+    assert "program.py" not in str(load("t.pt").provenance)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    exec(compile(PROGRAM, str(file), "exec"), {"__name__": "program"})
+    assert callers.SENT not in load_truth("t.truth.pt").provenance, "no path outside the folder"
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        ["/etc/passwd", 1],
+        ["../x.py", 1],
+        ["x.py", 0],
+        ["x.py"],
+        "x.py",
+        ["x\n.py", 1],
+        [1, 1],
+        None,
+    ],
+)
+def test_a_place_of_another_form_is_not_read(place: Any) -> None:
+    assert callers.read({callers.SENT: {"w": place}}) == []

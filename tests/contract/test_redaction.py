@@ -71,7 +71,8 @@ def test_redaction_renames_the_nodes_of_a_gate() -> None:
     assert out["gate"]["rules"][0]["cell"] == out["gate"]["cells"][0]["name"]
     assert out["gate"]["rules"][-1]["says"] == "insufficient noise"
     assert out["location"] == "leakaudit.toml"
-    assert out["summary"].startswith(f"Leak: {out['gate']['rules'][0]['cell']}: over the budget: ")
+    cell = out["gate"]["cells"][0]
+    assert out["summary"].startswith(f"Leak: {cell['says']}; over the budget in {cell['name']}: ")
 
 
 def test_redaction_renames_the_nodes_that_a_gates_rules_and_omissions_name() -> None:

@@ -168,7 +168,7 @@ def test_a_gate_fails_on_it_alone_and_every_report_shows_it(
     (failed,) = Tree.fromstring(shown["junit"]).findall(
         ".//testsuite[@name='leakaudit lint']/testcase/failure"
     )
-    assert failed.attrib["type"] == "CONTRADICTED"
+    assert failed.attrib["type"] == "NOT AS DECLARED"
     (run,) = json.loads(shown["sarif"])["runs"]
     (alert,) = [r for r in run["results"] if r["level"] == "error"]
     rule = run["tool"]["driver"]["rules"][alert["ruleIndex"]]
@@ -180,11 +180,11 @@ def test_a_gate_fails_on_it_alone_and_every_report_shows_it(
         {"kind": "cell", "name": "ring/lint", "fullyQualifiedName": "ring/lint: lint P20"}
     ]
     assert (
-        "\n::error title=ring/lint%3A lint P20::ring/lint: insufficient noise, REFUTED: "
+        "\n::error title=ring/lint%3A lint P20::NOT AS DECLARED: ring/lint: insufficient noise, REFUTED: "
         in shown["github"]
     )
     assert (
-        '<td class="word">contradicted</td><td>ring/lint</td><td>lint P20</td><td>insufficient noise, REFUTED: '
+        '<td class="word">NOT AS DECLARED</td><td>ring/lint</td><td>lint P20</td><td>insufficient noise, REFUTED: '
         in shown["html"]
     )
     failed_test = gate_text.failure(record.part(judged), judged.complete, judged.gate.seeds)

@@ -12,6 +12,7 @@ from leakaudit.rendering.html.shades import Scene, Shade, shaded, shaded_best
 from leakaudit.results import grading
 from leakaudit.results.grading import CONTROLS
 from leakaudit.results.model import CheckRecord, RuleEntry, RunRecord, given
+from leakaudit.results.wording import outcome_word
 
 # Up to this number of rules of a kind, all are expanded; otherwise, those within their limits are
 # collapsed. A choice.
@@ -78,7 +79,7 @@ def _group(name: str, some: list[RuleEntry]) -> Group:
     fine: list[Mapping[str, object]] = []
     for rule in some:
         level = grading.RULES.get(rule.status, "note")
-        word = rule.status.replace("_", " ").lower()
+        word = outcome_word(rule)
         row = {**asdict(rule), "word": word, "level": level}
         if level == "note" and len(some) > FEW:
             fine.append(row)

@@ -14,6 +14,7 @@ from leakaudit.errors import LeakauditError
 from leakaudit.trace import Json, TaskSpec, Truth
 from leakaudit.traces._storage.arrays import integers, tensor
 from leakaudit.traces._storage.sizes import human
+from leakaudit.traces.callers import SENT
 
 LAST_INDEX = 1 << 62  # maximum row in a data set; a choice, within int64
 LAST_ROUND = 1 << 31
@@ -67,6 +68,18 @@ class TruthBuilder:
         self._states: dict[str, dict[int, Tensor]] = {}
         self._bytes: dict[str, int] = {}  # size by state
         self.changed = False
+
+    def sent(self, kind: str, place: Json) -> None:
+        """Store where messages of a kind are sent.
+
+        Args:
+            kind: Name of the kind.
+            place: As `leakaudit.traces.callers.of_frame` returns it.
+        """
+        noted = self._provenance.setdefault(SENT, {})
+        if isinstance(noted, dict):
+            noted[kind] = place
+        self.changed = self.changed or bool(self._parts)
 
     def add(self, node: int, x: Any, y: Any, index: Any = None) -> None:
         """Store samples of a node.

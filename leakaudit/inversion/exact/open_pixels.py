@@ -61,7 +61,8 @@ SMALL = 1
 WIDE = 2
 
 # Logarithm of an ellipsoid's volume, the expected number of integer points in it by chance, above
-# which the search of the others comes first. A choice: the result does not depend on it.
+# which it is not searched. A few points still prove the pixels in which they agree: at -2, 60 pixels
+# of a sample with slopes of 1e-7 stayed open, at 0 none.
 CROWDED = 1.0
 
 # Maximum number of pixels that are searched together, and of steps of their search.
@@ -179,7 +180,8 @@ class Board:
     def settled(self) -> Mask:
         """Which equations (m,) have no unknown pixel."""
         unknown: Array = abs(self._equations.matrix) @ (~self.known).astype(np.float64)
-        return unknown == 0
+        found: Mask = unknown == 0
+        return found
 
     def fits(self) -> bool:
         """Whether the proven levels leave errors of the assumed size in every window."""

@@ -9,11 +9,13 @@ whose slopes are 1e-5 of the others'. But rounding is relative to the terms of e
 and there are entries in which the weak sample is alone: neurons h that the ReLU switches off for
 the others, or features j that the others do not have. There, the weak sample is as precise as any.
 
-The samples that were proven have known features. D and the features of the others follow
-alternately from weighted least squares, with weights from this error model (`refined`). What
-remains free after that is how much of the others a sample contains, which its zeros determine
-(`_cleaned`), and its size, which only the bias of the linear layer shows, where nothing is alone.
-The bias of the convolution before it determines the size (`peel.sized`).
+The samples that were proven have known features, up to the rounding of the sender. It is an error
+of its own for each feature, the same in all rows, so it is solved for as well: counted as noise of
+every entry, it would hide weak samples where the others cover them. D and the features of the weak
+samples follow from weighted least squares, with weights from this error model, both at once
+(`_solve_both`). What remains free after that is how much of the others a sample contains, which
+its zeros determine (`_cleaned`), and its size, which only the bias of the linear layer shows, where
+nothing is alone. The bias of the convolution before it determines the size (`peel.sized`).
 """
 
 from __future__ import annotations
@@ -342,7 +344,8 @@ def _inverse(normal: Tensor) -> Tensor:
     size = normal.diagonal(dim1=1, dim2=2).sqrt()
     inverse_size = torch.where(size > 0, 1 / size, torch.zeros_like(size))
     both = inverse_size[:, :, None] * inverse_size[:, None, :]
-    return torch.linalg.pinv(normal * both, hermitian=True) * both
+    found: Tensor = torch.linalg.pinv(normal * both, hermitian=True) * both
+    return found
 
 
 def _solved(normal: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:

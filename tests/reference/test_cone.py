@@ -295,6 +295,31 @@ def test_a_weak_sample_is_refined_in_entries_where_it_is_alone() -> None:
     assert float((off <= 4 * found.deviation[0] + 1e-6).double().mean()) > 0.95
 
 
+def test_stated_errors_of_two_weak_samples_hold_in_every_entry() -> None:
+    """Proven features that the sender rounded cover both, and each row is clean elsewhere."""
+    rng = np.random.default_rng(1)
+    features = torch.from_numpy(rng.random((8, 1500)) * (rng.random((8, 1500)) < 0.4))
+    slopes = torch.from_numpy(rng.standard_normal((128, 8)) * (rng.random((128, 8)) < 0.4))
+    slopes[:, 0] *= 1e-5
+    slopes[:, 1] *= 2e-6
+    exact = torch.cat([features, torch.ones(8, 1)], dim=1)
+    rows = (slopes.float() @ exact.float()).double()
+    basis = torch.linalg.svd(rows, full_matrices=False)[2][:8]
+    rough = exact @ basis.T @ basis
+    rough = (rough / rough[:, -1:])[:, :-1]
+    wire = torch.finfo(torch.float32).eps
+    error = (rough - features).square().mean(1).sqrt()
+    known = {k: features[k] for k in range(2, 8)}
+    noise = wire * float(rows.square().mean().sqrt())
+    found = weak_samples.refined(rows, rough, error, known, wire, noise)
+    assert found is not None
+    for mine, spread, truth in zip(found.values, found.deviation, features[:2], strict=True):
+        allowed = spread + 1e-6
+        size = (mine / allowed) @ (truth / allowed) / (mine / allowed).square().sum()
+        assert float(((size * mine - truth).abs() / allowed).max()) < 8
+        assert float(spread.median()) < 0.1 * float(error[:2].min())
+
+
 # ------------------------------------------------------------------------------------------------
 # Rays and the lattice
 # ------------------------------------------------------------------------------------------------

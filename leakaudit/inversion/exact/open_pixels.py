@@ -61,8 +61,8 @@ SMALL = 1
 WIDE = 2
 
 # Logarithm of an ellipsoid's volume, the expected number of integer points in it by chance, above
-# which it is not searched. A few points still prove the pixels in which they agree: at -2, 60 pixels
-# of a sample with slopes of 1e-7 stayed open, at 0 none.
+# which it is not searched. A few points still prove the pixels in which they agree: at -2, 60
+# pixels of a sample with slopes of 1e-7 stayed open, at 0 none.
 CROWDED = 1.0
 
 # Maximum number of pixels that are searched together, and of steps of their search.

@@ -295,6 +295,32 @@ def test_a_weak_sample_is_refined_in_entries_where_it_is_alone() -> None:
     assert float((off <= 4 * found.deviation[0] + 1e-6).double().mean()) > 0.95
 
 
+def test_stated_errors_of_two_weak_samples_hold_in_every_entry() -> None:
+    """Both are covered by most others, and every row is clean in other columns."""
+    rng = np.random.default_rng(1)
+    features = torch.from_numpy(rng.random((16, 600)) * (rng.random((16, 600)) < 0.5))
+    slopes = torch.from_numpy(rng.standard_normal((96, 16)) * (rng.random((96, 16)) < 0.4))
+    slopes[:, 2:] *= torch.from_numpy(10 ** rng.uniform(-3, 0, 14))
+    slopes[:, 0] *= 1e-6
+    slopes[:, 1] *= 5e-7
+    exact = torch.cat([features, torch.ones(16, 1)], dim=1)
+    rows = (slopes.float() @ exact.float()).double()
+    basis = torch.linalg.svd(rows, full_matrices=False)[2][:16]
+    rough = exact @ basis.T @ basis
+    rough = (rough / rough[:, -1:])[:, :-1]
+    wire = torch.finfo(torch.float32).eps
+    error = (rough - features).square().mean(1).sqrt()
+    known = {k: features[k] for k in range(2, 16)}
+    noise = wire * float(rows.square().mean().sqrt())
+    found = weak_samples.refined(rows, rough, error, known, wire, noise)
+    assert found is not None
+    for mine, spread, truth in zip(found.values, found.deviation, features[:2], strict=True):
+        allowed = spread + 1e-6
+        size = (mine / allowed) @ (truth / allowed) / (mine / allowed).square().sum()
+        assert float(((size * mine - truth).abs() / allowed).max()) < 8
+        assert float(spread.median()) < 1e-4
+
+
 # ------------------------------------------------------------------------------------------------
 # Rays and the lattice
 # ------------------------------------------------------------------------------------------------

@@ -362,9 +362,10 @@ def _refined(sample: _Sample, values: Tensor, deviation: Tensor, grid: Grid) -> 
     """Peel refined features (n,) with errors (n,); None if this proves no more pixels."""
     error = ROUNDED / FITS
     deviation = deviation.clamp_min(error * float(values.max()))
-    full = sized(sample.chain, values, error, deviation)
-    if full is None:
+    found = sized(sample.chain, values, error, deviation, grid)
+    if found is None:
         return None
+    full, deviation = found
     peeled = peel(sample.chain, full, error, grid, deviation)
     if isinstance(peeled, str) or not peeled.plain:
         return None

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -28,6 +28,7 @@ from torch.func import vjp
 from torch.nn.grad import conv2d_weight
 
 from leakaudit.inversion.exact import open_pixels
+from leakaudit.inversion.exact.open_pixels import Array
 from leakaudit.inversion.exact.pixel_grid import Grid
 from leakaudit.tasks import layer_chain, sequential
 from leakaudit.tasks.activations import ZERO_ERRORS
@@ -67,6 +68,10 @@ STEPS = 3
 # Rounds of iterative refinement: the normal equations square the condition number, and each round
 # wins back the digits that this loses.
 REFINED = 3
+
+
+# Error of the size of features, in units of its standard deviation, that is allowed for.
+SURE = 3.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -225,56 +230,86 @@ def closed(
     return found
 
 
-def sized(chain: list[Layer], features: Tensor, error: float, deviation: Tensor) -> Tensor | None:
+def sized(
+    chain: list[Layer], features: Tensor, error: float, deviation: Tensor, grid: Grid
+) -> tuple[Tensor, Tensor] | None:
     """Determine the size of features of which only the direction is known.
 
     With one convolution, A x + bias = s times the positive features. The bias does not change with
     s, so the equations fit at one s: the part of the features that no A x can explain is, times s,
-    that of the bias.
+    that of the bias. With this s, some windows prove their pixels. These are exact, and determine s
+    again, as precisely as the best features are known.
 
     Args:
         chain: Layers before the features, one of them with weights.
         features: (n,).
         error: Relative error of the features.
         deviation: (n,) standard deviations of their errors.
+        grid: Grid of the pixels.
 
     Returns:
-        (n,) features of the right size; None if the convolution has no bias, or there is more than
-        one layer with weights.
+        (n,) features of the right size and (n,) standard deviations, which include that of s; None
+        if the convolution has no bias, or there is more than one layer with weights.
     """
     weighty = [one for one in chain if one.parameters]
     if len(weighty) != 1 or "bias" not in weighty[0].parameters:
         return None
     nothing = torch.zeros_like(features)
     k, output, _ = layer_chain.before(chain, len(chain), features, nothing, error)
-    layer = chain[k]
-    bias = layer.parameters["bias"][:, None, None].expand(output.value.shape)
-    known = _clear(output, deviation).flatten()
-    weight = 1 / deviation.reshape(output.value.shape).flatten()[known].numpy()
-    matrix = _matrix(layer)[known.numpy()].multiply(weight[:, None]).tocsr()
-    unexplained = _remainder(
-        matrix,
-        np.stack([output.value.flatten()[known].numpy(), bias.flatten()[known].numpy()], axis=1)
-        * weight[:, None],
-    )
-    of_features, of_bias = unexplained.T
-    if not float(of_features @ of_features) > 0:
+    spread = deviation.reshape(output.value.shape)
+    output = Output(output.value, _clear(output, spread), output.trust)
+    if not bool(output.known.any()):
         return None
-    return features * float(of_features @ of_bias) / float(of_features @ of_features)
+    found = _equations(chain[k], output, spread, grid)
+    # matrix p = s of_features - constant, in units of the errors
+    of_features = (output.value / spread).flatten()[output.known.flatten()].numpy()
+    constant = of_features - found.right
+    size, unsure = _size(found, of_features, constant)
+    wide = np.hypot(1.0, SURE * unsure * of_features)
+    matrix = found.matrix.multiply(1 / wide[:, None]).tocsr()
+    right = (size * of_features - constant) / wide
+    board = open_pixels.Board(replace(found, matrix=matrix, right=right))
+    try:
+        board.settle()
+    except open_pixels.Contradiction:
+        return None
+    seen = board.settled()
+    if bool(seen.any()):
+        exact = (found.matrix @ board.value + constant)[seen]
+        mine = of_features[seen]
+        size = float(mine @ exact) / float(mine @ mine)
+        unsure = 1 / math.sqrt(float(mine @ mine))
+    return size * features, torch.hypot(deviation, SURE * unsure * features)
 
 
-def _remainder(matrix: Any, right: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the part of right sides (m, k) that no matrix x explains."""
+def _size(
+    equations: open_pixels.Equations, of_features: Array, constant: Array
+) -> tuple[float, float]:
+    """Return the s with which matrix p + constant = s of_features fits best, and its error.
+
+    Pixels are taken to be half white, with errors of the same size, so that open directions do not
+    make the equations singular.
+
+    Args:
+        equations: Their matrix is used.
+        of_features: (m,).
+        constant: (m,).
+    """
     from scipy.sparse import eye_array
     from scipy.sparse.linalg import splu  # slow to import
 
-    normal = (matrix.T @ matrix).tocsc()
-    largest = float(normal.diagonal().max(initial=1.0))
-    shifted = normal + SHIFT * largest * eye_array(normal.shape[0], format="csc")
-    factor = splu(shifted.tocsc(), permc_spec="MMD_AT_PLUS_A", options={"SymmetricMode": True})
-    for _ in range(1 + REFINED):
-        right = right - matrix @ factor.solve(matrix.T @ right)
-    return right
+    matrix = equations.matrix
+    half = equations.levels / 2
+    constant = constant + matrix @ np.full(matrix.shape[1], half)
+    normal = (matrix.T @ matrix + eye_array(matrix.shape[1]) / half**2).tocsc()
+    factor = splu(normal, permc_spec="MMD_AT_PLUS_A", options={"SymmetricMode": True})
+    right = matrix.T @ np.stack([of_features, constant], axis=1)
+    solved = factor.solve(right)
+    for _ in range(REFINED):
+        solved = solved + factor.solve(right - normal @ solved)
+    rest = np.stack([of_features, constant], axis=1) - matrix @ solved
+    strength = max(float(of_features @ rest[:, 0]), np.finfo(np.float64).tiny)
+    return float(of_features @ rest[:, 1]) / strength, 1 / math.sqrt(strength)
 
 
 def _clear(output: Output, deviation: Tensor) -> Tensor:

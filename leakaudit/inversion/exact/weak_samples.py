@@ -9,15 +9,18 @@ whose slopes are 1e-5 of the others'. But rounding is relative to the terms of e
 and there are entries in which the weak sample is alone: neurons h that the ReLU switches off for
 the others, or features j that the others do not have. There, the weak sample is as precise as any.
 
-The samples that were proven have known features. D and the features of the others follow
-alternately from weighted least squares, with weights from this error model (`refined`). What
-remains free after that is how much of the others a sample contains, which its zeros determine
-(`_cleaned`), and its size, which only the bias of the linear layer shows, where nothing is alone.
-The bias of the convolution before it determines the size (`peel.sized`).
+The samples that were proven have known features, up to the rounding of the sender. It is an error
+of its own for each feature, the same in all rows, so it is solved for as well: counted as noise of
+every entry, it would hide weak samples where the others cover them. D and the features of the weak
+samples follow from weighted least squares, with weights from this error model, both at once
+(`_solve_both`). What remains free after that is how much of the others a sample contains, which
+its zeros determine (`_cleaned`), and its size, which only the bias of the linear layer shows, where
+nothing is alone. The bias of the convolution before it determines the size (`peel.sized`).
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -54,11 +57,19 @@ EXPLAINED = 2.0
 # Residual from which an entry counts as one of this size: single entries between zero and rounding.
 OUTLIER = 100.0
 
-# Standard deviations that are reported, in units of those of the error model.
+# Standard deviations that are reported, in units of those that the residual shows.
 CAUTION = 2.0
 
 # Standard deviation of what no entry shows: more than any feature, and finite.
 UNSEEN = 1e15
+
+# Maximum number of conjugate gradients of a turn, and the square of the relative error at which
+# they end.
+GRADIENTS = 100
+SOLVED = 1e-10
+
+# Number of columns of the rows that are processed together, which bounds the memory.
+COLUMNS = 1024
 
 # Smallest entries' error, relative to that of a typical entry of a weak sample.
 FLOOR = 1e-3
@@ -97,19 +108,23 @@ class _State:
     weak: Tensor
     wire: float
 
-    def variance(self, rounding_only: bool) -> Tensor:
+    @property
+    def blurred(self) -> Tensor:
+        """The standard deviations (b, n + 1) of the proven features."""
+        return self.deviation * (~self.weak)[:, None]
+
+    def variance(self, deviation: Tensor | None = None) -> Tensor:
         """Return the variance (H, n + 1) of the entries of G around D F.
 
         Args:
-            rounding_only: Whether to leave out the errors of the weak features.
+            deviation: (b, n + 1) errors of F that contribute.
         """
         squares = self.slopes.square()
         rounding = (HALF * self.wire) ** 2 * (squares @ self.features.square())
-        deviation = self.deviation
-        if rounding_only:
-            deviation = deviation * (~self.weak)[:, None]
         weak = squares[:, self.weak].mean(0) @ self.features[self.weak].square().mean(1)
         floor = (FLOOR * self.wire) ** 2 * weak
+        if deviation is None:
+            return rounding + floor
         return rounding + squares @ deviation.square() + floor
 
 
@@ -141,6 +156,7 @@ def refined(
     for _ in range(TURNS):
         before = state.features
         _solve_slopes(state, rows)
+        _solve_both(state, rows)
         _solve_features(state, rows)
         _cleaned(state, first)
         moved = (state.features - before).abs().amax(1) / state.features.amax(1)
@@ -150,11 +166,13 @@ def refined(
             break
     # Slopes that belong to the cleaned features.
     _solve_slopes(state, rows)
-    variance = state.variance(rounding_only=True)
-    residual = (rows - state.slopes @ state.features).square() / variance
-    if not float(residual.clamp_max(OUTLIER**2).mean().sqrt()) < EXPLAINED:
+    variance = state.variance(state.deviation)
+    squares = (rows - state.slopes @ state.features).square() / variance
+    residual = float(squares.clamp_max(OUTLIER**2).mean().sqrt())
+    if not residual < EXPLAINED:
         return None
-    return Refined(state.features[state.weak, :-1], CAUTION * state.deviation[state.weak, :-1])
+    deviation = CAUTION * residual * state.deviation[state.weak, :-1]
+    return Refined(state.features[state.weak, :-1], deviation)
 
 
 def _begin(
@@ -188,31 +206,109 @@ def _begin(
 
 def _solve_slopes(state: _State, rows: Tensor) -> None:
     """Determine D from F, row by row."""
-    weight = 1 / state.variance(rounding_only=False)
-    f = state.features
-    b = len(f)
-    pairs = (f[:, None] * f[None]).reshape(b * b, -1)
+    weight = 1 / state.variance(state.deviation)
+    right = (weight * rows) @ state.features.T * state.live
+    state.slopes = (_of_rows(state, weight) @ right[:, :, None])[:, :, 0]
+
+
+def _of_rows(state: _State, weight: Tensor) -> Tensor:
+    """Return the inverse (H, b, b) of the normal equations of each row's slopes."""
+    b = len(state.features)
+    pairs = (state.features[:, None] * state.features[None]).reshape(b * b, -1)
+    mask = state.live.to(weight)
     normal = (weight @ pairs.T).reshape(-1, b, b)
-    state.slopes, _ = _solved(normal, (weight * rows) @ f.T, state.live)
+    return _inverse(normal * mask[:, :, None] * mask[:, None, :])
+
+
+def _solve_both(state: _State, rows: Tensor) -> None:
+    """Determine D together with the weak part of F, by one Gauss-Newton step.
+
+    Solving for D and F in turn hardly changes errors of both that belong together: of rows that are
+    clean in different columns, or of multiples of a sample within another one. So F is eliminated,
+    column by column, and conjugate gradients solve for D.
+    """
+    d = state.slopes[:, state.weak]
+    f = state.features
+    weight = 1 / state.variance(state.blurred)
+    pairs = (d[:, :, None] * d[:, None, :]).reshape(len(d), -1)
+    inverse = _inverse((weight.T @ pairs).reshape(-1, d.shape[1], d.shape[1]))
+    inverse[-1] = 0  # the bias, whose feature is 1
+    alone = _of_rows(state, weight)
+
+    def down(weighted: Tensor) -> Tensor:
+        """Return the slope of the squared errors in D, whatever F is."""
+        of_features = (inverse @ (weighted.T @ d)[:, :, None])[:, :, 0]
+        return ((weighted - weight * (d @ of_features.T)) @ f.T) * state.live
+
+    left = down(weight * (rows - state.slopes @ f))
+    step = torch.zeros_like(state.slopes)
+    enough = SOLVED * float((left * (alone @ left[:, :, None])[:, :, 0]).sum())
+    ahead = torch.zeros_like(left)
+    before = math.inf
+    for _ in range(GRADIENTS):
+        near = (alone @ left[:, :, None])[:, :, 0]
+        size = float((near * left).sum())
+        if not size > enough:
+            break
+        ahead = near + size / before * ahead
+        before = size
+        curve = down(weight * (ahead @ f))
+        length = size / float((ahead * curve).sum())
+        step += length * ahead
+        left = left - length * curve
+    state.slopes = state.slopes + step
 
 
 def _solve_features(state: _State, rows: Tensor) -> None:
     """Determine the weak part of F from D, column by column."""
-    weight = 1 / state.variance(rounding_only=True)
     known = ~state.weak
+    weight = 1 / state.variance()
     left = rows - state.slopes[:, known] @ state.features[known]
-    own = state.slopes[:, state.weak]
-    w = own.shape[1]
-    pairs = (own[:, :, None] * own[:, None, :]).reshape(len(own), w * w)
-    normal = (weight.T @ pairs).reshape(-1, w, w)
-    live = torch.ones(len(normal), w, dtype=torch.bool)
-    values, deviation = _solved(normal, (weight * left).T @ own, live)
+    parts = []
+    for columns in torch.arange(rows.shape[1]).split(COLUMNS):
+        parts.append(_column_equations(state, weight[:, columns], left[:, columns], columns))
+    normal, right = (torch.cat(some) for some in zip(*parts, strict=True))
+    values, deviation = _solved(normal, right)
     scale = values[-1]
     state.features = state.features.clone()
     state.features[state.weak] = (values / scale).T
     state.deviation = state.deviation.clone()
     state.deviation[state.weak] = (deviation / scale.abs()).T
     state.deviation[:, -1] = 0
+
+
+def _column_equations(
+    state: _State, weight: Tensor, left: Tensor, columns: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the normal equations of the weak features in some columns.
+
+    The error of a proven feature enters all entries of its column, each by its own slope. It is
+    known up to its size, so it is one more unknown with an expected size of 1, and eliminated.
+
+    Args:
+        state: D and F.
+        weight: (H, n) of the entries.
+        left: (H, n) the rows without the proven samples.
+        columns: (n,) which ones.
+
+    Returns:
+        Matrices (n, w, w) and right sides (n, w).
+    """
+    known = ~state.weak
+    d = state.slopes
+    b = d.shape[1]
+    pairs = (d[:, :, None] * d[:, None, :]).reshape(len(d), b * b)
+    normal = (weight.T @ pairs).reshape(-1, b, b)
+    right = (weight * left).T @ d
+    size = state.deviation[known][:, columns].T
+    blurred = normal[:, known][:, :, known] * size[:, :, None] * size[:, None, :]
+    blurred.diagonal(dim1=1, dim2=2).add_(1)
+    both = normal[:, known][:, :, state.weak] * size[:, :, None]
+    part = (right[:, known] * size)[:, :, None]
+    solved = torch.cholesky_solve(torch.cat([both, part], dim=2), torch.linalg.cholesky(blurred))
+    away = both.mT @ solved
+    own = normal[:, state.weak][:, :, state.weak] - away[:, :, :-1]
+    return own, right[:, state.weak] - away[:, :, -1]
 
 
 def _cleaned(state: _State, wide: Tensor) -> None:
@@ -243,28 +339,28 @@ def _cleaned(state: _State, wide: Tensor) -> None:
         state.features[k] = (clean / clean[-1]).clamp_min(0)
 
 
-def _solved(normal: Tensor, right: Tensor, live: Tensor) -> tuple[Tensor, Tensor]:
+def _inverse(normal: Tensor) -> Tensor:
+    """Invert small normal equations (m, k, k), of which some may be empty."""
+    size = normal.diagonal(dim1=1, dim2=2).sqrt()
+    inverse_size = torch.where(size > 0, 1 / size, torch.zeros_like(size))
+    both = inverse_size[:, :, None] * inverse_size[:, None, :]
+    found: Tensor = torch.linalg.pinv(normal * both, hermitian=True) * both
+    return found
+
+
+def _solved(normal: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     """Solve many small normal equations.
 
     Args:
         normal: (m, k, k).
         right: (m, k).
-        live: (m, k) unknowns that may differ from zero.
 
     Returns:
         Solutions and their standard deviations, (m, k) each.
     """
-    mask = live.to(normal)
-    normal = normal * mask[:, :, None] * mask[:, None, :]
-    size = normal.diagonal(dim1=1, dim2=2).sqrt()
-    there = size > 0
-    size = torch.where(there, size, torch.ones_like(size))
-    scaled = normal / size[:, :, None] / size[:, None, :]
-    scaled = scaled + torch.diag_embed((~there).to(normal))
-    inverse = torch.linalg.pinv(scaled, hermitian=True)
-    solution = (inverse @ (right * mask / size)[:, :, None])[:, :, 0] / size
-    spread = inverse.diagonal(dim1=1, dim2=2).clamp_min(0).sqrt() / size
+    inverse = _inverse(normal)
+    solution = (inverse @ right[:, :, None])[:, :, 0]
+    spread = inverse.diagonal(dim1=1, dim2=2).clamp_min(0).sqrt()
     # An unknown without any equation may be anything.
-    unseen = live & ~there
-    spread = torch.where(unseen, torch.full_like(spread, UNSEEN), spread)
-    return solution * mask, spread * mask
+    unseen = normal.diagonal(dim1=1, dim2=2) <= 0
+    return solution, torch.where(unseen, torch.full_like(spread, UNSEEN), spread)

@@ -128,6 +128,13 @@ def test_formats_summary_and_results_say_the_same(
     )
     page = (place / "job.md").read_text()
     assert page.startswith("# Leakage gate: leak\n")
+    assert (place / "out/leak.png").read_bytes().startswith(b"\x89PNG")
+    assert shown["picture"] == "leak.png"
+    assert set(shown["files"]) == {"leak.png", "leak.npz"}
+    assert main(["report", "out", "-o", "page.html", "-q"]) == 0
+    assert (place / "page.html").read_text().count('src="data:image/png') == 2
+    assert main(["report", "out", "-o", "hidden.html", "--redact", "-q"]) == 0
+    assert "data:image/png" not in (place / "hidden.html").read_text()
     row = "| OVER BUDGET | ring/eavesdropper/exact | budget: records recovered bit for bit | 100.0% | 0.0% |"
     assert row in page
 

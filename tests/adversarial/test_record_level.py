@@ -368,9 +368,9 @@ most = 7.0
             3,
             "add smoothness = L, a Lipschitz constant of a node's gradients, to [check.main]",
         ),
-        ("combine", "smoothness = 6.0", 1, "epsilon of one record 189.8"),
-        ("combine", "smoothness = 0.0", 0, "epsilon of one record 6.174, at most 7"),
-        ("adapt", "", 0, "epsilon of one record 6.174, at most 7"),
+        ("combine", "smoothness = 6.0", 1, "epsilon of one record: 189.8"),
+        ("combine", "smoothness = 0.0", 0, "epsilon of one record: 6.174, at most 7"),
+        ("adapt", "", 0, "epsilon of one record: 6.174, at most 7"),
     ],
 )
 def test_a_budget_of_epsilon_asks_for_the_models_or_a_smoothness(

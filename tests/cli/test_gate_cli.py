@@ -83,7 +83,8 @@ def test_the_life_of_a_gate(place: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert made()["acceptances"] == {"a": "used"}
     (place / "leakaudit.toml").write_text(text + day.format("2020-01-01"))
     assert main(["check", "-q"]) == 1
-    assert "acceptance a of o expired on 2020-01-01" in capsys.readouterr().out
+    assert "acceptance a has expired" in capsys.readouterr().out
+    assert "; acceptance a of o expired on 2020-01-01" in str(made()["rules"])
 
     (place / "leakaudit.toml").write_text(GATE.replace("visits = 2", "visits = 3"))
     assert main(["check", "-q"]) == 3

@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
     """
     _prepare()
     from leakaudit.gate import files, judge
-    from leakaudit.rendering import console
+    from leakaudit.rendering import console, gallery
     from leakaudit.results import model
 
     chosen = settings(args)
@@ -105,7 +105,10 @@ def run(args: argparse.Namespace) -> int:
     made = files.write(judged, Path(chosen.output))
     shown = model.plain(made)
     for name, file in formats:
-        _show(name, file, shown, args.verbose)
+        drawn = shown
+        if name == "html":
+            drawn = gallery.with_pictures(shown, Path(chosen.output))
+        _show(name, file, drawn, args)
     if args.summary:
         _append(args.summary, shown)
     say(
@@ -137,7 +140,7 @@ def _format(text: str) -> tuple[str, Path | None]:
     return name, Path(file) if equals else None
 
 
-def _show(name: str, file: Path | None, made: dict[str, Any], verbose: bool) -> None:
+def _show(name: str, file: Path | None, made: dict[str, Any], args: argparse.Namespace) -> None:
     from leakaudit import registry
     from leakaudit._util.files import replacing
     from leakaudit.rendering import console
@@ -149,7 +152,7 @@ def _show(name: str, file: Path | None, made: dict[str, Any], verbose: bool) -> 
         fit: console.Form = {}
         if file is None:
             fit = console.fit()
-        render = partial(render, verbose=verbose, **fit)
+        render = partial(render, verbose=args.verbose, **fit)
     shown = render(made).rstrip("\n") + "\n"
     if file is None:
         show(shown)

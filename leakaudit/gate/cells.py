@@ -19,6 +19,7 @@ from leakaudit.gate.runs import Recorded
 from leakaudit.inversion import attacking
 from leakaudit.leak import GradientLeak
 from leakaudit.reconstruction import Reconstruction
+from leakaudit.rendering.pictures import Pair, pair_up
 from leakaudit.results.model import NodeBest
 from leakaudit.results.provenance import digest
 from leakaudit.scoring.scoring import Score, score
@@ -43,6 +44,7 @@ class Cell:
         nodes: node -> its record that was recovered best.
         reasons: node -> why no leak is determined, or why the attack cannot use the leak.
         worst: the record of all nodes that was recovered best.
+        pair: that record and its reconstruction, if they are images.
         tried: number of leaks that were attacked.
         seconds: duration of all attacks.
     """
@@ -58,6 +60,7 @@ class Cell:
     nodes: dict[int, NodeBest] = field(default_factory=dict)
     reasons: dict[int, str] = field(default_factory=dict)
     worst: NodeBest | None = None
+    pair: Pair | None = None
     tried: int = 0
     seconds: float = 0.0
     _ranks: dict[int, Rank] = field(default_factory=dict)  # node -> rank of its record in `nodes`
@@ -119,7 +122,8 @@ class Cell:
         (scored,) = score(found, run.truth, own=True)
         self._scores[leak.node] = scored
         self.found.append((found, run.truth))
-        self._keep_best(leak, scored, run.seed)
+        pairs = pair_up([found], [scored], run.truth)
+        self._keep_best(leak, scored, run.seed, pairs)
         self.seconds += time.perf_counter() - start
 
     def close(self, run: Recorded, nodes: Sequence[int]) -> None:
@@ -136,7 +140,9 @@ class Cell:
         self.seeds.append(run.seed)
         self._scores.clear()
 
-    def _keep_best(self, leak: GradientLeak, scored: Score, seed: int) -> None:
+    def _keep_best(
+        self, leak: GradientLeak, scored: Score, seed: int, pairs: Sequence[Pair]
+    ) -> None:
         """Keep the record that was recovered best, for this node and for all nodes.
 
         Records are ranked by PSNR if the data has one, otherwise by relative error. Labels only
@@ -163,6 +169,9 @@ class Cell:
         if rank > self._best:
             self._best = rank
             self.worst = made
+            self.pair = None
+            if at < len(pairs) and pairs[at].found is not None:
+                self.pair = pairs[at]
 
 
 def _gains(scored: Score) -> list[float]:

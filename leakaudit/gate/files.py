@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from leakaudit._util import settings
 from leakaudit._util.files import replacing
 from leakaudit.errors import LeakauditError
@@ -12,8 +14,13 @@ from leakaudit.gate.baseline import Baseline
 from leakaudit.gate.config import Gate
 from leakaudit.gate.judge import Judged, Options
 from leakaudit.gate.tables import SCHEMA, load
+from leakaudit.rendering import leaked
+from leakaudit.rendering.pictures import Pair
 from leakaudit.results import model, record_file
-from leakaudit.results.model import CheckRecord
+from leakaudit.results.model import CheckRecord, RuleStatus
+
+# Outcomes for which the record that leaked is drawn; what stays within the limits is not.
+LEAKED = (RuleStatus.OVER, RuleStatus.REGRESSION)
 
 
 def configured(folder: Path) -> Gate:
@@ -50,7 +57,7 @@ def compared(gate: Gate) -> Baseline | None:
 
 
 def write(judged: Judged, folder: Path) -> CheckRecord:
-    """Write results.json atomically.
+    """Write results.json atomically, and pictures of what leaked beside it.
 
     Args:
         judged: the results of a run.
@@ -63,8 +70,21 @@ def write(judged: Judged, folder: Path) -> CheckRecord:
         LeakauditError: nothing was recorded, or the file cannot be written.
     """
     made = record.build(judged)
-    record_file.write(folder / "results.json", model.plain(made))
-    return made
+    if leaked.save(_pairs(judged), folder):
+        made = replace(made, picture=leaked.PICTURE, originals=leaked.ARRAYS)
+    values = record_file.sealed(model.plain(made), folder)
+    record_file.write(folder / "results.json", values)
+    return model.fitted(values, CheckRecord)
+
+
+def _pairs(judged: Judged) -> dict[str, Pair]:
+    """Return the worst record of each cell that exceeds a limit, and its reconstruction."""
+    over = {rule.cell for rule in judged.rules if rule.status in LEAKED}
+    pairs = {}
+    for cell in judged.cells:
+        if cell.pair is not None and cell.name in over:
+            pairs[cell.name] = cell.pair
+    return pairs
 
 
 def update(gate: Gate, options: Options, reason: str) -> tuple[Judged, Baseline, Baseline]:

@@ -101,7 +101,7 @@ def _epsilon_budget(cell: Cell, budget: Budget, priced: Priced) -> Rule:
     doubt = priced.doubt
     if doubt is not None and value <= budget.most < doubt.value:
         figures = f"{value:.4g} as declared, but {doubt.value:.4g} {doubt.why}"
-        says = f"a budget on {measured(budget.measure)} cannot be judged: {figures}"
+        says = f"a budget on epsilon cannot be judged: {figures}"
         return _budget_rule(cell, budget, RuleStatus.VOID, says, value)
     says = _limits(budget, value)
     nodes: tuple[int, ...] = ()
@@ -128,7 +128,10 @@ def _level(budget: Budget, value: float) -> RuleStatus:
 
 
 def _unjudged(cell: Cell, budget: Budget, why: str, nodes: tuple[int, ...] = ()) -> Rule:
-    says = f"a budget on {measured(budget.measure)} cannot be judged: {why}"
+    name = budget.measure
+    if name != "epsilon":
+        name = measured(name)
+    says = f"a budget on {name} cannot be judged: {why}"
     return _budget_rule(cell, budget, RuleStatus.VOID, says, None, nodes)
 
 

@@ -21,7 +21,7 @@ from leakaudit.errors import LeakauditError
 from leakaudit.rendering.shown import Picture, Section
 from leakaudit.results import model
 from leakaudit.results.measured import MaybeColumn, values
-from leakaudit.results.model import Finding, StoredImages, given
+from leakaudit.results.model import CheckRecord, Finding, StoredImages, given
 from leakaudit.results.wording import cell_of, point_of
 from leakaudit.trace import Json
 
@@ -97,6 +97,10 @@ def with_pictures(results: Mapping[str, Json], folder: Path) -> dict[str, Json]:
         LeakauditError: An image file cannot be read.
     """
     record = model.of_run(results)
+    if isinstance(record, CheckRecord):
+        from leakaudit.rendering import leaked  # it uses the functions of this module
+
+        return {**results, "gallery": leaked.sections(record, folder)}
     sections = sections_of(record.findings, given(record.originals, None), folder)
     return {**results, "gallery": [asdict(section) for section in sections]}
 
@@ -258,7 +262,7 @@ class _Files:
         found = None
         others: list[np.ndarray] = []
         if finding.images is not None and entry.row is not None:
-            found = _image(self.array(finding.images.file, finding.images.x), entry.row)
+            found = image(self.array(finding.images.file, finding.images.x), entry.row)
         if finding.images is not None:
             others = self.others(finding.images, entry.row)
         return _Drawn(entry, place, found, self.original(entry), others)
@@ -274,7 +278,7 @@ class _Files:
         if self.originals not in self.held and not (self.folder / self.originals).is_file():
             return None
         key = f"node{finding.node}"
-        return _image(self.opened(self.originals, key).get(key), entry.record)
+        return image(self.opened(self.originals, key).get(key), entry.record)
 
     def others(self, images: StoredImages, row: int | None) -> list[np.ndarray]:
         """Read other candidates for the reconstructed image."""
@@ -282,7 +286,7 @@ class _Files:
         if name is None:
             return []
         batch = self.array(images.file, name)
-        pictures = [_image(batch, place) for place in range(len(batch))]
+        pictures = [image(batch, place) for place in range(len(batch))]
         return [picture for picture in pictures if picture is not None]
 
     def array(self, name: str, key: str) -> np.ndarray:
@@ -310,8 +314,16 @@ class _Files:
         )
 
 
-def _image(batch: np.ndarray | None, row: int) -> np.ndarray | None:
-    """Return one image as bytes; None if there is none or it does not have 1 or 3 channels."""
+def image(batch: np.ndarray | None, row: int) -> np.ndarray | None:
+    """Return one image as bytes.
+
+    Args:
+        batch: (n, c, h, w) images as bytes or in [0, 1], None for none.
+        row: Index of the image.
+
+    Returns:
+        (h, w) or (h, w, 3) bytes; None if there is none or it does not have 1 or 3 channels.
+    """
     if batch is None or batch.ndim != 4 or batch.shape[1] not in (1, 3) or row >= len(batch):
         return None
     x = batch[row]

@@ -368,9 +368,9 @@ most = 7.0
             3,
             "add smoothness = L, a Lipschitz constant of a node's gradients, to [check.main]",
         ),
-        ("combine", "smoothness = 6.0", 1, "epsilon of one record 189.8"),
-        ("combine", "smoothness = 0.0", 0, "epsilon of one record 6.174, at most 7"),
-        ("adapt", "", 0, "epsilon of one record 6.174, at most 7"),
+        ("combine", "smoothness = 6.0", 1, "epsilon of one record: 189.8"),
+        ("combine", "smoothness = 0.0", 0, "epsilon of one record: 6.174, at most 7"),
+        ("adapt", "", 0, "epsilon of one record: 6.174, at most 7"),
     ],
 )
 def test_a_budget_of_epsilon_asks_for_the_models_or_a_smoothness(
@@ -385,7 +385,7 @@ def test_a_budget_of_epsilon_asks_for_the_models_or_a_smoothness(
     """The default D-PSGD passed a budget of 7 with the figure of the node, 6.17, where a record reaches 33.2."""
     monkeypatch.chdir(tmp_path)
     Path("leakaudit.toml").write_text(GATE.format(order=order, smoothness=smoothness))
-    assert main(["check", "-o", "out", "-q"]) == code
+    assert main(["check", "-o", "out", "-q", "-v"]) == code
     shown = " ".join(capsys.readouterr().out.split())
     assert said in shown
     record = json.loads(Path("out/results.json").read_text())

@@ -83,7 +83,8 @@ def test_the_life_of_a_gate(place: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert made()["acceptances"] == {"a": "used"}
     (place / "leakaudit.toml").write_text(text + day.format("2020-01-01"))
     assert main(["check", "-q"]) == 1
-    assert "acceptance a of o expired on 2020-01-01" in capsys.readouterr().out
+    assert "acceptance a has expired" in capsys.readouterr().out
+    assert "; acceptance a of o expired on 2020-01-01" in str(made()["rules"])
 
     (place / "leakaudit.toml").write_text(GATE.replace("visits = 2", "visits = 3"))
     assert main(["check", "-q"]) == 3
@@ -128,6 +129,13 @@ def test_formats_summary_and_results_say_the_same(
     )
     page = (place / "job.md").read_text()
     assert page.startswith("# Leakage gate: leak\n")
+    assert (place / "out/leak.png").read_bytes().startswith(b"\x89PNG")
+    assert shown["picture"] == "leak.png"
+    assert set(shown["files"]) == {"leak.png", "leak.npz"}
+    assert main(["report", "out", "-o", "page.html", "-q"]) == 0
+    assert (place / "page.html").read_text().count('src="data:image/png') == 2
+    assert main(["report", "out", "-o", "hidden.html", "--redact", "-q"]) == 0
+    assert "data:image/png" not in (place / "hidden.html").read_text()
     row = "| OVER BUDGET | ring/eavesdropper/exact | budget: records recovered bit for bit | 100.0% | 0.0% |"
     assert row in page
 

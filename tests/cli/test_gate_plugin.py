@@ -268,7 +268,7 @@ def test_the_example_fails_with_half_its_noise(project: Path, tmp_path: Path) ->
     done = run(copy, "leakaudit", "check", "-q")
     assert done.returncode == 1, done.stdout + done.stderr
     assert re.search(
-        r"epsilon of one record 28\.8\d*, at most 12: view bound of eavesdropper for the data of node \d",
+        r"epsilon of one record: 28\.8\d*, at most 12 allowed: view bound of eavesdropper for the data of node \d",
         done.stdout,
     )
 

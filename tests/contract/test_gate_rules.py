@@ -237,6 +237,21 @@ def test_too_few_seeds_are_inconclusive_and_say_how_many_would_do() -> None:
     assert (rules.code([found], True, False), rules.code([found], True, True)) == (3, 3)
 
 
+def test_two_seeds_are_remarked_even_if_nothing_increased() -> None:
+    """No p-value of two paired seeds is below 1/4, whatever they are."""
+    few = cell(seeds=2, gain=0.0)
+    gate = Gate(compare=("gain",), seeds=2)
+    assert [r.status for r in rules.growth([few], base(few, gain=0.0), gate)] == [RuleStatus.OK]
+    (remark,) = rules.few_seeds([few], base(few, gain=0.0), gate)
+    assert remark == (
+        "with 2 seeds and 1 comparison, no increase over the baseline can be significant: "
+        "no p-value can be below 0.25 (alpha 0.01); set seeds >= 7"
+    )
+    enough = cell(seeds=7, gain=0.0)
+    assert rules.few_seeds([enough], base(enough, gain=0.0), Gate(compare=("gain",))) == []
+    assert rules.few_seeds([few], Baseline({}), gate) == [], "nothing is compared"
+
+
 def test_an_increase_that_is_not_significant_is_inconclusive_only_if_strict() -> None:
     """Ten seeds could show an increase, but half of these decreased as much."""
     one = cell(seeds=10, gain=[1.5, -1.0] * 5)

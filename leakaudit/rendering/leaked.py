@@ -1,0 +1,103 @@
+"""The pictures of a gate: for each cell over its limits, the record that was recovered best."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+
+from leakaudit._util.files import replacing
+from leakaudit.errors import LeakauditError
+from leakaudit.rendering import gallery, pictures
+from leakaudit.rendering.pictures import Pair
+from leakaudit.rendering.shown import Picture, Section
+from leakaudit.results.model import CellEntry, CheckRecord, given
+from leakaudit.trace import Json
+
+PICTURE = "leak.png"
+ARRAYS = "leak.npz"
+
+
+def save(pairs: Mapping[str, Pair], folder: Path) -> bool:
+    """Draw pairs beside the record of a gate, and remove those of an earlier run.
+
+    Args:
+        pairs: Name of a cell -> the original and the reconstruction.
+        folder: Folder of the record.
+
+    Returns:
+        Whether there is something to draw.
+    """
+    for name in (PICTURE, ARRAYS):
+        (folder / name).unlink(missing_ok=True)
+    if not pairs:
+        return False
+    folder.mkdir(parents=True, exist_ok=True)
+    pictures.save(pictures.grid(list(pairs.values())), folder / PICTURE)
+    arrays = {}
+    for name, pair in pairs.items():
+        for what, image in (("found", pair.found), ("original", pair.original)):
+            if image is not None:
+                arrays[f"{name} {what}"] = image.detach().cpu().float().numpy()[None]
+    file = io.BytesIO()
+    np.savez(file, **arrays)  # type: ignore[arg-type]  # its stubs take the names for its options
+    with replacing(folder / ARRAYS) as out:
+        out.write(file.getvalue())
+    return True
+
+
+def sections(record: CheckRecord, folder: Path) -> list[dict[str, Json]]:
+    """Return the pictures for a page.
+
+    Args:
+        record: The record of a gate.
+        folder: Its folder.
+
+    Returns:
+        The values of one `leakaudit.rendering.shown.Section` for each cell with a picture.
+
+    Raises:
+        LeakauditError: The file with the pictures cannot be read.
+    """
+    name = given(record.originals, None)
+    if name is None:
+        return []
+    try:
+        with np.load(folder / name, allow_pickle=False) as file:
+            arrays = {each: file[each] for each in file.files}
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        expected = "expected the pictures of the results, could not read them"
+        raise LeakauditError(f"{folder / name}: {expected}: {str(error)[:200]}") from None
+    images = {key: gallery.image(array, 0) for key, array in arrays.items()}
+    encode = gallery.fitting([image for image in images.values() if image is not None])
+    found = []
+    for cell in record.gate.cells:
+        picture = encode(images.get(f"{cell.name} found"))
+        original = encode(images.get(f"{cell.name} original"))
+        if picture is not None:
+            section = Section(cell.attack, cell.adversary, 1, [_picture(cell, picture, original)])
+            found.append(asdict(section))
+    return found
+
+
+def _picture(cell: CellEntry, found: str, original: str | None) -> Picture:
+    worst = cell.worst
+    psnr = None
+    if worst is not None and worst.psnr is not None:
+        psnr = float(worst.psnr)
+    return Picture(
+        place="",
+        at="",
+        owner="" if worst is None else f"node {worst.node}",
+        record=0,
+        of=1,
+        psnr=psnr,
+        ssim=None,
+        lpips=None,
+        certificate="bit for bit" if worst is not None and worst.exact else "",
+        found=found,
+        original=original,
+    )

@@ -199,10 +199,9 @@ def _draw(found: SweepRecord, args: argparse.Namespace) -> None:
     """Draw the figure to the file that --figure names, too."""
     if args.figure is None:
         return
-    from leakaudit.rendering import plots
-    from leakaudit.sweeping import panels
+    from leakaudit.rendering import plots, sweep_figure
 
-    plots.save(panels.figure(found.sweep), args.figure)
+    plots.save(sweep_figure.figure(found.sweep), args.figure)
     say(f"{args.figure}: written", args)
 
 

@@ -42,6 +42,11 @@ COLOURS = (
     *("#7a5c00", "#3096d2", "#1f2328", "#7c8590"),
 )
 MARKERS = "os^DvPX"  # seven markers, so that the ninth line differs from the first
+# One PSNR cap for every figure and for tables in LaTeX: at 60 dB, the root mean square error is a
+# thousandth of the range, a quarter of a grey level of 8-bit images. Records, CSV and JSON hold the
+# measured values, of which equal images have `leakaudit.scoring.metrics.PSNR_CAP`.
+PSNR_SHOWN = 60.0
+PSNR_TITLE = f"PSNR, dB (drawn up to {PSNR_SHOWN:g})"
 POSITIVE = ("#f2c4b8", "#a3200d")  # colours from the smallest to the largest weight
 NEGATIVE = ("#bcd7ea", "#0b5394")
 NO_WEIGHT = "#eceef0"
@@ -65,6 +70,7 @@ CELL = 24
 DECADES = 2  # powers of ten that values must span for an automatic axis to become logarithmic
 TICKS = 6  # most steps between the numbers of an axis
 STUB = 14  # width of a dashed line through a single point
+WHISKER = 6  # width of the end of an interval
 ROUND = (1, 2, 5, 10)  # times a power of ten: steps between the numbers of an axis
 SPARSE = 8  # approximate number of markers on a long line
 NAMED = 12  # most characters of the name of a point
@@ -134,6 +140,12 @@ class Look(NamedTuple):
     place: int = 0
 
 
+# Lines with these meanings have the same colour in every figure.
+LIMIT_BY_VIEW = Look(COLOURS[2], "^", 2)
+LIMIT_BY_CLAIM = Look(COLOURS[4], "v", 3)
+LIKELIHOOD = Look(COLOURS[6], "P", 4)
+BLIND_GUESS = Look(COLOURS[7], "X", 5)
+
 STYLES = {
     "median": Style(1.8, marked=True),
     "best": Style(0.9),
@@ -142,7 +154,11 @@ STYLES = {
     "ceiling": Style(1.8, (3, 3)),
     "blind": Style(0.9, (1, 2)),
     "run": Style(1.5, marked=True, sparse=True),
+    "level": Style(1.8, (6, 2)),  # one value that does not depend on the horizontal axis
 }
+
+
+Interval = tuple[float, float]  # lower and upper end
 
 
 @dataclass(frozen=True)
@@ -153,11 +169,14 @@ class Line:
         name: Name of the legend entry that has its colour.
         style: Key in `STYLES`.
         values: One value per position; None and values that are not finite leave a gap.
+        intervals: For each position, the ends of the interval around the value, None for none;
+            empty if the line has no intervals.
     """
 
     name: str
     style: str
     values: Sequence[float | None]
+    intervals: Sequence[Interval | None] = ()
 
 
 @dataclass(frozen=True)
@@ -217,6 +236,7 @@ def curves(
     styles: Mapping[str, str] | None = None,
     note: str = "",
     wide: float = WIDE,
+    looks: Mapping[str, Look] | None = None,
 ) -> Figure:
     """Draw rows of panels under one legend.
 
@@ -225,18 +245,19 @@ def curves(
 
     Args:
         rows: Title and panels of each row; a row without a title reserves no space for it.
-        legend: Text for each name, in the order of `COLOURS`, which repeat. Lines with a missing
-            name are drawn in grey.
+        legend: Text for each name. Lines with a missing name are drawn in grey.
         styles: Text for the styles of lines that share a colour, shown in the legend.
         note: Text below the legend.
         wide: Width of a panel.
+        looks: Look of each name of the legend; by default `looks_of` the legend.
 
     Returns:
         The figure.
     """
     across = max(len(panels) for _, panels in rows)
     page = across * wide
-    looks = _looks(legend)
+    if looks is None:
+        looks = looks_of(legend)
     entries = _entries(rows, legend, styles or {}, looks, note)
     letters = int((page - 50) / LETTER)
     texts = [_wrapped(text, letters) for _, text in entries]
@@ -289,6 +310,33 @@ def heat(maps: Sequence[HeatMap]) -> Figure:
         for place, one in zip(places, maps, strict=True):
             _heat_map(place, one, letters=int((page - 90) / LETTER))
     return figure
+
+
+def looks_of(names: Iterable[str], known: Mapping[str, Look] | None = None) -> dict[str, Look]:
+    """Choose a colour and a marker for each name.
+
+    Args:
+        names: The names, in the order of `COLOURS`, which repeat.
+        known: Looks of names with a meaning, such as `LIMIT_BY_VIEW`; other names do not get their
+            colours.
+
+    Returns:
+        The look of every name, including the known ones.
+    """
+    found = dict(known or {})
+    taken = {look.colour for look in found.values()}
+    # The colours of the meanings come last, so that the first names have the same colours in
+    # figures with and without them.
+    meanings = (LIMIT_BY_VIEW, LIMIT_BY_CLAIM, LIKELIHOOD, BLIND_GUESS)
+    later = [look.colour for look in meanings]
+    first = [colour for colour in COLOURS if colour not in later]
+    free = [*first, *(colour for colour in later if not taken)]
+    place = 0
+    for name in names:
+        if name not in found:
+            found[name] = Look(free[place % len(free)], MARKERS[place % len(MARKERS)], place)
+            place += 1
+    return found
 
 
 def expect_suffix(path: Path, option: str = "--output") -> None:
@@ -350,6 +398,22 @@ def logarithmic(values: Sequence[float]) -> bool:
     """
     positive = [v for v in values if v > 0]
     return bool(positive) and min(values) >= 0 and max(positive) >= 10**DECADES * min(positive)
+
+
+def capped(interval: Interval | None, top: float) -> Interval | None:
+    """Return an interval as it is drawn below a cap.
+
+    Args:
+        interval: The interval, None for none.
+        top: The cap, such as `PSNR_SHOWN`.
+
+    Returns:
+        The interval with ends of at most the cap.
+    """
+    if interval is None:
+        return None
+    low, high = interval
+    return min(low, top), min(high, top)
 
 
 def is_drawn(value: float | None, log: bool) -> TypeGuard[float]:
@@ -429,14 +493,6 @@ def _wrapped(text: str, letters: int) -> str:
 # ---------------------------------------------------------------------------------------------
 
 
-def _looks(names: Iterable[str]) -> dict[str, Look]:
-    """Colour and marker of each name."""
-    found = {}
-    for k, name in enumerate(names):
-        found[name] = Look(COLOURS[k % len(COLOURS)], MARKERS[k % len(MARKERS)], k)
-    return found
-
-
 def _entries(
     rows: Sequence[Row],
     legend: Mapping[str, str],
@@ -509,6 +565,8 @@ def _panel(figure: Figure, panel: Panel, looks: Mapping[str, Look], letters: int
     values: list[float] = []
     for line in panel.lines:
         values += [v for v in line.values if is_drawn(v, log=False)]
+        for interval in line.intervals:
+            values += interval or ()
     log = panel.log
     if log is None:
         log = logarithmic(values)
@@ -523,6 +581,8 @@ def _panel(figure: Figure, panel: Panel, looks: Mapping[str, Look], letters: int
         artist = _line(line, looks.get(line.name, Look(QUIET)), log)
         artist.set_gid(f"line{k}")
         place.add_line(artist)
+        for whisker in _whiskers(line, looks.get(line.name, Look(QUIET)), log):
+            place.add_line(whisker)
     _vertical(place, panel, drawable, log)
     place.autoscale_view()
     _horizontal(place, panel, letters)
@@ -583,6 +643,22 @@ def _line(line: Line, look: Look, log: bool) -> Line2D:
             artist.set_markersize(STUB)
             artist.set_markeredgewidth(chosen.width)
     return artist
+
+
+def _whiskers(line: Line, look: Look, log: bool) -> list[Line2D]:
+    """The intervals of one line; an end that cannot be drawn on a logarithmic axis has none."""
+    from matplotlib.lines import Line2D
+
+    drawn = []
+    for k, interval in enumerate(line.intervals):
+        if interval is None or not is_drawn(line.values[k], log):
+            continue
+        if all(is_drawn(end, log) for end in interval):
+            whisker = Line2D([k, k], interval, color=look.colour, linewidth=0.9, marker="_")
+            whisker.set_markersize(WHISKER)
+            whisker.set_clip_on(False)
+            drawn.append(whisker)
+    return drawn
 
 
 def _vertical(place: Axes, panel: Panel, values: Sequence[float], log: bool) -> None:

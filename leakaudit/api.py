@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypedDict, Unpack, overload
 
 if TYPE_CHECKING:
     from torch import Generator
@@ -30,9 +30,14 @@ if TYPE_CHECKING:
     from leakaudit.trace import Trace, Truth
 
 File = str | os.PathLike[str]
+TextFormat = Literal[
+    "html", "markdown", "text", "json", "junit", "sarif", "github", "csv", "latex", "svg"
+]
 OUTPUT = "leakaudit-out"
 RECORD = "results.json"
-SWEEP_FORMS = ("text", "markdown", "json")  # report formats for a sweep
+TABLES = ("csv", "latex", "json")  # report formats that show one table of a record
+FIGURES = ("pdf", "svg", "png")
+SWEEP_FORMS = ("text", "markdown", *TABLES, *FIGURES)  # a sweep has neither pictures nor checks
 
 
 def record(
@@ -286,6 +291,32 @@ def sweep(
     return run.sweep(plan, Path(folder), options)
 
 
+class ReportOptions(TypedDict, total=False):
+    """The options of `report`, which describes them."""
+
+    against: File | None
+    redact: bool
+    redact_key: str | None
+    location: str | None
+    width: int | None
+    table: str | None
+    figure_width: str | float
+
+
+@overload
+def report(
+    results: File, format: Literal["pdf", "png"], **options: Unpack[ReportOptions]
+) -> bytes: ...
+
+
+@overload
+def report(results: File, format: TextFormat = ..., **options: Unpack[ReportOptions]) -> str: ...
+
+
+@overload
+def report(results: File, format: str, **options: Unpack[ReportOptions]) -> str | bytes: ...
+
+
 def report(
     results: File,
     format: str = "html",
@@ -295,37 +326,42 @@ def report(
     redact_key: str | None = None,
     location: str | None = None,
     width: int | None = None,
-) -> str:
+    table: str | None = None,
+    figure_width: str | float = "page",
+) -> str | bytes:
     """Render a results file in another format.
 
     Args:
         results: results.json of an attack, an audit, a gate or a sweep, or its folder.
-        format: Name of a report: "html", "markdown", "text", "json", "junit", "sarif", "github", or
-            one of a plug-in.
+        format: Name of a report: "html", "markdown", "text", "json", "junit", "sarif", "github",
+            "csv", "latex", "pdf", "svg", "png", or one of a plug-in.
         against: Earlier results.json, or its folder, to compare with.
         redact: Whether to omit pictures, labels, notes and paths, and to renumber the nodes.
         redact_key: Redact; reports with the same secret key use the same node numbers.
         location: File of your repository to which SARIF findings refer.
         width: Columns of a terminal to which "text" is wrapped; None does not wrap lines.
+        table: Table of "csv", "latex" and "json", such as "curves" of an audit; by default the
+            first of `leakaudit.results.flat.NAMES`, and the whole record for "json".
+        figure_width: Width of "pdf", "svg" and "png": "column" (84 mm), "page" (174 mm), or a
+            number of millimetres.
 
     Returns:
-        The report.
+        The report; bytes for "pdf" and "png".
 
     Raises:
         LeakauditError: There is no such report, a file cannot be used, or this kind of record
-            cannot be compared or redacted.
+            cannot be compared, redacted or rendered in this format.
     """
-    from leakaudit import registry
     from leakaudit.errors import LeakauditError
     from leakaudit.results import comparison, record_file
 
-    registry.get("reports", format)
     source = file_of(results)
+    render = _renderer(format, width, table, figure_width)
     shown = record_file.read(source)
     kind = str(shown["kind"])
-    render = _renderer(kind, format)
-    if format == "text" and width is not None:
-        render = partial(render, width=width)
+    if kind == "sweep" and format not in SWEEP_FORMS:
+        forms = ", ".join(SWEEP_FORMS)
+        raise LeakauditError(f"-f: expected {forms} for the results of a sweep, got {format}")
     redacted = redact or redact_key is not None
     if kind == "sweep" and (against is not None or redacted):
         raise LeakauditError(
@@ -336,6 +372,10 @@ def report(
         raise LeakauditError(
             "--against takes results of 'attack' and 'audit'; results of 'check' are compared with "
             "the baseline of the gate"
+        )
+    if against is not None and format in (*TABLES, *FIGURES) and format != "json":
+        raise LeakauditError(
+            f"--against does not apply to {format}, which shows one record; omit it"
         )
     earlier = None if against is None else record_file.read(file_of(against))
     if location is not None:
@@ -349,7 +389,7 @@ def report(
     record_file.whole(shown, source.parent)
     if earlier is not None:
         shown = comparison.compare(shown, earlier)
-    if format == "html" and kind != "sweep":
+    if format in ("html", *FIGURES) and kind != "sweep":
         from leakaudit.rendering import gallery
 
         shown = gallery.with_pictures(shown, source.parent)
@@ -375,16 +415,20 @@ def file_of(results: File) -> Path:
     return path
 
 
-def _renderer(kind: str, name: str) -> Callable[..., str]:
-    """Return the function that renders this kind of results in a format.
-
-    A sweep has neither pictures nor checks, so it has fewer formats.
-    """
+def _renderer(
+    name: str, width: int | None, table: str | None, figure_width: str | float
+) -> Callable[..., str | bytes]:
+    """Return the function that renders a record in a format, with the options of that format."""
     from leakaudit import registry
     from leakaudit.errors import LeakauditError
 
-    render: Callable[..., str] = registry.get("reports", name)
-    if kind == "sweep" and name not in SWEEP_FORMS:
-        forms = ", ".join(SWEEP_FORMS)
-        raise LeakauditError(f"-f: expected {forms} for the results of a sweep, got {name}")
+    render: Callable[..., str | bytes] = registry.get("reports", name)
+    if table is not None and name not in TABLES:
+        raise LeakauditError(f"--table goes with {', '.join(TABLES)}, not with {name}; omit it")
+    if name == "text" and width is not None:
+        return partial(render, width=width)
+    if table is not None:
+        return partial(render, table=table)
+    if name in FIGURES:
+        return partial(render, figure_width=figure_width)
     return render

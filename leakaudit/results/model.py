@@ -1263,6 +1263,21 @@ def of_run(results: Mapping[str, object]) -> RunRecord:
     return _own(results, kind)
 
 
+def of_any(results: Mapping[str, object]) -> Record:
+    """Return JSON values as a record of any kind.
+
+    Args:
+        results: As in `of_run`.
+
+    Returns:
+        The record.
+
+    Raises:
+        msgspec.ValidationError: As `of`.
+    """
+    return _own(results, KINDS[str(results["kind"])])
+
+
 def of_sweep(results: Mapping[str, object]) -> SweepRecord:
     """Return JSON values as the record of a sweep.
 

@@ -101,7 +101,8 @@ def _quality(
             lines.append(Line(attack, style, values))
     if metric != "relative_error":
         lines.append(Line(BLIND, "blind", [_blind(simulated, metric)] * len(order)))
-    return Panel(TITLES[metric], tuple(lines))
+    cap = plots.PSNR_SHOWN if metric == "psnr" else None
+    return Panel(TITLES[metric], tuple(lines), cap=cap)
 
 
 def _identified(

@@ -9,12 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from statistics import median
 
 from msgspec import UnsetType
 
-from leakaudit.bounds import empirical
 from leakaudit.rendering import plots
+from leakaudit.results import intervals
 from leakaudit.results.model import (
     AuditPart,
     AuditRecord,
@@ -27,9 +26,8 @@ from leakaudit.results.model import (
     given,
 )
 
-TITLES = {"psnr": plots.PSNR_TITLE, "ssim": "SSIM", "relative_error": "relative error"}
+TITLES = {"psnr": "PSNR, dB", "ssim": "SSIM", "relative_error": "relative error"}
 STYLES = {"median": "median", "best": "best", "mean": "mean"}  # styles and their legend texts
-LEVEL = 0.95  # confidence of the intervals of success rates; `RATES` states it
 MEDIANS = "median, with the range of the medians of the runs"
 RATES = "success rate, with its 95 % Clopper-Pearson interval"
 
@@ -175,7 +173,8 @@ def _quality(record: AuditRecord, points: Sequence[float], who: str) -> list[plo
         if lines:
             log = metric == "relative_error"
             low = None if log else 0.0
-            panels.append(plots.Panel(title, tuple(lines), low=low, log=log))
+            cap = plots.PSNR_SHOWN if metric == "psnr" else None
+            panels.append(plots.Panel(title, tuple(lines), low=low, log=log, cap=cap))
     return panels
 
 
@@ -206,10 +205,10 @@ def _lines(
                 of = {"median": found.median, "best": found.best, "mean": found.mean}
                 value = min(of[style], top)
             column.append(value)
-    intervals = [plots.capped(between.get(point), top) for point in points]
+    bars = [plots.capped(between.get(point), top) for point in points]
     lines = []
     for style, column in values.items():
-        around = intervals if style == "median" else []
+        around = bars if style == "median" else []
         lines.append(plots.Line(attack, style, column, around))
     return lines
 
@@ -235,10 +234,7 @@ def _range(record: AuditRecord, curve: CurvePoint, metric: str) -> plots.Interva
         if isinstance(column, NumberColumn):
             measured = [value for value in column.per_image if value is not None]
             runs.setdefault(cell.seed, []).extend([*measured, *given(column.missed, ())])
-    medians = [median(values) for values in runs.values() if values]
-    if len(medians) < 2:
-        return None
-    return min(medians), max(medians)
+    return intervals.of_seeds(runs.values())
 
 
 def _success(audit: AuditPart, points: Sequence[float], who: str) -> list[plots.Panel]:
@@ -253,7 +249,7 @@ def _success(audit: AuditPart, points: Sequence[float], who: str) -> list[plots.
             hits = int(_counted(one, "hits") or 0)
             trials = int(_counted(one, "trials") or 1)
             rates[_key(one.epsilon)] = hits / trials
-            between[_key(one.epsilon)] = rate_interval(hits, trials)
+            between[_key(one.epsilon)] = intervals.of_rate(hits, trials)
         measured = [rates.get(point) for point in points]
         around = [between.get(point) for point in points]
         lines = [plots.Line(attack, "rate", measured, around)]
@@ -266,21 +262,6 @@ def _success(audit: AuditPart, points: Sequence[float], who: str) -> list[plots.
             lines.append(plots.Line(name, "ceiling", ceiling))
         panels.append(plots.Panel(f"{test}: success rate", tuple(lines), low=0.0, high=1.0))
     return panels
-
-
-def rate_interval(hits: int, trials: int) -> plots.Interval:
-    """Return the two-sided interval of a success rate by Clopper and Pearson.
-
-    Args:
-        hits: Number of successes, at most `trials`.
-        trials: Number of independent trials, at least 1.
-
-    Returns:
-        The limits at confidence `LEVEL`.
-    """
-    tail = (1 - LEVEL) / 2
-    hits = min(hits, trials)  # a record of a user may contain any numbers
-    return empirical.lower(hits, trials, tail), empirical.upper(hits, trials, tail)
 
 
 def _counted(one: VerdictEntry, name: str) -> float | None:

@@ -46,7 +46,6 @@ MARKERS = "os^DvPX"  # seven markers, so that the ninth line differs from the fi
 # thousandth of the range, a quarter of a grey level of 8-bit images. Records, CSV and JSON hold the
 # measured values, of which equal images have `leakaudit.scoring.metrics.PSNR_CAP`.
 PSNR_SHOWN = 60.0
-PSNR_TITLE = f"PSNR, dB (drawn up to {PSNR_SHOWN:g})"
 POSITIVE = ("#f2c4b8", "#a3200d")  # colours from the smallest to the largest weight
 NEGATIVE = ("#bcd7ea", "#0b5394")
 NO_WEIGHT = "#eceef0"
@@ -192,6 +191,7 @@ class Panel:
         high: The same for the upper end.
         log: Whether the vertical axis is logarithmic; None to decide by `logarithmic`.
         empty: Text that is shown if there is no value.
+        cap: Value to which larger ones are reduced, None for none; `heading` states it.
     """
 
     title: str
@@ -202,6 +202,14 @@ class Panel:
     high: float | None = None
     log: bool | None = False
     empty: str = "not measured"
+    cap: float | None = None
+
+    @property
+    def heading(self) -> str:
+        """The title with the cap."""
+        if self.cap is None:
+            return self.title
+        return f"{self.title} (drawn up to {self.cap:g})"
 
 
 @dataclass(frozen=True)
@@ -260,13 +268,13 @@ def curves(
         looks = looks_of(legend)
     entries = _entries(rows, legend, styles or {}, looks, note)
     letters = int((page - 50) / LETTER)
-    texts = [_wrapped(text, letters) for _, text in entries]
+    texts = [wrapped(text, letters) for _, text in entries]
     columns = _columns(texts, letters)
     head = math.ceil(len(texts) / columns) * LINE
     head += LINE * sum(text.count("\n") for text in texts)
     heights = [HIGH + ROW_TITLE * bool(title) for title, _ in rows]
     high = head + sum(heights)
-    with _settings():
+    with settings():
         figure = _figure(page, high)
         drawn = []
         for _, panels in rows:
@@ -276,7 +284,7 @@ def curves(
         for (title, _), height in zip(rows, heights, strict=True):
             if title:
                 place = (MARGIN / page, 1 - (top + 2 * MARGIN) / high)
-                figure.text(*place, _said(title, letters), va="top", fontsize=11, weight="bold")
+                figure.text(*place, said(title, letters), va="top", fontsize=11, weight="bold")
             top += height
         if entries:
             figure.legend(
@@ -303,7 +311,7 @@ def heat(maps: Sequence[HeatMap]) -> Figure:
     """
     heights = [len(one.rows) * CELL + 90 for one in maps]
     page = max(480, 150 + CELL * max(len(one.columns) for one in maps))
-    with _settings():
+    with settings():
         figure = _figure(page, sum(heights))
         figure.set_layout_engine("constrained")
         places = figure.subplots(len(maps), 1, height_ratios=heights, squeeze=False)[:, 0]
@@ -430,15 +438,22 @@ def is_drawn(value: float | None, log: bool) -> TypeGuard[float]:
 
 
 @contextmanager
-def _settings(name: str = "leakaudit") -> Iterator[None]:
-    """Use our settings inside the block; afterwards, those of the process are restored."""
+def settings(
+    name: str = "leakaudit", changed: Mapping[RcKeyType, object] | None = None
+) -> Iterator[None]:
+    """Use our settings inside the block; afterwards, those of the process are restored.
+
+    Args:
+        name: As in `svg`.
+        changed: Settings of matplotlib that replace ours.
+    """
     import matplotlib
 
     with matplotlib.rc_context(), warnings.catch_warnings():
         # A character that the font lacks is drawn as a box; the text of an SVG keeps it.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         matplotlib.rcdefaults()
-        matplotlib.rcParams.update(_SETTINGS)
+        matplotlib.rcParams.update({**_SETTINGS, **(changed or {})})
         matplotlib.rcParams["svg.hashsalt"] = name
         yield
 
@@ -452,7 +467,7 @@ def _figure(width: float, height: float) -> Figure:
 
 def _written(figure: Figure, kind: str, name: str) -> bytes:
     """The bytes of a file."""
-    with _settings(name), io.BytesIO() as file:
+    with settings(name), io.BytesIO() as file:
         # `Figure.savefig` would draw the figure twice, the first time to measure it.
         _draw(figure, kind, file)
         return file.getvalue()
@@ -475,17 +490,35 @@ def _draw(figure: Figure, kind: str, file: BinaryIO) -> None:
         FigureCanvasAgg(figure).print_png(file, metadata=metadata)
 
 
-def _said(text: str, most: int) -> str:
-    """One printable line of limited length."""
+def said(text: str, most: int) -> str:
+    """Return one printable line of limited length.
+
+    Args:
+        text: Any text.
+        most: Most characters.
+
+    Returns:
+        The text, shortened if necessary.
+    """
     shown = clean(text)
     if len(shown) <= most:
         return shown
     return f"{shown[: most - 1]}…"
 
 
-def _wrapped(text: str, letters: int) -> str:
-    """Text on at most two lines."""
-    return "\n".join(textwrap.wrap(clean(text), max(8, letters), max_lines=2, placeholder=" …"))
+def wrapped(text: str, letters: int, most: int = 2) -> str:
+    """Return text on a few lines.
+
+    Args:
+        text: Any text.
+        letters: Characters of a line.
+        most: Most lines.
+
+    Returns:
+        The lines, shortened if necessary.
+    """
+    lines = textwrap.wrap(clean(text), max(8, letters), max_lines=most, placeholder=" …")
+    return "\n".join(lines)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -561,7 +594,7 @@ def _panel(figure: Figure, panel: Panel, looks: Mapping[str, Look], letters: int
     """Draw one panel, whose place on the page is set when the space around it is known."""
     place = figure.add_axes((0, 0, 1, 1))
     place.patch.set_visible(False)
-    place.set_title(_wrapped(panel.title, letters))
+    place.set_title(wrapped(panel.heading, letters))
     values: list[float] = []
     for line in panel.lines:
         values += [v for v in line.values if is_drawn(v, log=False)]
@@ -688,12 +721,12 @@ def _horizontal(place: Axes, panel: Panel, letters: int) -> None:
     """Label the positions of the horizontal axis, as many as there is room for."""
     from matplotlib import ticker
 
-    place.set_xlabel(_said(panel.axis, letters), loc="right", fontsize=9)
+    place.set_xlabel(said(panel.axis, letters), loc="right", fontsize=9)
     if not panel.points:
         place.xaxis.set_major_locator(ticker.MaxNLocator(TICKS, steps=ROUND, integer=True))
         place.xaxis.set_major_formatter(lambda v, _: f"{v:.0f}")
         return
-    names = [_said(name, NAMED) for name in panel.points]
+    names = [said(name, NAMED) for name in panel.points]
     widest = (1.5 + max(map(len, names))) * SMALL_LETTER
     step = math.ceil(len(names) * widest / (letters * LETTER))
     place.set_xlim(-0.5, len(names) - 0.5)
@@ -725,19 +758,19 @@ def _heat_map(place: Axes, one: HeatMap, letters: int) -> None:
     place.invert_yaxis()
     place.grid(visible=False)
     place.spines[:].set_visible(False)
-    place.set_title(_wrapped(one.title, letters))
+    place.set_title(wrapped(one.title, letters))
     place.tick_params(length=0, top=True, labeltop=True, bottom=False, labelbottom=False)
     widest = max(map(len, one.columns))
     step = math.ceil(widest * LETTER / CELL)
     across = np.arange(len(one.columns)) + 0.5
-    place.set_xticks(across[::step], [_said(name, NAMED) for name in one.columns[::step]])
-    place.set_yticks(np.arange(len(one.rows)) + 0.5, [_said(name, NAMED) for name in one.rows])
-    place.set_ylabel(_said(one.down, NAMED), fontsize=9)
-    place.set_xlabel(_wrapped(one.note, letters), loc="left", fontsize=9)
+    place.set_xticks(across[::step], [said(name, NAMED) for name in one.columns[::step]])
+    place.set_yticks(np.arange(len(one.rows)) + 0.5, [said(name, NAMED) for name in one.rows])
+    place.set_ylabel(said(one.down, NAMED), fontsize=9)
+    place.set_xlabel(wrapped(one.note, letters), loc="left", fontsize=9)
     place.text(
         -0.01,
         1.0,
-        _said(one.across, NAMED),
+        said(one.across, NAMED),
         transform=place.transAxes,
         ha="right",
         va="bottom",

@@ -11,14 +11,13 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import TYPE_CHECKING
 
 from msgspec import UnsetType
 
 from leakaudit.rendering import plots
-from leakaudit.rendering.audit_panels import rate_interval
 from leakaudit.rendering.plots import Line, Panel
+from leakaudit.results import flat, intervals
 from leakaudit.results.model import Free, SweepPart, SweepPoint, SweepStatistics, SweptCell
 from leakaudit.results.wording import axis_value
 
@@ -31,7 +30,7 @@ STYLES = {  # styles and their legend texts
     "best": "best",
     "mean": "mean",
 }
-TITLES = {"psnr": plots.PSNR_TITLE, "ssim": "SSIM", "relative_error": "relative error"}
+TITLES = {"psnr": "PSNR, dB", "ssim": "SSIM", "relative_error": "relative error"}
 MEDIANS = "median of all records, with the range of the medians of the seeds"
 RATES = "share, with its 95 % Clopper-Pearson interval (records counted as independent)"
 
@@ -100,7 +99,7 @@ class _View:
         own: By attack or victim, the names of its own axes and of the settings on them.
         apart: Axes that only some points have, because of their attack or victim, by the name of
             the setting; and the victim itself, if the horizontal axis is a constant of one victim.
-        runs: The cells of a point by `_place`.
+        runs: The cells of a point by `leakaudit.results.flat.place`.
     """
 
     axis: str | None
@@ -122,11 +121,7 @@ class _View:
             apart.update(axes)
             if axis in axes and of in sweep.axes.get("victim", ()):
                 apart["victim"] = ""
-        runs: dict[str, list[SweptCell]] = {}
-        for cell in sweep.cells:
-            if cell.status == "done":
-                runs.setdefault(_place(cell), []).append(cell)
-        return cls(axis, _sorted(values), own, apart, runs)
+        return cls(axis, _sorted(values), own, apart, flat.runs_of(sweep))
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -180,12 +175,7 @@ class _View:
 
     def cells(self, point: SweepPoint) -> Sequence[SweptCell]:
         """Return the runs of a point, one per seed."""
-        return self.runs.get(_place(point), ())
-
-
-def _place(one: SweepPoint | SweptCell) -> str:
-    """Return the point of the grid as a key; as text, 1, 1.0 and true are distinct."""
-    return json.dumps([one.adversary, one.attack, dict(one.at)])
+        return self.runs.get(flat.place(point.adversary, point.attack, point.at), ())
 
 
 def _own_names(plan: Mapping[str, Free]) -> dict[str, dict[str, str]]:
@@ -243,7 +233,15 @@ def _panels(
     found = []
     for title, lines, high in made:
         found.append(
-            Panel(title, tuple(lines), view.axis or "", points=view.labels, low=0.0, high=high)
+            Panel(
+                title,
+                tuple(lines),
+                view.axis or "",
+                points=view.labels,
+                low=0.0,
+                high=high,
+                cap=plots.PSNR_SHOWN if title == TITLES["psnr"] else None,
+            )
         )
     return found
 
@@ -256,11 +254,11 @@ def _quality(mine: Sequence[SweepPoint], view: _View, name: str, metric: str) ->
     lines = []
     for style in STYLES:
         column = [None if point is None else _value(point, metric, style) for point in at]
-        intervals: list[plots.Interval | None] = []
+        bars: list[plots.Interval | None] = []
         if style == "median":
             for point in at:
-                intervals.append(None if point is None else _range(view.cells(point), metric))
-        lines.append(Line(name, style, column, intervals))
+                bars.append(None if point is None else _range(view.cells(point), metric))
+        lines.append(Line(name, style, column, bars))
     return lines
 
 
@@ -270,17 +268,17 @@ def _shares(mine: Sequence[SweepPoint], view: _View, name: str) -> list[Line]:
     if not mine or not view.varies(mine[0]):
         return _level(name, len(at), [_share(point) for point in mine])
     column = []
-    intervals: list[plots.Interval | None] = []
+    bars: list[plots.Interval | None] = []
     for point in at:
         share = None
         between = None
         if point is not None:
             share = _share(point)
             if point.cells > 1 and point.records:
-                between = rate_interval(point.recovered, point.records)
+                between = intervals.of_rate(point.recovered, point.records)
         column.append(share)
-        intervals.append(between)
-    return [Line(name, "rate", column, intervals)]
+        bars.append(between)
+    return [Line(name, "rate", column, bars)]
 
 
 def _level(name: str, places: int, values: Sequence[float | None]) -> list[Line]:
@@ -315,14 +313,8 @@ def _value(point: SweepPoint, metric: str, style: str) -> float | None:
 
 def _range(cells: Sequence[SweptCell], metric: str) -> plots.Interval | None:
     """Return the range of the medians of the seeds, None for a single seed."""
-    medians = []
-    for cell in cells:
-        values = getattr(cell.columns, metric)
-        if values:
-            medians.append(float(median(values)))
-    if len(medians) < 2:
-        return None
-    return plots.capped((min(medians), max(medians)), _top(metric))
+    between = intervals.of_seeds(getattr(cell.columns, metric) for cell in cells)
+    return plots.capped(between, _top(metric))
 
 
 def _top(metric: str) -> float:

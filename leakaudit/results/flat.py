@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from msgspec import UNSET, UnsetType
 
-from leakaudit.errors import LeakauditError, suggest
+from leakaudit.errors import LeakauditError
 from leakaudit.results import intervals
 from leakaudit.results.model import (
     NO_SCORES,
@@ -99,8 +99,7 @@ def table(record: Record, name: str | None = None) -> Table:
     if name not in NAMES[kind]:
         known = ", ".join(NAMES[kind])
         raise LeakauditError(
-            f"--table: expected {known} for the results of '{kind}', got "
-            f"{name!r}{suggest(name, NAMES[kind])}"
+            f"--table: expected one of {known} for the results of '{kind}', got {name!r}"
         )
     if isinstance(record, SweepRecord):
         made: Mapping[str, Callable[[], Table]] = {

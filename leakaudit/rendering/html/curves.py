@@ -46,7 +46,7 @@ def panels(record: RunRecord) -> list[tuple[str, list[Drawn]]]:
     for view in audit_panels.views(record):
         pictures = []
         for panel in view.panels:
-            named = replace(panel, title=f"{panel.title}, by {view.adversary}")
+            named = replace(panel, title=f"{panel.heading}, by {view.adversary}", cap=None)
             legend = audit_panels.legend(audit, [panel])
             pictures.append(_drawn(named, legend, looks, f"curves{number}"))
             number += 1

@@ -1,0 +1,823 @@
+"""Figures for papers: fixed widths, 8 pt text, vector graphics, several pages if necessary.
+
+The panels are those of `leakaudit.rendering.plots`, drawn with matplotlib's own layout. Numbers on
+the horizontal axis lie where their values are: on a logarithmic scale if they span a wide range,
+with zero and infinity beside it, not connected to the rest.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
+
+from leakaudit.errors import LeakauditError
+from leakaudit.rendering import plots
+from leakaudit.results.wording import clean
+
+if TYPE_CHECKING:
+    import numpy as np
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+    from matplotlib.typing import RcKeyType
+
+WIDTHS = {"column": 84.0, "page": 174.0}  # mm: of one column and of both in common templates
+NARROWEST = 60.0  # mm; a panel of this width still has room for its numbers
+WIDEST = 400.0  # mm; a choice
+HIGHEST = 230.0  # mm of figures on a page, as high as the text of common templates
+INCH = 25.4  # mm
+DOTS = 300  # per inch of a PNG, as publishers ask for
+# Sizes in mm; all of them are choices.
+PANEL = 50.0  # smallest width of a panel beside others
+HIGH = 40.0
+TITLE = 5.0  # height of the title of a row
+LINE = 3.6  # height of a line of text of 8 pt
+LETTER = 1.58  # width of an average character of 8 pt
+HANDLE = 11.0  # width of a sample in the legend and the space around it
+STRIP = 4.4  # height of a row of a strip
+TILE = 15.0  # width of an image
+NEAR = 1.0  # between the images of a column
+ROW_NAME = 23.0  # width of the names of the rows of images
+BESIDE = 1.6  # between columns of images
+NAME = 22  # most characters on a line of the name of an axis
+STRIP_NAME = 34  # most characters of the name of a row of a strip
+THIN = 0.65  # lines and markers are thinner than on a screen
+MARKER = 3.6  # points
+LOGARITHMIC = 8.0  # ratio of the largest to the smallest number from which an axis is logarithmic
+ASIDE = 0.12  # distance of zero and infinity from the scale, relative to its length
+DODGE = 0.012  # distance between lines with intervals at one place, relative to the axis
+_SETTINGS: dict[RcKeyType, object] = {
+    "font.size": 8,
+    "axes.titlesize": 8,
+    "axes.labelsize": 8,
+    "xtick.labelsize": 8,
+    "ytick.labelsize": 8,
+    "legend.fontsize": 8,
+    "axes.labelcolor": plots.INK,
+    "axes.linewidth": 0.6,
+    "grid.linewidth": 0.4,
+    "xtick.color": plots.INK,
+    "ytick.color": plots.INK,
+    "xtick.major.width": 0.6,
+    "xtick.major.size": 2.5,
+    "figure.constrained_layout.w_pad": 0.03,  # inches
+    "figure.constrained_layout.h_pad": 0.03,
+}
+_SUPERSCRIPTS = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
+
+
+@dataclass(frozen=True)
+class Curves:
+    """Rows of panels under one legend.
+
+    Attributes:
+        rows: Title and panels of each row.
+        legend: Texts of the lines by name.
+        styles: Texts of the styles of lines; the others are not drawn, except limits and rates.
+        looks: Look of each line by name; by default `plots.looks_of` the legend.
+    """
+
+    rows: Sequence[plots.Row]
+    legend: Mapping[str, str]
+    styles: Mapping[str, str]
+    looks: Mapping[str, plots.Look] | None = None
+
+
+@dataclass(frozen=True)
+class Strip:
+    """Values of several things, each in a row of its own.
+
+    Attributes:
+        title: What the values are, with their unit.
+        values: The values of each row; empty if it has none.
+        limits: The limit of each row, None for none.
+        cap: As in `plots.Panel`.
+    """
+
+    title: str
+    values: Sequence[Sequence[float]]
+    limits: Sequence[float | None] = ()
+    cap: float | None = None
+
+
+@dataclass(frozen=True)
+class Strips:
+    """Strips that share their rows.
+
+    Attributes:
+        names: Names of the rows.
+        strips: The strips, side by side.
+        note: What the marks mean, below the strips.
+    """
+
+    names: Sequence[str]
+    strips: Sequence[Strip]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One image above its reconstruction.
+
+    Attributes:
+        above: Text above, such as the node.
+        below: Text below, such as the PSNR.
+        original: (h, w, 3) bytes, None if it is not known.
+        found: The same for the reconstruction.
+    """
+
+    above: str
+    below: str
+    original: np.ndarray | None
+    found: np.ndarray | None
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Images above their reconstructions.
+
+    Attributes:
+        title: Title above the images.
+        tiles: The images.
+    """
+
+    title: str
+    tiles: Sequence[Tile] = field(default_factory=tuple)
+
+
+Content: TypeAlias = Curves | Strips | Sequence[Grid]
+
+
+def width_of(width: str | float) -> float:
+    """Return the width of a figure in mm.
+
+    Args:
+        width: One of `WIDTHS`, or a number of mm, also as text.
+
+    Returns:
+        The width.
+
+    Raises:
+        LeakauditError: It is neither, or the figure would be too narrow or too wide.
+    """
+    if isinstance(width, str) and width in WIDTHS:
+        return WIDTHS[width]
+    try:
+        found = float(width)
+    except ValueError:
+        found = math.nan
+    if not NARROWEST <= found <= WIDEST:
+        raise LeakauditError(
+            f"--width: expected {' or '.join(WIDTHS)}, or a number of millimetres from "
+            f"{NARROWEST:g} to {WIDEST:g}, got {width!r}"
+        )
+    return found
+
+
+def pdf(content: Content, width: float, title: str) -> bytes:
+    """Return a PDF with as many pages as necessary.
+
+    Args:
+        content: What is drawn.
+        width: Width of the pages in mm.
+        title: Title of the document.
+
+    Returns:
+        The bytes of the file, the same for the same content.
+    """
+    from matplotlib.backends.backend_pdf import PdfPages
+
+    # Neither the time nor the versions of programs, which vary.
+    metadata = {"Title": clean(title), "CreationDate": None, "Creator": "leakaudit"}
+    with plots.settings(changed=_SETTINGS), io.BytesIO() as file:
+        with PdfPages(file, metadata={**metadata, "Producer": None}) as pages:
+            for figure in _figures(content, width, HIGHEST):
+                pages.savefig(figure)
+        return file.getvalue()
+
+
+def svg(content: Content, width: float, title: str) -> str:
+    """Return one figure as SVG.
+
+    Args:
+        content: What is drawn.
+        width: Width of the figure in mm.
+        title: Title of the document.
+
+    Returns:
+        The text of the file.
+    """
+    (figure,) = _figures(content, width, math.inf)
+    metadata = {"Title": clean(title), **dict.fromkeys(("Date", "Creator", "Format", "Type"))}
+    with plots.settings(changed=_SETTINGS), io.BytesIO() as file:
+        figure.savefig(file, format="svg", metadata=metadata)
+        return file.getvalue().decode()
+
+
+def png(content: Content, width: float) -> bytes:
+    """Return one figure as PNG.
+
+    Args:
+        content: What is drawn.
+        width: Width of the figure in mm.
+
+    Returns:
+        The bytes of the file, with `DOTS` dots per inch.
+    """
+    (figure,) = _figures(content, width, math.inf)
+    with plots.settings(changed=_SETTINGS), io.BytesIO() as file:
+        figure.savefig(file, format="png", dpi=DOTS, metadata={"Software": None})
+        return file.getvalue()
+
+
+def _figures(content: Content, width: float, highest: float) -> list[Figure]:
+    """Draw everything, on several figures if one would be too high."""
+    with plots.settings(changed=_SETTINGS):
+        if isinstance(content, Curves):
+            return _curves(content, width, highest)
+        if isinstance(content, Strips):
+            return _strips(content, width, highest)
+        return _grids(content, width, highest)
+
+
+def _empty(width: float, high: float) -> Figure:
+    """An empty figure with a size in mm, whose parts matplotlib arranges."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width / INCH, high / INCH), facecolor="white", layout="constrained")
+
+
+# ---------------------------------------------------------------------------------------------
+# Curves
+# ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Band:
+    """Panels side by side.
+
+    Attributes:
+        title: Title above them, "" for none.
+        panels: The panels.
+        first: Number of the first panel in the whole figure.
+    """
+
+    title: str
+    panels: Sequence[plots.Panel]
+    first: int
+
+    @property
+    def high(self) -> float:
+        """Height in mm."""
+        return HIGH + TITLE
+
+
+def _curves(content: Curves, width: float, highest: float) -> list[Figure]:
+    looks = content.looks
+    if looks is None:
+        looks = plots.looks_of(content.legend)
+    entries = _entries(content, looks)
+    across = _across(content, width)
+    bands: list[_Band] = []
+    count = 0
+    several = len(content.rows) > 1
+    for title, panels in content.rows:
+        for start in range(0, len(panels), across):
+            named = title if several and start == 0 else ""
+            bands.append(_Band(named, panels[start : start + across], count))
+            count += len(panels[start : start + across])
+    columns, texts = _legend(entries, width)
+    rows = math.ceil(len(texts) / columns)
+    head = LINE * (rows + sum(text.count("\n") for text in texts)) + 2
+    figures = []
+    for some in _pages(bands, highest - head):
+        figure = _empty(width, head + sum(band.high for band in some))
+        _draw(figure, some, across, content, looks, lettered=count > 1)
+        handles = [handle for handle, _ in entries]
+        figure.legend(
+            handles,
+            texts,
+            loc="outside upper left",
+            ncols=columns,
+            handlelength=2.4,
+            columnspacing=1.2,
+            borderaxespad=0.2,
+            labelspacing=0.3,
+        )
+        figures.append(figure)
+    return figures
+
+
+def _pages(bands: Sequence[_Band], room: float) -> list[list[_Band]]:
+    """Distribute bands over pages; a page has at least one."""
+    pages: list[list[_Band]] = [[]]
+    used = 0.0
+    for band in bands:
+        if pages[-1] and used + band.high > room:
+            pages.append([])
+            used = 0.0
+        pages[-1].append(band)
+        used += band.high
+    return pages
+
+
+def _across(content: Curves, width: float) -> int:
+    """The number of panels side by side, so that rows are about equally long."""
+    most = max(len(panels) for _, panels in content.rows)
+    fit = max(1, int(width / PANEL))
+    return math.ceil(most / math.ceil(most / fit))
+
+
+def _entries(content: Curves, looks: Mapping[str, plots.Look]) -> list[tuple[Line2D, str]]:
+    """Samples and texts of the legend."""
+    used: dict[str, list[str]] = {}
+    for _, panels in content.rows:
+        for panel in panels:
+            for line in panel.lines:
+                used.setdefault(line.name, []).append(line.style)
+    entries = []
+    for name, text in content.legend.items():
+        styles = used.get(name, [])
+        style = styles[0] if styles else "median"
+        if "median" in styles:
+            style = "median"
+        entries.append((_artist(style, looks[name], [0.0], [math.nan]), text))
+    for style, text in content.styles.items():
+        if any(style in styles for styles in used.values()):
+            look = plots.Look(plots.QUIET)
+            entries.append((_artist(style, look, [0.0], [math.nan]), text))
+    return entries
+
+
+def _legend(entries: Sequence[tuple[Line2D, str]], width: float) -> tuple[int, list[str]]:
+    """The number of columns of the legend, and its texts on lines that fit."""
+    letters = int((width - HANDLE) / LETTER)
+    texts = [plots.wrapped(text, letters) for _, text in entries]
+    longest = 1
+    for text in texts:
+        longest = max(longest, *(len(line) for line in text.split("\n")))
+    columns = int(width / (HANDLE + longest * LETTER))
+    return max(1, min(columns, len(texts))), texts
+
+
+def _draw(
+    figure: Figure,
+    bands: Sequence[_Band],
+    across: int,
+    content: Curves,
+    looks: Mapping[str, plots.Look],
+    lettered: bool,
+) -> None:
+    """Draw panels into the cells of a grid."""
+    cells = figure.add_gridspec(len(bands), across)
+    for row, band in enumerate(bands):
+        for column, panel in enumerate(band.panels):
+            place = figure.add_subplot(cells[row, column])
+            title = band.title if column == 0 else ""
+            if lettered:
+                title = f"({_letter(band.first + column)}) {title}"
+            place.set_title(plots.wrapped(title, 200))
+            _panel(place, panel, content, looks)
+
+
+def _letter(place: int) -> str:
+    """The letter of a panel: a to z, then aa."""
+    if place < 26:
+        return chr(ord("a") + place)
+    return _letter(place // 26 - 1) + _letter(place % 26)
+
+
+def _panel(
+    place: Axes, panel: plots.Panel, content: Curves, looks: Mapping[str, plots.Look]
+) -> None:
+    """Draw one panel."""
+    from matplotlib import ticker
+
+    place.set_ylabel(plots.wrapped(panel.title, NAME, most=3))
+    lines = []
+    for line in panel.lines:
+        # Styles without a text are left out: a paper's figure needs no thin line for the mean.
+        if line.style in content.styles or line.style in ("ceiling", "level", "rate", "blind"):
+            lines.append(line)
+    values = _values(lines)
+    log = panel.log
+    if log is None:
+        log = bool(values) and plots.logarithmic(values)
+    drawable = [value for value in values if plots.is_drawn(value, log)]
+    if not drawable:
+        place.set_axis_off()
+        place.text(0.5, 0.5, panel.empty, transform=place.transAxes, ha="center")
+        return
+    scale = _Scale.of(panel.points, max((len(line.values) for line in lines), default=0))
+    dodged = [line.name for line in lines if any(line.intervals)]
+    for line in lines:
+        look = looks.get(line.name, plots.Look(plots.QUIET))
+        shift = 0.0
+        if line.name in dodged:
+            shift = (dodged.index(line.name) - (len(dodged) - 1) / 2) * DODGE * scale.length
+        _line(place, line, look, scale, shift, log)
+    if log:
+        place.set_yscale("log")
+        place.yaxis.set_minor_locator(ticker.NullLocator())
+        first = math.floor(math.log10(min(drawable)))
+        last = max(math.ceil(math.log10(max(drawable))), first + 1)
+        place.set_ylim(10.0**first, 10.0**last)
+        powers = range(first, last + 1, math.ceil((last - first) / plots.TICKS))
+        place.yaxis.set_major_locator(ticker.FixedLocator([10.0**k for k in powers]))
+        place.yaxis.set_major_formatter(lambda v, _: _power(v))
+    else:
+        _linear(place, panel, drawable)
+    place.tick_params(axis="y", length=0)
+    place.set_xlabel(_axis_name(panel.axis))
+    place.set_xlim(*scale.limits)
+    _ticks(place, scale)
+
+
+def _values(lines: Sequence[plots.Line]) -> list[float]:
+    """All values of some lines and the ends of their intervals."""
+    values: list[float] = []
+    for line in lines:
+        values += [value for value in line.values if plots.is_drawn(value, log=False)]
+        for interval in line.intervals:
+            values += interval or ()
+    return values
+
+
+def _linear(place: Axes, panel: plots.Panel, values: Sequence[float]) -> None:
+    """Scale and number a vertical axis that is not logarithmic."""
+    from matplotlib import ticker
+
+    low = min([*values, *([] if panel.low is None else [panel.low])])
+    high = max([*values, *([] if panel.high is None else [panel.high])])
+    margin = 0.05 * (high - low or 1.0)
+    place.set_ylim(low - margin, high + margin)
+    place.yaxis.set_major_locator(ticker.MaxNLocator(plots.TICKS, steps=plots.ROUND))
+    place.yaxis.set_major_formatter(lambda v, _: _tick(v, panel.cap))
+
+
+def _tick(value: float, cap: float | None) -> str:
+    """The number at a tick; larger values are drawn at the cap."""
+    if cap is not None and math.isclose(value, cap):
+        return f"≥{value:g}"
+    return f"{value:.6g}".replace("-", "−")
+
+
+def _axis_name(name: str) -> str:
+    """The symbol of an epsilon, or the name of another setting."""
+    if name == "epsilon":
+        return "ε"
+    return plots.said(name, 60)
+
+
+def _power(value: float) -> str:
+    """A power of ten with a superscript."""
+    exponent = str(round(math.log10(value)))
+    return f"10{exponent.translate(_SUPERSCRIPTS)}"
+
+
+@dataclass(frozen=True)
+class _Scale:
+    """Where the points of a horizontal axis lie.
+
+    Attributes:
+        at: Position of each point.
+        names: Name of each point.
+        joined: For each point, whether a line may join it to the next one.
+    """
+
+    at: tuple[float, ...]
+    names: tuple[str, ...]
+    joined: tuple[bool, ...]
+
+    @classmethod
+    def of(cls, points: Sequence[str], count: int) -> _Scale:
+        """Choose the scale of some points; without names, they are the integers from 0."""
+        if not points:
+            places = tuple(map(float, range(count)))
+            return cls(places, tuple(map(str, range(count))), (True,) * count)
+        numbers = list(map(_parsed, points))
+        inside = [v for v in numbers if 0 < v < math.inf]
+        ordered = all(a < b for a, b in zip(numbers, numbers[1:], strict=False))
+        names = tuple(map(_point, points))
+        if not ordered or len(inside) < 2:
+            evenly = tuple(map(float, range(len(points))))
+            return cls(evenly, names, (True,) * len(points))
+        log = max(inside) >= LOGARITHMIC * min(inside)
+        places = []
+        for number in numbers:
+            places.append(math.log10(number) if log and 0 < number < math.inf else number)
+        finite = [p for p, v in zip(places, numbers, strict=True) if v in inside]
+        gap = ASIDE * (max(finite) - min(finite))
+        apart = [not math.isfinite(v) or (log and v <= 0) for v in numbers]
+        for k, number in enumerate(numbers):
+            if apart[k]:
+                places[k] = max(finite) + gap if number > 0 else min(finite) - gap
+        joined = []
+        for k in range(len(places)):
+            joined.append(not apart[k] and not (k + 1 < len(places) and apart[k + 1]))
+        return cls(tuple(places), names, tuple(joined))
+
+    @property
+    def length(self) -> float:
+        """The distance between the first and the last point."""
+        return (max(self.at) - min(self.at)) or 1.0
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        """The ends of the axis."""
+        margin = 0.08 * self.length
+        return min(self.at) - margin, max(self.at) + margin
+
+
+def _parsed(point: str) -> float:
+    """The number that a point stands for, NaN for a word; the constants as set come first."""
+    if point == "as set":
+        return -math.inf
+    try:
+        return float(point)
+    except ValueError:
+        return math.nan
+
+
+def _point(point: str) -> str:
+    """The name of a point, with powers of ten as such."""
+    number = _parsed(point)
+    if number == math.inf:
+        return "∞"
+    if 0 < number < math.inf and (number >= 1e4 or number < 1e-3):
+        digits, _, exponent = f"{number:.3g}".partition("e")
+        if not exponent:
+            digits, _, exponent = f"{number:.2e}".partition("e")
+            digits = f"{float(digits):g}"
+        power = f"10{str(int(exponent)).translate(_SUPERSCRIPTS)}"
+        return power if digits == "1" else f"{digits}·{power}"
+    return plots.said(point, plots.NAMED)
+
+
+def _ticks(place: Axes, scale: _Scale) -> None:
+    """Name the points of the horizontal axis, as many as there is room for."""
+    left, right = scale.limits
+    letter = 0.045 * (right - left)  # about the width of a character in the narrowest panel
+    kept: list[int] = []
+    # The ends first: zero and infinity matter most.
+    for k in sorted(range(len(scale.at)), key=lambda k: k not in (0, len(scale.at) - 1)):
+        half = len(scale.names[k]) * letter / 2
+        free = True
+        for other in kept:
+            room = half + len(scale.names[other]) * letter / 2
+            free = free and abs(scale.at[k] - scale.at[other]) >= room
+        if free:
+            kept.append(k)
+    place.set_xticks([scale.at[k] for k in kept], [scale.names[k] for k in kept])
+    place.set_xticks(scale.at, minor=True)
+    place.tick_params(axis="x", which="minor", length=1.5, width=0.6)
+
+
+def _artist(style: str, look: plots.Look, at: Sequence[float], heights: Sequence[float]) -> Line2D:
+    """A line of a paper's figure."""
+    from matplotlib.lines import Line2D
+
+    chosen = plots.STYLES[style]
+    dash: tuple[float, tuple[float, float]] | None = None  # solid
+    if chosen.dash:
+        dash = (chosen.dash[0] * (look.place % 2), chosen.dash)
+    return Line2D(
+        at,
+        heights,
+        color=look.colour,
+        linewidth=chosen.width * THIN,
+        linestyle=dash,
+        marker=look.marker if chosen.marked else "",
+        markersize=MARKER,
+        markeredgewidth=0,
+        clip_on=False,
+    )
+
+
+def _line(
+    place: Axes, line: plots.Line, look: plots.Look, scale: _Scale, shift: float, log: bool
+) -> None:
+    """Draw one line with its intervals; it has a gap before zero, infinity and missing values."""
+    from matplotlib.lines import Line2D
+
+    if line.style == "level":
+        levels = [value for value in line.values if plots.is_drawn(value, log)]
+        if levels:
+            place.add_line(_artist("level", look, scale.limits, [levels[0], levels[0]]))
+        return
+    at: list[float] = []
+    heights: list[float] = []
+    single: list[int] = []  # points that no line makes visible
+    for k, value in enumerate(line.values):
+        shown = plots.is_drawn(value, log)
+        before = k > 0 and scale.joined[k - 1] and plots.is_drawn(line.values[k - 1], log)
+        last = k + 1 == len(line.values)
+        after = not last and scale.joined[k] and plots.is_drawn(line.values[k + 1], log)
+        if shown and not before and not after:
+            single.append(len(at))
+        at.append(scale.at[k] + shift)
+        heights.append(float(value) if shown and value is not None else math.nan)
+        if not scale.joined[k]:
+            at.append(scale.at[k] + shift)
+            heights.append(math.nan)
+    artist = _artist(line.style, look, at, heights)
+    if not plots.STYLES[line.style].marked and single:
+        artist.set_marker("_")
+        artist.set_markevery(single)
+        artist.set_markersize(8)
+        artist.set_markeredgewidth(artist.get_linewidth())
+    place.add_line(artist)
+    for k, interval in enumerate(line.intervals):
+        if interval is None or not plots.is_drawn(line.values[k], log):
+            continue
+        if all(plots.is_drawn(end, log) for end in interval):
+            whisker = Line2D([scale.at[k] + shift] * 2, interval, color=look.colour, marker="_")
+            whisker.set_linewidth(0.7)
+            whisker.set_markersize(MARKER)
+            whisker.set_clip_on(False)
+            place.add_line(whisker)
+
+
+# ---------------------------------------------------------------------------------------------
+# Strips
+# ---------------------------------------------------------------------------------------------
+
+
+def _strips(content: Strips, width: float, highest: float) -> list[Figure]:
+    from matplotlib import ticker
+
+    across = max(1, min(len(content.strips), int(width / PANEL)))
+    down = math.ceil(len(content.strips) / across)
+    frame = 12.0  # mm of a strip without its rows
+    note = plots.wrapped(content.note, int(width / LETTER), most=3)
+    foot = LINE * (note.count("\n") + 1) if note else 0.0
+    most = len(content.names)
+    if math.isfinite(highest):
+        most = max(1, int(((highest - foot) / down - frame) / STRIP))
+    figures = []
+    for start in range(0, max(1, len(content.names)), most):
+        names = content.names[start : start + most]
+        rows = range(len(names))
+        high = down * (frame + STRIP * max(1, len(names))) + foot
+        figure = _empty(width, high)
+        places = figure.subplots(down, across, sharey=True, squeeze=False)
+        for k, place in enumerate(places.flat):
+            if k >= len(content.strips):
+                place.set_axis_off()
+                continue
+            strip = content.strips[k]
+            place.set_xlabel(plots.wrapped(strip.title, NAME + 8))
+            place.grid(axis="x", visible=False)
+            place.set_yticks(rows, [plots.said(name, STRIP_NAME) for name in names])
+            place.set_ylim(len(names) - 0.5, -0.5)
+            place.tick_params(axis="y", length=0)
+            for row in rows:
+                _marks(place, strip, start + row, row)
+            place.xaxis.set_major_locator(ticker.MaxNLocator(4, steps=plots.ROUND))
+            place.xaxis.set_major_formatter(_numbered(strip.cap))
+            place.margins(x=0.08)
+        if note:
+            figure.supxlabel(note, x=0.01, ha="left", fontsize=8, color=plots.INK)
+        figures.append(figure)
+    return figures
+
+
+def _numbered(cap: float | None) -> Callable[[float, object], str]:
+    """A function that writes the numbers of an axis with a cap."""
+
+    def number(value: float, _: object) -> str:
+        return _tick(value, cap)
+
+    return number
+
+
+def _marks(place: Axes, strip: Strip, k: int, row: int) -> None:
+    """Draw the values and the limit of one row."""
+    top = math.inf if strip.cap is None else strip.cap
+    values = [min(value, top) for value in strip.values[k] if math.isfinite(value)]
+    place.plot(
+        values,
+        [row] * len(values),
+        color=plots.COLOURS[0],
+        marker="o",
+        markersize=MARKER,
+        markeredgewidth=0,
+        alpha=0.7,
+        linestyle="",
+        clip_on=False,
+    )
+    limit = strip.limits[k] if k < len(strip.limits) else None
+    if limit is not None and math.isfinite(limit):
+        place.plot(
+            [min(limit, top)],
+            [row],
+            color=plots.COLOURS[1],
+            marker="|",
+            markersize=9,
+            markeredgewidth=1.2,
+            linestyle="",
+            clip_on=False,
+        )
+
+
+# ---------------------------------------------------------------------------------------------
+# Images
+# ---------------------------------------------------------------------------------------------
+
+
+def _grids(grids: Sequence[Grid], width: float, highest: float) -> list[Figure]:
+    """Draw images in rows; a row holds as many as fit."""
+    across = max(1, int((width - ROW_NAME) / (TILE + BESIDE)))
+    bands: list[tuple[str, Sequence[Tile]]] = []
+    for grid in grids:
+        for start in range(0, len(grid.tiles), across):
+            title = grid.title if start == 0 else ""
+            bands.append((title, grid.tiles[start : start + across]))
+    pages: list[list[tuple[str, Sequence[Tile]]]] = [[]]
+    used = 0.0
+    for band in bands:
+        if pages[-1] and used + _height(band) > highest:
+            pages.append([])
+            used = 0.0
+        pages[-1].append(band)
+        used += _height(band)
+    figures = []
+    for page in pages:
+        high = sum(map(_height, page)) + BESIDE
+        figure = _empty(width, high)
+        figure.set_layout_engine("none")
+        top = BESIDE / 2
+        for band in page:
+            _images(figure, band, width, high, top)
+            top += _height(band)
+        figures.append(figure)
+    return figures
+
+
+def _rows(tiles: Sequence[Tile]) -> list[str]:
+    """Which images some tiles have."""
+    rows = []
+    if any(tile.original is not None for tile in tiles):
+        rows.append("original")
+    if any(tile.found is not None for tile in tiles):
+        rows.append("reconstruction")
+    return rows
+
+
+def _tall(tiles: Sequence[Tile]) -> float:
+    """Height of the images in mm, at most twice their width."""
+    ratios = [1.0]
+    for tile in tiles:
+        for image in (tile.original, tile.found):
+            if image is not None:
+                ratios.append(image.shape[0] / image.shape[1])
+    return TILE * min(2.0, max(ratios))
+
+
+def _height(band: tuple[str, Sequence[Tile]]) -> float:
+    """Height of a row of images with its texts."""
+    title, tiles = band
+    texts = LINE * (2 + bool(title))
+    return texts + len(_rows(tiles)) * (_tall(tiles) + NEAR) + 2 * BESIDE
+
+
+def _images(
+    figure: Figure, band: tuple[str, Sequence[Tile]], width: float, high: float, top: float
+) -> None:
+    """Draw one row of images; distances are in mm from the upper left corner."""
+    title, tiles = band
+    rows = _rows(tiles)
+    tall = _tall(tiles)
+    if title:
+        text = plots.said(title, int(width / LETTER))
+        figure.text(NEAR / width, 1 - top / high, text, va="top", weight="bold")
+        top += LINE + NEAR
+    for column, tile in enumerate(tiles):
+        left = ROW_NAME + column * (TILE + BESIDE)
+        middle = (left + TILE / 2) / width
+        letters = int((TILE + BESIDE) / LETTER)
+        above = plots.said(tile.above, letters)
+        figure.text(middle, 1 - top / high, above, va="top", ha="center")
+        start = top + LINE
+        for row in rows:
+            image = tile.original if row == "original" else tile.found
+            box = (left / width, 1 - (start + tall) / high, TILE / width, tall / high)
+            place = figure.add_axes(box)
+            place.set_xticks([])
+            place.set_yticks([])
+            place.grid(visible=False)
+            place.spines[:].set_visible(False)
+            if image is None:
+                place.set_facecolor(plots.NO_WEIGHT)
+                place.text(0.5, 0.5, "none", transform=place.transAxes, ha="center", va="center")
+            else:
+                place.imshow(image, interpolation="none")
+            if column == 0:
+                centre = 1 - (start + tall / 2) / high
+                figure.text(NEAR / width, centre, row, va="center")
+            start += tall + NEAR
+        below = plots.said(tile.below, letters)
+        figure.text(middle, 1 - start / high, below, va="top", ha="center")

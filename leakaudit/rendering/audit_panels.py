@@ -238,30 +238,49 @@ def _range(record: AuditRecord, curve: CurvePoint, metric: str) -> plots.Interva
 
 
 def _success(audit: AuditPart, points: Sequence[float], who: str) -> list[plots.Panel]:
-    """Measured success rates, with the upper limit that each guarantee implies."""
+    """Measured success rates, with the upper limit that each guarantee implies.
+
+    There is one panel per test. A test with a single trial at every point has no rate.
+    """
     tests = [one for one in audit.verdicts if one.adversary == who and _counted(one, "trials")]
     panels = []
-    for test, attack in dict.fromkeys((one.test, one.attack) for one in tests):
-        mine = [one for one in tests if (one.test, one.attack) == (test, attack)]
-        rates = {}
-        between = {}
-        for one in mine:
-            hits = int(_counted(one, "hits") or 0)
-            trials = int(_counted(one, "trials") or 1)
-            rates[_key(one.epsilon)] = hits / trials
-            between[_key(one.epsilon)] = intervals.of_rate(hits, trials)
-        measured = [rates.get(point) for point in points]
-        around = [between.get(point) for point in points]
-        lines = [plots.Line(attack, "rate", measured, around)]
+    for test in dict.fromkeys(one.test for one in tests):
+        mine = [one for one in tests if one.test == test]
+        if max(_counted(one, "trials") or 0 for one in mine) < 2:
+            continue
+        lines = []
+        for attack in dict.fromkeys(one.attack for one in mine):
+            own = [one for one in mine if one.attack == attack]
+            lines.append(_rates(attack, own, points))
         for name in dict.fromkeys(one.promise.name for one in mine if one.promise):
-            at: dict[float, float | None] = {}
-            for one in mine:
-                if one.promise and one.promise.name == name:
-                    at[_key(one.epsilon)] = _counted(one, "ceiling")
-            ceiling = [at.get(point) for point in points]
-            lines.append(plots.Line(name, "ceiling", ceiling))
+            own = [one for one in mine if one.promise and one.promise.name == name]
+            lines.append(_limits(name, own, points))
         panels.append(plots.Panel(f"{test}: success rate", tuple(lines), low=0.0, high=1.0))
     return panels
+
+
+def _rates(attack: str, tests: Sequence[VerdictEntry], points: Sequence[float]) -> plots.Line:
+    """The success rate of one attack; several guarantees are tested with the same counts."""
+    rates = {}
+    between = {}
+    for one in tests:
+        hits = int(_counted(one, "hits") or 0)
+        trials = int(_counted(one, "trials") or 1)
+        rates[_key(one.epsilon)] = hits / trials
+        if trials > 1:
+            between[_key(one.epsilon)] = intervals.of_rate(hits, trials)
+    measured = [rates.get(point) for point in points]
+    return plots.Line(attack, "rate", measured, [between.get(point) for point in points])
+
+
+def _limits(name: str, tests: Sequence[VerdictEntry], points: Sequence[float]) -> plots.Line:
+    """The largest success rate that a guarantee allows to any of the attacks."""
+    at: dict[float, float] = {}
+    for one in tests:
+        ceiling = _counted(one, "ceiling")
+        if ceiling is not None:
+            at[_key(one.epsilon)] = max(ceiling, at.get(_key(one.epsilon), 0.0))
+    return plots.Line(name, "ceiling", [at.get(point) for point in points])
 
 
 def _counted(one: VerdictEntry, name: str) -> float | None:

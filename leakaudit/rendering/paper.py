@@ -11,23 +11,27 @@ import io
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from leakaudit._util.files import replacing
 from leakaudit.errors import LeakauditError
 from leakaudit.rendering import plots
 from leakaudit.results.wording import clean
 
 if TYPE_CHECKING:
-    import numpy as np
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
     from matplotlib.typing import RcKeyType
+    from PIL import Image
 
 WIDTHS = {"column": 84.0, "page": 174.0}  # mm: of one column and of both in common templates
 NARROWEST = 60.0  # mm; a panel of this width still has room for its numbers
 WIDEST = 400.0  # mm; a choice
 HIGHEST = 230.0  # mm of figures on a page, as high as the text of common templates
+ALWAYS = ("ceiling", "level", "rate")  # styles that are drawn without a text in the legend
 INCH = 25.4  # mm
 DOTS = 300  # per inch of a PNG, as publishers ask for
 # Sizes in mm; all of them are choices.
@@ -42,12 +46,15 @@ TILE = 15.0  # width of an image
 NEAR = 1.0  # between the images of a column
 ROW_NAME = 23.0  # width of the names of the rows of images
 BESIDE = 1.6  # between columns of images
+SHORT = 36  # most characters of a text above the panels
+AXIS = 13.0  # width of the numbers and the name of a vertical axis
+GAP = 0.4  # characters between the names of two points
 NAME = 22  # most characters on a line of the name of an axis
 STRIP_NAME = 34  # most characters of the name of a row of a strip
 THIN = 0.65  # lines and markers are thinner than on a screen
 MARKER = 3.6  # points
 LOGARITHMIC = 8.0  # ratio of the largest to the smallest number from which an axis is logarithmic
-ASIDE = 0.12  # distance of zero and infinity from the scale, relative to its length
+ASIDE = 0.8  # distance of zero and infinity from the scale, relative to that of its points
 DODGE = 0.012  # distance between lines with intervals at one place, relative to the axis
 _SETTINGS: dict[RcKeyType, object] = {
     "font.size": 8,
@@ -66,7 +73,7 @@ _SETTINGS: dict[RcKeyType, object] = {
     "figure.constrained_layout.w_pad": 0.03,  # inches
     "figure.constrained_layout.h_pad": 0.03,
 }
-_SUPERSCRIPTS = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
+_SUPERSCRIPTS = dict(zip(map(ord, "0123456789-"), map(ord, "⁰¹²³⁴⁵⁶⁷⁸⁹⁻"), strict=True))
 
 
 @dataclass(frozen=True)
@@ -76,7 +83,8 @@ class Curves:
     Attributes:
         rows: Title and panels of each row.
         legend: Texts of the lines by name.
-        styles: Texts of the styles of lines; the others are not drawn, except limits and rates.
+        styles: Texts of the styles of lines, "" for none; other styles are not drawn, except
+            limits, levels and rates.
         looks: Look of each line by name; by default `plots.looks_of` the legend.
     """
 
@@ -125,14 +133,14 @@ class Tile:
     Attributes:
         above: Text above, such as the node.
         below: Text below, such as the PSNR.
-        original: (h, w, 3) bytes, None if it is not known.
+        original: The true image, None if it is not known.
         found: The same for the reconstruction.
     """
 
     above: str
     below: str
-    original: np.ndarray | None
-    found: np.ndarray | None
+    original: Image.Image | None
+    found: Image.Image | None
 
 
 @dataclass(frozen=True)
@@ -148,6 +156,8 @@ class Grid:
     tiles: Sequence[Tile] = field(default_factory=tuple)
 
 
+Entry: TypeAlias = "tuple[Line2D, str]"  # of a legend: sample and text
+Where: TypeAlias = Literal["outside upper left", "outside lower left"]
 Content: TypeAlias = Curves | Strips | Sequence[Grid]
 
 
@@ -233,6 +243,30 @@ def png(content: Content, width: float) -> bytes:
         return file.getvalue()
 
 
+def save(content: Content, path: Path, width: float, title: str) -> None:
+    """Write a figure atomically, in the format given by the suffix.
+
+    Args:
+        content: What is drawn.
+        path: The file; its name ends in one of `plots.SUFFIXES`.
+        width: Width of the figure in mm.
+        title: Title of the document.
+
+    Raises:
+        LeakauditError: The suffix is not supported, or the file cannot be written.
+    """
+    plots.expect_suffix(path)
+    kind = path.suffix.lower()
+    if kind == ".pdf":
+        written = pdf(content, width, title)
+    elif kind == ".svg":
+        written = svg(content, width, title).encode()
+    else:
+        written = png(content, width)
+    with replacing(path) as file:
+        file.write(written)
+
+
 def _figures(content: Content, width: float, highest: float) -> list[Figure]:
     """Draw everything, on several figures if one would be too high."""
     with plots.settings(changed=_SETTINGS):
@@ -279,7 +313,10 @@ def _curves(content: Curves, width: float, highest: float) -> list[Figure]:
     looks = content.looks
     if looks is None:
         looks = plots.looks_of(content.legend)
-    entries = _entries(content, looks)
+    names = _names(content, looks)
+    # Long texts stand below the panels, so that the short ones above need few lines.
+    entries = [entry for entry in names if len(entry[1]) <= SHORT]
+    meanings = [entry for entry in names if len(entry[1]) > SHORT] + _meanings(content)
     across = _across(content, width)
     bands: list[_Band] = []
     count = 0
@@ -289,24 +326,14 @@ def _curves(content: Curves, width: float, highest: float) -> list[Figure]:
             named = title if several and start == 0 else ""
             bands.append(_Band(named, panels[start : start + across], count))
             count += len(panels[start : start + across])
-    columns, texts = _legend(entries, width)
-    rows = math.ceil(len(texts) / columns)
-    head = LINE * (rows + sum(text.count("\n") for text in texts)) + 2
+    head = _room(entries, width) + _room(meanings, width)
     figures = []
     for some in _pages(bands, highest - head):
         figure = _empty(width, head + sum(band.high for band in some))
-        _draw(figure, some, across, content, looks, lettered=count > 1)
-        handles = [handle for handle, _ in entries]
-        figure.legend(
-            handles,
-            texts,
-            loc="outside upper left",
-            ncols=columns,
-            handlelength=2.4,
-            columnspacing=1.2,
-            borderaxespad=0.2,
-            labelspacing=0.3,
-        )
+        canvas = _Canvas(content, looks, width / across - AXIS)
+        _draw(figure, some, across, canvas, lettered=count > 1)
+        _legend(figure, entries, width, "outside upper left")
+        _legend(figure, meanings, width, "outside lower left")
         figures.append(figure)
     return figures
 
@@ -331,13 +358,19 @@ def _across(content: Curves, width: float) -> int:
     return math.ceil(most / math.ceil(most / fit))
 
 
-def _entries(content: Curves, looks: Mapping[str, plots.Look]) -> list[tuple[Line2D, str]]:
-    """Samples and texts of the legend."""
+def _used(content: Curves) -> dict[str, list[str]]:
+    """The styles of each name."""
     used: dict[str, list[str]] = {}
     for _, panels in content.rows:
         for panel in panels:
             for line in panel.lines:
                 used.setdefault(line.name, []).append(line.style)
+    return used
+
+
+def _names(content: Curves, looks: Mapping[str, plots.Look]) -> list[Entry]:
+    """Samples and texts of the names of lines."""
+    used = _used(content)
     entries = []
     for name, text in content.legend.items():
         styles = used.get(name, [])
@@ -345,15 +378,22 @@ def _entries(content: Curves, looks: Mapping[str, plots.Look]) -> list[tuple[Lin
         if "median" in styles:
             style = "median"
         entries.append((_artist(style, looks[name], [0.0], [math.nan]), text))
+    return entries
+
+
+def _meanings(content: Curves) -> list[Entry]:
+    """Samples and texts of the styles of lines."""
+    used = _used(content)
+    entries = []
     for style, text in content.styles.items():
-        if any(style in styles for styles in used.values()):
+        if text and any(style in styles for styles in used.values()):
             look = plots.Look(plots.QUIET)
             entries.append((_artist(style, look, [0.0], [math.nan]), text))
     return entries
 
 
-def _legend(entries: Sequence[tuple[Line2D, str]], width: float) -> tuple[int, list[str]]:
-    """The number of columns of the legend, and its texts on lines that fit."""
+def _texts(entries: Sequence[Entry], width: float) -> tuple[int, list[str]]:
+    """The number of columns of a legend, and its texts on lines that fit."""
     letters = int((width - HANDLE) / LETTER)
     texts = [plots.wrapped(text, letters) for _, text in entries]
     longest = 1
@@ -363,13 +403,49 @@ def _legend(entries: Sequence[tuple[Line2D, str]], width: float) -> tuple[int, l
     return max(1, min(columns, len(texts))), texts
 
 
+def _room(entries: Sequence[Entry], width: float) -> float:
+    """Height of a legend in mm."""
+    if not entries:
+        return 0.0
+    columns, texts = _texts(entries, width)
+    lines = math.ceil(len(texts) / columns) + sum(text.count("\n") for text in texts)
+    return LINE * lines + 2
+
+
+def _legend(figure: Figure, entries: Sequence[Entry], width: float, where: Where) -> None:
+    """Draw a legend above or below the panels."""
+    if not entries:
+        return
+    columns, texts = _texts(entries, width)
+    figure.legend(
+        [handle for handle, _ in entries],
+        texts,
+        loc=where,
+        ncols=columns,
+        handlelength=2.4,
+        columnspacing=1.2,
+        borderaxespad=0.2,
+        labelspacing=0.3,
+    )
+
+
+@dataclass(frozen=True)
+class _Canvas:
+    """What all panels of a figure share.
+
+    Attributes:
+        content: The curves.
+        looks: Look of each line by name.
+        wide: Width of a panel without its numbers, about, in mm.
+    """
+
+    content: Curves
+    looks: Mapping[str, plots.Look]
+    wide: float
+
+
 def _draw(
-    figure: Figure,
-    bands: Sequence[_Band],
-    across: int,
-    content: Curves,
-    looks: Mapping[str, plots.Look],
-    lettered: bool,
+    figure: Figure, bands: Sequence[_Band], across: int, canvas: _Canvas, lettered: bool
 ) -> None:
     """Draw panels into the cells of a grid."""
     cells = figure.add_gridspec(len(bands), across)
@@ -380,7 +456,7 @@ def _draw(
             if lettered:
                 title = f"({_letter(band.first + column)}) {title}"
             place.set_title(plots.wrapped(title, 200))
-            _panel(place, panel, content, looks)
+            _panel(place, panel, canvas)
 
 
 def _letter(place: int) -> str:
@@ -390,17 +466,21 @@ def _letter(place: int) -> str:
     return _letter(place // 26 - 1) + _letter(place % 26)
 
 
-def _panel(
-    place: Axes, panel: plots.Panel, content: Curves, looks: Mapping[str, plots.Look]
-) -> None:
+def _panel(place: Axes, panel: plots.Panel, canvas: _Canvas) -> None:
     """Draw one panel."""
     from matplotlib import ticker
 
-    place.set_ylabel(plots.wrapped(panel.title, NAME, most=3))
+    title = panel.title.replace(">=", "≥")
+    place.set_ylabel(plots.wrapped(title, NAME, most=3))
     lines = []
     for line in panel.lines:
         # Styles without a text are left out: a paper's figure needs no thin line for the mean.
-        if line.style in content.styles or line.style in ("ceiling", "level", "rate", "blind"):
+        if line.style in canvas.content.styles or line.style in (
+            "ceiling",
+            "level",
+            "rate",
+            "blind",
+        ):
             lines.append(line)
     values = _values(lines)
     log = panel.log
@@ -414,7 +494,7 @@ def _panel(
     scale = _Scale.of(panel.points, max((len(line.values) for line in lines), default=0))
     dodged = [line.name for line in lines if any(line.intervals)]
     for line in lines:
-        look = looks.get(line.name, plots.Look(plots.QUIET))
+        look = canvas.looks.get(line.name, plots.Look(plots.QUIET))
         shift = 0.0
         if line.name in dodged:
             shift = (dodged.index(line.name) - (len(dodged) - 1) / 2) * DODGE * scale.length
@@ -433,7 +513,7 @@ def _panel(
     place.tick_params(axis="y", length=0)
     place.set_xlabel(_axis_name(panel.axis))
     place.set_xlim(*scale.limits)
-    _ticks(place, scale)
+    _ticks(place, scale, canvas.wide)
 
 
 def _values(lines: Sequence[plots.Line]) -> list[float]:
@@ -496,21 +576,21 @@ class _Scale:
     def of(cls, points: Sequence[str], count: int) -> _Scale:
         """Choose the scale of some points; without names, they are the integers from 0."""
         if not points:
-            places = tuple(map(float, range(count)))
-            return cls(places, tuple(map(str, range(count))), (True,) * count)
+            integers = tuple(map(float, range(count)))
+            return cls(integers, tuple(map(str, range(count))), (True,) * count)
         numbers = list(map(_parsed, points))
         inside = [v for v in numbers if 0 < v < math.inf]
-        ordered = all(a < b for a, b in zip(numbers, numbers[1:], strict=False))
+        ordered = all(a < b for a, b in pairwise(numbers))
         names = tuple(map(_point, points))
         if not ordered or len(inside) < 2:
             evenly = tuple(map(float, range(len(points))))
             return cls(evenly, names, (True,) * len(points))
         log = max(inside) >= LOGARITHMIC * min(inside)
-        places = []
+        places: list[float] = []
         for number in numbers:
             places.append(math.log10(number) if log and 0 < number < math.inf else number)
         finite = [p for p, v in zip(places, numbers, strict=True) if v in inside]
-        gap = ASIDE * (max(finite) - min(finite))
+        gap = ASIDE * (max(finite) - min(finite)) / (len(finite) - 1)
         apart = [not math.isfinite(v) or (log and v <= 0) for v in numbers]
         for k, number in enumerate(numbers):
             if apart[k]:
@@ -557,23 +637,27 @@ def _point(point: str) -> str:
     return plots.said(point, plots.NAMED)
 
 
-def _ticks(place: Axes, scale: _Scale) -> None:
+def _ticks(place: Axes, scale: _Scale, wide: float) -> None:
     """Name the points of the horizontal axis, as many as there is room for."""
     left, right = scale.limits
-    letter = 0.045 * (right - left)  # about the width of a character in the narrowest panel
+    letter = LETTER / wide * (right - left)  # width of a character
     kept: list[int] = []
     # The ends first: zero and infinity matter most.
     for k in sorted(range(len(scale.at)), key=lambda k: k not in (0, len(scale.at) - 1)):
-        half = len(scale.names[k]) * letter / 2
         free = True
         for other in kept:
-            room = half + len(scale.names[other]) * letter / 2
-            free = free and abs(scale.at[k] - scale.at[other]) >= room
+            room = (_letters(scale.names[k]) + _letters(scale.names[other])) / 2 + GAP
+            free = free and abs(scale.at[k] - scale.at[other]) >= room * letter
         if free:
             kept.append(k)
     place.set_xticks([scale.at[k] for k in kept], [scale.names[k] for k in kept])
     place.set_xticks(scale.at, minor=True)
     place.tick_params(axis="x", which="minor", length=1.5, width=0.6)
+
+
+def _letters(name: str) -> float:
+    """Width of a name in characters; superscripts are narrow."""
+    return sum(0.6 if ord(one) in _SUPERSCRIPTS.values() else 1.0 for one in name)
 
 
 def _artist(style: str, look: plots.Look, at: Sequence[float], heights: Sequence[float]) -> Line2D:
@@ -651,7 +735,7 @@ def _strips(content: Strips, width: float, highest: float) -> list[Figure]:
 
     across = max(1, min(len(content.strips), int(width / PANEL)))
     down = math.ceil(len(content.strips) / across)
-    frame = 12.0  # mm of a strip without its rows
+    frame = 15.0  # mm of a strip without its rows
     note = plots.wrapped(content.note, int(width / LETTER), most=3)
     foot = LINE * (note.count("\n") + 1) if note else 0.0
     most = len(content.names)
@@ -672,13 +756,19 @@ def _strips(content: Strips, width: float, highest: float) -> list[Figure]:
             place.set_xlabel(plots.wrapped(strip.title, NAME + 8))
             place.grid(axis="x", visible=False)
             place.set_yticks(rows, [plots.said(name, STRIP_NAME) for name in names])
-            place.set_ylim(len(names) - 0.5, -0.5)
+            place.set_ylim(max(1, len(names)) - 0.5, -0.5)
             place.tick_params(axis="y", length=0)
             for row in rows:
                 _marks(place, strip, start + row, row)
             place.xaxis.set_major_locator(ticker.MaxNLocator(4, steps=plots.ROUND))
             place.xaxis.set_major_formatter(_numbered(strip.cap))
+            if not any(strip.values):
+                place.set_axis_off()
+                place.text(0.5, 0.5, strip.title, transform=place.transAxes, ha="center")
+                continue
             place.margins(x=0.08)
+            place.update_datalim([(0.0, 0.0)], updatey=False)
+            place.autoscale_view(scaley=False)
         if note:
             figure.supxlabel(note, x=0.01, ha="left", fontsize=8, color=plots.INK)
         figures.append(figure)
@@ -773,7 +863,7 @@ def _tall(tiles: Sequence[Tile]) -> float:
     for tile in tiles:
         for image in (tile.original, tile.found):
             if image is not None:
-                ratios.append(image.shape[0] / image.shape[1])
+                ratios.append(image.height / image.width)
     return TILE * min(2.0, max(ratios))
 
 
@@ -788,6 +878,8 @@ def _images(
     figure: Figure, band: tuple[str, Sequence[Tile]], width: float, high: float, top: float
 ) -> None:
     """Draw one row of images; distances are in mm from the upper left corner."""
+    import numpy as np
+
     title, tiles = band
     rows = _rows(tiles)
     tall = _tall(tiles)
@@ -814,7 +906,7 @@ def _images(
                 place.set_facecolor(plots.NO_WEIGHT)
                 place.text(0.5, 0.5, "none", transform=place.transAxes, ha="center", va="center")
             else:
-                place.imshow(image, interpolation="none")
+                place.imshow(np.asarray(image), interpolation="none")
             if column == 0:
                 centre = 1 - (start + tall / 2) / high
                 figure.text(NEAR / width, centre, row, va="center")

@@ -10,7 +10,6 @@ import base64
 import io
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 from PIL import Image
 
 from leakaudit.rendering import audit_panels, paper, plots, sweep_figure
@@ -68,8 +67,10 @@ def of_sweep(record: SweepRecord) -> paper.Curves:
         One row of panels per adversary and point on the other axes.
     """
     drawing = sweep_figure.panels(record.sweep)
-    styles = {style: text for style, text in drawing.styles.items() if style in KEPT}
-    return paper.Curves(drawing.rows, drawing.legend, styles)
+    panels: list[plots.Panel] = []
+    for _, some in drawing.rows:
+        panels += some
+    return paper.Curves(drawing.rows, drawing.legend, _styles(drawing.styles, panels))
 
 
 def of_audit(record: AuditRecord) -> paper.Curves:
@@ -89,11 +90,31 @@ def of_audit(record: AuditRecord) -> paper.Curves:
     if not panels:
         rows = [("no attack returned a result", [plots.Panel("PSNR, dB", ())])]
     legend = audit_panels.legend(record.audit, panels)
-    styles = {}
-    for style, text in audit_panels.styles(panels).items():
-        if style in KEPT:
-            styles[style] = text
+    styles = _styles(audit_panels.styles(panels), panels)
     return paper.Curves(rows, legend, styles, audit_panels.looks(record.audit))
+
+
+def _styles(texts: Mapping[str, str], panels: Sequence[plots.Panel]) -> dict[str, str]:
+    """The styles of a paper's figure.
+
+    The best value is omitted if it is the median everywhere, and so is the word median.
+    """
+    best: list[Sequence[float | None]] = []
+    medians: list[Sequence[float | None]] = []
+    bars = False
+    for panel in panels:
+        for line in panel.lines:
+            if line.style == "best":
+                best.append(line.values)
+            elif line.style == "median":
+                medians.append(line.values)
+                bars = bars or any(line.intervals)
+    kept = {style: text for style, text in texts.items() if style in KEPT}
+    if best == medians:
+        kept.pop("best", None)
+        if not bars and "median" in kept:
+            kept["median"] = ""
+    return kept
 
 
 def _of_gate(gate: GatePart) -> paper.Strips:
@@ -106,7 +127,7 @@ def _of_gate(gate: GatePart) -> paper.Strips:
     for rule in gate.rules:
         if rule.kind is RuleKind.BUDGET:
             limits[rule.cell, rule.measure] = decoded(rule.limit)
-    strips = []
+    strips: list[paper.Strip] = []
     for measure in measures:
         found: list[Sequence[float]] = []
         for cell in gate.cells:
@@ -126,7 +147,7 @@ def _of_gate(gate: GatePart) -> paper.Strips:
 def _of_findings(record: RunRecord) -> paper.Strips:
     """The quality of reconstructions without images, one row per finding."""
     names = list(map(_name, record.findings))
-    strips = []
+    strips: list[paper.Strip] = []
     for metric, title in (("psnr", "PSNR, dB"), ("ssim", "SSIM"), ("relative_error", "rel. error")):
         found = [_measured(finding, metric) for finding in record.findings]
         if any(found) and not (metric == "relative_error" and strips):
@@ -168,10 +189,10 @@ def _tile(picture: Picture) -> paper.Tile:
     return paper.Tile(picture.owner, below, _image(picture.original), _image(picture.found))
 
 
-def _image(uri: str | None) -> np.ndarray | None:
+def _image(uri: str | None) -> Image.Image | None:
     """The image of a data URI."""
     if uri is None:
         return None
     data = base64.b64decode(uri.partition(",")[2])
     with Image.open(io.BytesIO(data)) as image:
-        return np.asarray(image.convert("RGB"))
+        return image.convert("RGB")

@@ -10,9 +10,10 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypedDict, Unpack, overload
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict, Unpack, overload
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
     from torch import Generator
 
     from leakaudit.accounting.compare import Comparison
@@ -23,13 +24,16 @@ if TYPE_CHECKING:
     from leakaudit.papers import JudgedClaim
     from leakaudit.protocols.scenario import Scenario
     from leakaudit.reconstruction import Attack, Reconstruction
-    from leakaudit.results.model import AuditRecord
+    from leakaudit.results.flat import Row, Table
+    from leakaudit.results.model import AuditRecord, Finding, Record
+    from leakaudit.scoring.scoring import Score
     from leakaudit.sweeping.plan import SweepPlan
     from leakaudit.sweeping.run import Swept
     from leakaudit.tasks.task import Task
     from leakaudit.trace import Trace, Truth
 
 File = str | os.PathLike[str]
+Results: TypeAlias = "File | Record | GateJudged | Swept | Sequence[Finding] | Sequence[Score]"
 TextFormat = Literal[
     "html", "markdown", "text", "json", "junit", "sarif", "github", "csv", "latex", "svg"
 ]
@@ -398,6 +402,86 @@ def report(
 
         shown = passages.with_passages(shown, source.parent)
     return render(shown)
+
+
+def table(results: Results, name: str | None = None) -> list[Row]:
+    """Return results as plain rows, for data frames, spreadsheets and plots.
+
+    Args:
+        results: What `audit`, `check` or `sweep` returned; a results file or its folder; or a list
+            of findings of a record, or of scores.
+        name: Table of the results, such as "curves" of an audit; by default the first of
+            `leakaudit.results.flat.NAMES`.
+
+    Returns:
+        One dictionary per finding, score, verdict, rule or point. Values are numbers, words,
+        Booleans or None.
+
+    Raises:
+        LeakauditError: A file cannot be used, or these results have no such table.
+    """
+    return _flat(results, name).dicts()
+
+
+def to_pandas(results: Results, table: str | None = None) -> DataFrame:
+    """Return results as a data frame of pandas, with the rows of `table`.
+
+    Args:
+        results: As for `table`.
+        table: Name of the table, as for `table`.
+
+    Returns:
+        The data frame.
+
+    Raises:
+        LeakauditError: As for `table`, or pandas is not installed.
+    """
+    from leakaudit.results import flat
+
+    return flat.frame(_flat(results, table))
+
+
+def _flat(results: Results, name: str | None) -> Table:
+    """Return one table of anything that users hold."""
+    from leakaudit.errors import LeakauditError
+    from leakaudit.results import flat, model, record_file
+
+    if isinstance(results, str | os.PathLike):
+        return flat.table(model.of(record_file.read(file_of(results))), name)
+    if isinstance(results, model.RunRecord | model.SweepRecord):
+        return flat.table(results, name)
+    if isinstance(results, Sequence):
+        return _of_list(results, name)
+    from leakaudit.sweeping.run import Swept
+
+    if isinstance(results, Swept):
+        return flat.table(results.complete_record(), name)
+    from leakaudit.gate import record
+    from leakaudit.gate.judge import Judged
+
+    if isinstance(results, Judged):
+        return flat.of_gate(record.part(results), name)
+    raise LeakauditError(
+        "expected the results of audit, check or sweep, a results file, or a list of findings or "
+        f"scores, got {type(results).__name__}"
+    )
+
+
+def _of_list(results: Sequence[object], name: str | None) -> Table:
+    """Return the table of some findings or scores."""
+    from leakaudit.errors import LeakauditError
+    from leakaudit.results import flat, model
+    from leakaudit.scoring.scoring import Score
+
+    if name is not None:
+        raise LeakauditError(f"a list has a single table; omit {name!r}")
+    findings = [one for one in results if isinstance(one, model.Finding)]
+    if len(findings) == len(results):
+        return flat.of_findings(findings)
+    scores = [one for one in results if isinstance(one, Score)]
+    if len(scores) < len(results):
+        raise LeakauditError("expected a list of findings, or of scores")
+    return flat.of_scores(scores)
 
 
 def file_of(results: File) -> Path:

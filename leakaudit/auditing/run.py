@@ -63,8 +63,6 @@ def audit(plan: AuditPlan, folder: Path, where: Where) -> AuditRecord:
         images = record_file.save_reconstructions(folder / "reconstructions.npz", made)
         chart = figure(plan, grid, simulated, measured)
         plots.save(chart, folder / FIGURE)
-        if figure_file is not None:
-            plots.save(chart, figure_file)
         drawn = _picture(grid, simulated, folder)
         origin = provenance.collect(
             simulated.trace,

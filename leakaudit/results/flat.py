@@ -6,7 +6,7 @@ a number, a word, true, false or empty, and infinity is a number.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 from typing import TYPE_CHECKING, TypeAlias
@@ -35,13 +35,15 @@ from leakaudit.results.model import (
     SweepStatistics,
     SweptCell,
     decoded,
+    fitted,
     given,
-    kind_of,
 )
 from leakaudit.results.wording import test_words
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+    from leakaudit.scoring.scoring import Score
 
 Cell: TypeAlias = str | int | float | bool | None
 Row: TypeAlias = dict[str, Cell]
@@ -93,34 +95,26 @@ def table(record: Record, name: str | None = None) -> Table:
     Raises:
         LeakauditError: This kind of record has no such table.
     """
-    kind = kind_of(record)
+    if isinstance(record, SweepRecord):
+        return of_sweep(record.sweep, name)
+    if isinstance(record, AuditRecord):
+        return _of_audit(record, name)
+    if isinstance(record, CheckRecord):
+        return of_gate(record.gate, name)
+    _chosen("attack", name)
+    return of_findings(record.findings)
+
+
+def _chosen(kind: str, name: str | None) -> str:
+    """The name of a table of a kind of record, by default its first."""
     if name is None:
-        name = NAMES[kind][0]
+        return NAMES[kind][0]
     if name not in NAMES[kind]:
         known = ", ".join(NAMES[kind])
         raise LeakauditError(
             f"--table: expected one of {known} for the results of '{kind}', got {name!r}"
         )
-    if isinstance(record, SweepRecord):
-        made: Mapping[str, Callable[[], Table]] = {
-            "points": lambda: of_points(record.sweep),
-            "cells": lambda: _of_cells(record.sweep),
-        }
-    elif isinstance(record, AuditRecord):
-        made = {
-            "verdicts": lambda: _of_verdicts(record.audit),
-            "curves": lambda: _of_curves(record.audit),
-            "views": lambda: _of_views(record.audit),
-            "findings": lambda: of_findings(record.findings),
-        }
-    elif isinstance(record, CheckRecord):
-        made = {
-            "rules": lambda: of_rules(record.gate),
-            "measures": lambda: _of_measures(record.gate),
-        }
-    else:
-        made = {"findings": lambda: of_findings(record.findings)}
-    return made[name]()
+    return name
 
 
 def frame(made: Table) -> DataFrame:
@@ -205,6 +199,24 @@ def _finding(one: Finding) -> Row:
     }
 
 
+def of_scores(scores: Iterable[Score]) -> Table:
+    """Return one row per score.
+
+    Args:
+        scores: Scores of reconstructions.
+
+    Returns:
+        The table ``scores``.
+    """
+    rows: list[Row] = []
+    for one in scores:
+        stored = one.to_json()
+        found = None if stored is None else fitted(stored, Scores)
+        row: Row = {"node": one.node, "attack": one.attack}
+        rows.append({**row, **scored(found), "note": one.note})
+    return of_rows("scores", rows, ("node", "attack", *scored(None), "note"))
+
+
 def scored(scores: Scores | None) -> Row:
     """Return the cells of a score.
 
@@ -257,6 +269,18 @@ FINDING = (
 # ---------------------------------------------------------------------------------------------
 # Audits
 # ---------------------------------------------------------------------------------------------
+
+
+def _of_audit(record: AuditRecord, name: str | None) -> Table:
+    """One table of an audit."""
+    chosen = _chosen("audit", name)
+    if chosen == "curves":
+        return _of_curves(record.audit)
+    if chosen == "views":
+        return _of_views(record.audit)
+    if chosen == "findings":
+        return of_findings(record.findings)
+    return _of_verdicts(record.audit)
 
 
 def _of_verdicts(audit: AuditPart) -> Table:
@@ -347,15 +371,26 @@ def _of_views(audit: AuditPart) -> Table:
 # ---------------------------------------------------------------------------------------------
 
 
-def of_rules(gate: GatePart) -> Table:
-    """Return one row per rule of a gate.
+def of_gate(gate: GatePart, name: str | None = None) -> Table:
+    """Return one table of a gate.
 
     Args:
         gate: The gate part of a record.
+        name: ``rules`` or ``measures``; None for the first.
 
     Returns:
-        The table ``rules``.
+        The table.
+
+    Raises:
+        LeakauditError: There is no such table.
     """
+    if _chosen("check", name) == "measures":
+        return _of_measures(gate)
+    return _of_rules(gate)
+
+
+def _of_rules(gate: GatePart) -> Table:
+    """One row per rule."""
     rows: list[Row] = []
     for rule in gate.rules:
         rows.append(
@@ -400,15 +435,26 @@ def _of_measures(gate: GatePart) -> Table:
 # ---------------------------------------------------------------------------------------------
 
 
-def of_points(sweep: SweepPart) -> Table:
-    """Return one row per point of a sweep, with the range of the medians of its seeds.
+def of_sweep(sweep: SweepPart, name: str | None = None) -> Table:
+    """Return one table of a sweep.
 
     Args:
         sweep: The sweep part of a record.
+        name: ``points`` or ``cells``; None for the first.
 
     Returns:
-        The table ``points``.
+        The table.
+
+    Raises:
+        LeakauditError: There is no such table.
     """
+    if _chosen("sweep", name) == "cells":
+        return _of_cells(sweep)
+    return _of_points(sweep)
+
+
+def _of_points(sweep: SweepPart) -> Table:
+    """One row per point, with the range of the medians of its seeds."""
     runs = runs_of(sweep)
     rows: list[Row] = []
     for point in sweep.points:

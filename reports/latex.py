@@ -184,10 +184,10 @@ def _shown(made: flat.Table, rows: Sequence[flat.Row]) -> list[Shown]:
     single = []  # metrics of which all statistics are equal
     for one in (*axes, *COLUMNS[made.name]):
         values = [row.get(one.key) for row in rows]
-        if all(value is None for value in values):
+        if rows and all(value is None for value in values):
             continue
         middle = one.key.replace("_best", "_median")
-        if middle != one.key and values == [row.get(middle) for row in rows]:
+        if rows and middle != one.key and values == [row.get(middle) for row in rows]:
             single.append(middle)
             continue
         if one.key in single:

@@ -87,6 +87,7 @@ def table(
     if len(rows) > LONG:
         lines = [
             r"% needs \usepackage{booktabs} and \usepackage{longtable}",
+            r"{\footnotesize",
             rf"\begin{{longtable}}{{@{{}}{form}@{{}}}}",
             rf"\caption{{{caption}}}\label{{{label}}}\\",
             r"\toprule",
@@ -96,13 +97,13 @@ def table(
             r"\bottomrule",
             r"\endfoot",
             *body,
-            r"\end{longtable}",
+            r"\end{longtable}}",
         ]
     else:
         lines = [
             r"% needs \usepackage{booktabs}",
             r"\begin{table}",
-            r"\centering",
+            r"\centering\footnotesize",
             rf"\caption{{{caption}}}\label{{{label}}}",
             rf"\begin{{tabular}}{{@{{}}{form}@{{}}}}",
             r"\toprule",

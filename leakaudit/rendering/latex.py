@@ -45,13 +45,15 @@ _ACCENTS = {
     "\N{COMBINING CEDILLA}": "c",
     "\N{COMBINING MACRON}": "=",
 }
-_GREEK = {  # letters that LaTeX names differently, or not at all
-    "omicron": "o",
-    "final sigma": r"\varsigma",
-    "lamda": r"\lambda",
-    "epsilon": r"\varepsilon",
-}
-_CAPITALS = ("Gamma", "Delta", "Theta", "Xi", "Pi", "Sigma", "Upsilon", "Phi", "Psi", "Omega")
+_LETTERS = "αβγδεζηθικλμνξοπρςστυφχψωΓΔΘΛΞΠΣΥΦΨΩ"
+_COMMANDS = (
+    *(r"\alpha", r"\beta", r"\gamma", r"\delta", r"\varepsilon", r"\zeta", r"\eta", r"\theta"),
+    *(r"\iota", r"\kappa", r"\lambda", r"\mu", r"\nu", r"\xi", "o", r"\pi", r"\rho"),
+    *(r"\varsigma", r"\sigma", r"\tau", r"\upsilon", r"\phi", r"\chi", r"\psi", r"\omega"),
+    *(r"\Gamma", r"\Delta", r"\Theta", r"\Lambda", r"\Xi", r"\Pi", r"\Sigma", r"\Upsilon"),
+    *(r"\Phi", r"\Psi", r"\Omega"),
+)
+_GREEK = dict(zip(_LETTERS, _COMMANDS, strict=True))
 
 
 @dataclass(frozen=True)
@@ -141,9 +143,8 @@ def _escaped(character: str) -> str:
         return _SPECIAL[character]
     if character.isascii():
         return character
-    greek = _greek(character)
-    if greek:
-        return rf"\ensuremath{{{greek}}}"
+    if character in _GREEK:
+        return rf"\ensuremath{{{_GREEK[character]}}}"
     plain = unicodedata.normalize("NFKD", character)
     if plain.isascii():
         return "".join(_SPECIAL.get(one, one) for one in plain)
@@ -152,25 +153,6 @@ def _escaped(character: str) -> str:
         letter = {"i": r"\i ", "j": r"\j "}.get(base, base)
         return rf"\{_ACCENTS[mark]}{{{letter}}}"
     return "?"
-
-
-def _greek(character: str) -> str:
-    """Return the command of a Greek letter, "" for any other character."""
-    name = unicodedata.name(character, "").lower()
-    small = name.removeprefix("greek small letter ")
-    if small != name and " with " not in small:
-        return _GREEK.get(small, rf"\{small}") if small in _LETTERS else ""
-    capital = name.removeprefix("greek capital letter ").capitalize()
-    if capital in _CAPITALS and name.startswith("greek capital letter "):
-        return rf"\{capital}"
-    return ""
-
-
-_LETTERS = (
-    *("alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa"),
-    *("lamda", "mu", "nu", "xi", "omicron", "pi", "rho", "final sigma", "sigma", "tau"),
-    *("upsilon", "phi", "chi", "psi", "omega"),
-)
 
 
 def _line(cells: Sequence[str]) -> str:

@@ -296,7 +296,17 @@ def sweep(
 
 
 class ReportOptions(TypedDict, total=False):
-    """The options of `report`, which describes them."""
+    """The options of `report`.
+
+    Attributes:
+        against: As for `report`, like all others.
+        redact: As for `report`.
+        redact_key: As for `report`.
+        location: As for `report`.
+        width: As for `report`.
+        table: As for `report`.
+        figure_width: As for `report`.
+    """
 
     against: File | None
     redact: bool

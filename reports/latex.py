@@ -25,11 +25,13 @@ class Shown:
         key: Its name there.
         heading: Its heading, as LaTeX.
         kind: ``text``, ``number``, ``epsilon``, ``dB``, ``power`` (of ten) or one of `FORMS`.
+        which: Statistic that the heading names, "" for none.
     """
 
     key: str
     heading: str
     kind: str = "text"
+    which: str = ""
 
 
 def _metrics(*statistics: str) -> tuple[Shown, ...]:
@@ -43,8 +45,7 @@ def _metrics(*statistics: str) -> tuple[Shown, ...]:
     )
     for key, name, kind in known:
         for which in statistics:
-            heading = name if len(statistics) == 1 else f"{name}, {which}"
-            found.append(Shown(f"{key}_{which}", heading, kind))
+            found.append(Shown(f"{key}_{which}", name, kind, which))
     return tuple(found)
 
 
@@ -159,7 +160,10 @@ def render(results: Mapping[str, Json], table: str | None = None) -> str:
     cells = []
     for row in rows:
         cells.append([_cell(row, column) for column in columns])
-    heads = [latex.Column(one.heading, right=one.kind != "text") for one in columns]
+    heads = []
+    for one in columns:
+        heading = ", ".join(filter(None, (one.heading, one.which)))
+        heads.append(latex.Column(heading, right=one.kind != "text"))
     caption = " ".join([_about(record, made.name), *shared.values(), *_definitions(rows, columns)])
     return latex.table(heads, cells, caption, f"tab:{made.name}-{_digest(record)[:6]}")
 
@@ -191,7 +195,7 @@ def _shown(made: flat.Table, rows: Sequence[flat.Row]) -> list[Shown]:
             single.append(middle)
             continue
         if one.key in single:
-            one = replace(one, heading=one.heading.partition(",")[0])
+            one = replace(one, which="")
         kept.append(one)
     if any(one.key == "psnr_median" for one in kept):
         kept = [one for one in kept if not one.key.startswith("relative_error")]

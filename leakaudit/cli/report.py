@@ -44,8 +44,6 @@ def add(verbs: Any) -> None:
             "results, and remove personal data.",
             "leakaudit report out/ -o report.html",
             "leakaudit report audit/ -o figure.pdf --width column",
-            "leakaudit report audit/ --table curves -o curves.csv",
-            "leakaudit report out/ --against before/ -f markdown",
         ),
     )
     sub.add_argument(

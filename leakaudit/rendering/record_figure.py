@@ -13,6 +13,9 @@ from collections.abc import Mapping, Sequence
 from PIL import Image
 
 from leakaudit.rendering import audit_panels, paper, plots, sweep_figure
+from leakaudit.rendering.paper_curves import Curves
+from leakaudit.rendering.paper_images import Grid, Tile
+from leakaudit.rendering.paper_strips import Strip, Strips
 from leakaudit.rendering.shown import Picture, Section, Shown
 from leakaudit.results import model
 from leakaudit.results.model import (
@@ -57,7 +60,7 @@ def of(results: Mapping[str, Json]) -> tuple[paper.Content, str]:
     return _of_findings(record), record.summary
 
 
-def of_sweep(record: SweepRecord) -> paper.Curves:
+def of_sweep(record: SweepRecord) -> Curves:
     """Return the curves of a sweep.
 
     Args:
@@ -70,10 +73,10 @@ def of_sweep(record: SweepRecord) -> paper.Curves:
     panels: list[plots.Panel] = []
     for _, some in drawing.rows:
         panels += some
-    return paper.Curves(drawing.rows, drawing.legend, _styles(drawing.styles, panels))
+    return Curves(drawing.rows, drawing.legend, _styles(drawing.styles, panels))
 
 
-def of_audit(record: AuditRecord) -> paper.Curves:
+def of_audit(record: AuditRecord) -> Curves:
     """Return the curves of an audit.
 
     Args:
@@ -91,7 +94,7 @@ def of_audit(record: AuditRecord) -> paper.Curves:
         rows = [("no attack returned a result", [plots.Panel("PSNR, dB", ())])]
     legend = audit_panels.legend(record.audit, panels)
     styles = _styles(audit_panels.styles(panels), panels)
-    return paper.Curves(rows, legend, styles, audit_panels.looks(record.audit))
+    return Curves(rows, legend, styles, audit_panels.looks(record.audit))
 
 
 def _styles(texts: Mapping[str, str], panels: Sequence[plots.Panel]) -> dict[str, str]:
@@ -117,7 +120,7 @@ def _styles(texts: Mapping[str, str], panels: Sequence[plots.Panel]) -> dict[str
     return kept
 
 
-def _of_gate(gate: GatePart) -> paper.Strips:
+def _of_gate(gate: GatePart) -> Strips:
     """The measurements of a gate, one row per cell."""
     names = [cell.name for cell in gate.cells]
     measures: dict[str, None] = {}
@@ -127,35 +130,35 @@ def _of_gate(gate: GatePart) -> paper.Strips:
     for rule in gate.rules:
         if rule.kind is RuleKind.BUDGET:
             limits[rule.cell, rule.measure] = decoded(rule.limit)
-    strips: list[paper.Strip] = []
+    strips: list[Strip] = []
     for measure in measures:
         found: list[Sequence[float]] = []
         for cell in gate.cells:
             column = cell.measures.get(measure)
             found.append(() if column is None else column.samples)
         strips.append(
-            paper.Strip(
+            Strip(
                 f"{measure}, dB" if measure in DECIBELS else measure,
                 found,
                 [limits.get((name, measure)) for name in names],
                 plots.PSNR_SHOWN if measure in DECIBELS else None,
             )
         )
-    return paper.Strips(names, strips, NOTE)
+    return Strips(names, strips, NOTE)
 
 
-def _of_findings(record: RunRecord) -> paper.Strips:
+def _of_findings(record: RunRecord) -> Strips:
     """The quality of reconstructions without images, one row per finding."""
     names = list(map(_name, record.findings))
-    strips: list[paper.Strip] = []
+    strips: list[Strip] = []
     for metric, title in (("psnr", "PSNR, dB"), ("ssim", "SSIM"), ("relative_error", "rel. error")):
         found = [_measured(finding, metric) for finding in record.findings]
         if any(found) and not (metric == "relative_error" and strips):
             cap = plots.PSNR_SHOWN if metric == "psnr" else None
-            strips.append(paper.Strip(title, found, cap=cap))
+            strips.append(Strip(title, found, cap=cap))
     if not strips:
-        strips.append(paper.Strip("nothing was scored", [()] * len(names)))
-    return paper.Strips(names, strips, "Dots: one value per record.")
+        strips.append(Strip("nothing was scored", [()] * len(names)))
+    return Strips(names, strips, "Dots: one value per record.")
 
 
 def _name(finding: Finding) -> str:
@@ -172,21 +175,21 @@ def _measured(finding: Finding, metric: str) -> list[float]:
     return [float(value) for value in column if value is not None]
 
 
-def _grid(section: Section) -> paper.Grid:
+def _grid(section: Section) -> Grid:
     """The images of one attack by one adversary."""
     title = f"{section.attack}, adversary {section.adversary}"
     if len(section.images) < section.total:
         title += f" ({len(section.images)} of {section.total} images)"
-    return paper.Grid(title, list(map(_tile, section.images)))
+    return Grid(title, list(map(_tile, section.images)))
 
 
-def _tile(picture: Picture) -> paper.Tile:
+def _tile(picture: Picture) -> Tile:
     below = picture.certificate
     if picture.psnr is not None:
         below = f"{picture.psnr:.1f} dB"
         if picture.psnr > plots.PSNR_SHOWN:
             below = f"> {plots.PSNR_SHOWN:g} dB"
-    return paper.Tile(picture.owner, below, _image(picture.original), _image(picture.found))
+    return Tile(picture.owner, below, _image(picture.original), _image(picture.found))
 
 
 def _image(uri: str | None) -> Image.Image | None:

@@ -15,6 +15,8 @@ from leakaudit.auditing import panels as screen
 from leakaudit.errors import LeakauditError
 from leakaudit.rendering import audit_panels, paper, plots, record_figure, sweep_figure
 from leakaudit.rendering.html import curves
+from leakaudit.rendering.paper_curves import Curves, _Scale
+from leakaudit.rendering.paper_strips import Strip, Strips
 from leakaudit.results.model import AuditRecord, SweepPart, fitted
 
 Lines = dict[tuple[str, str], plots.Line]
@@ -228,25 +230,25 @@ def test_names_of_a_record_are_drawn_as_text() -> None:
 def test_many_rows_take_several_pages() -> None:
     panel = plots.Panel("SSIM", (plots.Line("a", "rate", [0.5]),), points=("1",))
     rows = [(f"row {k}", [panel]) for k in range(12)]
-    made = paper.pdf(paper.Curves(rows, {"a": "a"}, {}), 84, "many")
+    made = paper.pdf(Curves(rows, {"a": "a"}, {}), 84, "many")
     assert len(re.findall(rb"/MediaBox", made)) == 3
     names = [f"node {k}" for k in range(120)]
-    strips = paper.Strips(names, [paper.Strip("PSNR, dB", [[1.0]] * 120)])
+    strips = Strips(names, [Strip("PSNR, dB", [[1.0]] * 120)])
     assert len(re.findall(rb"/MediaBox", paper.pdf(strips, 84, "many"))) == 3
     assert paper.png(strips, 84).startswith(b"\x89PNG")
 
 
 def test_zero_and_infinity_are_beside_a_logarithmic_axis_and_not_joined_to_it() -> None:
-    scale = paper._Scale.of(("0", "1", "10", "100", "inf"), 5)
+    scale = _Scale.of(("0", "1", "10", "100", "inf"), 5)
     assert scale.at == pytest.approx((-0.8, 0, 1, 2, 2.8))
     assert scale.joined == (False, True, True, False, False)
     assert scale.names == ("0", "1", "10", "100", "∞")
-    linear = paper._Scale.of(("0", "1", "2", "3"), 4)
+    linear = _Scale.of(("0", "1", "2", "3"), 4)
     assert linear.at == (0, 1, 2, 3)
     assert linear.joined == (True,) * 4
-    words = paper._Scale.of(("mlp", "lenet"), 2)
+    words = _Scale.of(("mlp", "lenet"), 2)
     assert words.at == (0, 1)
-    assert paper._Scale.of(("1e-05", "30000", "1e8"), 3).names == ("10⁻⁵", "3·10⁴", "10⁸")
+    assert _Scale.of(("1e-05", "30000", "1e8"), 3).names == ("10⁻⁵", "3·10⁴", "10⁸")
 
 
 def test_a_value_that_is_the_median_everywhere_is_drawn_once() -> None:

@@ -11,7 +11,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from leakaudit import attacks as attacks  # noqa: TID251 - so that type checkers see la.attacks
     from leakaudit.adversary import Adversary
-    from leakaudit.api import attack, audit, bound, check, claims, record, report, sweep
+    from leakaudit.api import (
+        attack,
+        audit,
+        bound,
+        check,
+        claims,
+        record,
+        report,
+        sweep,
+        table,
+        to_pandas,
+    )
     from leakaudit.errors import AttackError, LeakauditError
     from leakaudit.extraction.explanation import explain
     from leakaudit.extraction.hearing import leaks
@@ -60,6 +71,8 @@ _HOME = {
     "report": "api",
     "score": "scoring.scoring",
     "sweep": "api",
+    "table": "api",
+    "to_pandas": "api",
 }
 
 __all__ = [
@@ -95,6 +108,8 @@ __all__ = [
     "report",
     "score",
     "sweep",
+    "table",
+    "to_pandas",
 ]
 
 

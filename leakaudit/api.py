@@ -10,9 +10,10 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict, Unpack, overload
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
     from torch import Generator
 
     from leakaudit.accounting.compare import Comparison
@@ -23,16 +24,25 @@ if TYPE_CHECKING:
     from leakaudit.papers import JudgedClaim
     from leakaudit.protocols.scenario import Scenario
     from leakaudit.reconstruction import Attack, Reconstruction
-    from leakaudit.results.model import AuditRecord
+    from leakaudit.results.flat import Row, Table
+    from leakaudit.results.model import AuditRecord, Finding, Record
+    from leakaudit.scoring.scoring import Score
     from leakaudit.sweeping.plan import SweepPlan
     from leakaudit.sweeping.run import Swept
     from leakaudit.tasks.task import Task
     from leakaudit.trace import Trace, Truth
 
 File = str | os.PathLike[str]
+Results: TypeAlias = "File | Record | GateJudged | Swept | Sequence[Finding] | Sequence[Score]"
+TextFormat = Literal[
+    "html", "markdown", "text", "json", "junit", "sarif", "github", "csv", "latex", "svg"
+]
 OUTPUT = "leakaudit-out"
 RECORD = "results.json"
-SWEEP_FORMS = ("html", "text", "markdown", "json")  # report formats for a sweep
+TABLES = ("csv", "latex", "json")  # report formats that show one table of a record
+FIGURES = ("pdf", "svg", "png")
+# A sweep has neither pictures nor checks.
+SWEEP_FORMS = ("html", "text", "markdown", *TABLES, *FIGURES)
 
 
 def record(
@@ -286,6 +296,46 @@ def sweep(
     return run.sweep(plan, Path(folder), options)
 
 
+class ReportOptions(TypedDict, total=False):
+    """The options of `report`.
+
+    Attributes:
+        against: As for `report`, like all others.
+        redact: As for `report`.
+        redact_key: As for `report`.
+        location: As for `report`.
+        width: As for `report`.
+        color: As for `report`.
+        verbose: As for `report`.
+        table: As for `report`.
+        figure_width: As for `report`.
+    """
+
+    against: File | None
+    redact: bool
+    redact_key: str | None
+    location: str | None
+    width: int | None
+    color: bool
+    verbose: bool
+    table: str | None
+    figure_width: str | float
+
+
+@overload
+def report(
+    results: File, format: Literal["pdf", "png"], **options: Unpack[ReportOptions]
+) -> bytes: ...
+
+
+@overload
+def report(results: File, format: TextFormat = ..., **options: Unpack[ReportOptions]) -> str: ...
+
+
+@overload
+def report(results: File, format: str, **options: Unpack[ReportOptions]) -> str | bytes: ...
+
+
 def report(
     results: File,
     format: str = "html",
@@ -297,13 +347,15 @@ def report(
     width: int | None = None,
     color: bool = False,
     verbose: bool = False,
-) -> str:
+    table: str | None = None,
+    figure_width: str | float = "page",
+) -> str | bytes:
     """Render a results file in another format.
 
     Args:
         results: results.json of an attack, an audit, a gate or a sweep, or its folder.
-        format: Name of a report: "html", "markdown", "text", "json", "junit", "sarif", "github", or
-            one of a plug-in.
+        format: Name of a report: "html", "markdown", "text", "json", "junit", "sarif", "github",
+            "csv", "latex", "pdf", "svg", "png", or one of a plug-in.
         against: Earlier results.json, or its folder, to compare with.
         redact: Whether to omit pictures, labels, notes and paths, and to renumber the nodes.
         redact_key: Redact; reports with the same secret key use the same node numbers.
@@ -311,25 +363,30 @@ def report(
         width: Columns of a terminal to which "text" is wrapped; None does not wrap lines.
         color: Whether "text" contains terminal codes for colours.
         verbose: Whether "text" lists the rules of a gate that are within their limits, too.
+        table: Table of "csv", "latex" and "json", such as "curves" of an audit; by default the
+            first of `leakaudit.results.flat.NAMES`, and the whole record for "json".
+        figure_width: Width of "pdf", "svg" and "png": "column" (84 mm), "page" (174 mm), or a
+            number of millimetres.
 
     Returns:
-        The report.
+        The report; bytes for "pdf" and "png".
 
     Raises:
         LeakauditError: There is no such report, a file cannot be used, or this kind of record
-            cannot be compared or redacted.
+            cannot be compared, redacted or rendered in this format.
     """
-    from leakaudit import registry
     from leakaudit.errors import LeakauditError
     from leakaudit.results import comparison, record_file
 
-    registry.get("reports", format)
     source = file_of(results)
+    render = _renderer(format, table, figure_width)
     shown = record_file.read(source)
     kind = str(shown["kind"])
-    render = _renderer(kind, format)
     if format == "text":
         render = partial(render, width=width, color=color, verbose=verbose)
+    if kind == "sweep" and format not in SWEEP_FORMS:
+        forms = ", ".join(SWEEP_FORMS)
+        raise LeakauditError(f"-f: expected {forms} for the results of a sweep, got {format}")
     redacted = redact or redact_key is not None
     if kind == "sweep" and (against is not None or redacted):
         raise LeakauditError(
@@ -340,6 +397,10 @@ def report(
         raise LeakauditError(
             "--against takes results of 'attack' and 'audit'; results of 'check' are compared with "
             "the baseline of the gate"
+        )
+    if against is not None and format in (*TABLES, *FIGURES) and format != "json":
+        raise LeakauditError(
+            f"--against does not apply to {format}, which shows one record; omit it"
         )
     earlier = None if against is None else record_file.read(file_of(against))
     if location is not None:
@@ -353,7 +414,7 @@ def report(
     record_file.whole(shown, source.parent)
     if earlier is not None:
         shown = comparison.compare(shown, earlier)
-    if format == "html" and kind != "sweep":
+    if format in ("html", *FIGURES) and kind != "sweep":
         from leakaudit.rendering import gallery
 
         shown = gallery.with_pictures(shown, source.parent)
@@ -362,6 +423,86 @@ def report(
 
         shown = passages.with_passages(shown, source.parent)
     return render(shown)
+
+
+def table(results: Results, name: str | None = None) -> list[Row]:
+    """Return results as plain rows, for data frames, spreadsheets and plots.
+
+    Args:
+        results: What `audit`, `check` or `sweep` returned; a results file or its folder; or a list
+            of findings of a record, or of scores.
+        name: Table of the results, such as "curves" of an audit; by default the first of
+            `leakaudit.results.flat.NAMES`.
+
+    Returns:
+        One dictionary per finding, score, verdict, rule or point. Values are numbers, words,
+        Booleans or None.
+
+    Raises:
+        LeakauditError: A file cannot be used, or these results have no such table.
+    """
+    return _flat(results, name).dicts()
+
+
+def to_pandas(results: Results, table: str | None = None) -> DataFrame:
+    """Return results as a data frame of pandas, with the rows of `table`.
+
+    Args:
+        results: As for `table`.
+        table: Name of the table, as for `table`.
+
+    Returns:
+        The data frame.
+
+    Raises:
+        LeakauditError: As for `table`, or pandas is not installed.
+    """
+    from leakaudit.results import flat
+
+    return flat.frame(_flat(results, table))
+
+
+def _flat(results: Results, name: str | None) -> Table:
+    """Return one table of anything that users hold."""
+    from leakaudit.errors import LeakauditError
+    from leakaudit.results import flat, model, record_file
+
+    if isinstance(results, str | os.PathLike):
+        return flat.table(model.of(record_file.read(file_of(results))), name)
+    if isinstance(results, model.RunRecord | model.SweepRecord):
+        return flat.table(results, name)
+    if isinstance(results, Sequence):
+        return _of_list(results, name)
+    from leakaudit.sweeping.run import Swept
+
+    if isinstance(results, Swept):
+        return flat.table(results.complete_record(), name)
+    from leakaudit.gate import record
+    from leakaudit.gate.judge import Judged
+
+    if isinstance(results, Judged):
+        return flat.of_gate(record.part(results), name)
+    raise LeakauditError(
+        "expected the results of audit, check or sweep, a results file, or a list of findings or "
+        f"scores, got {type(results).__name__}"
+    )
+
+
+def _of_list(results: Sequence[object], name: str | None) -> Table:
+    """Return the table of some findings or scores."""
+    from leakaudit.errors import LeakauditError
+    from leakaudit.results import flat, model
+    from leakaudit.scoring.scoring import Score
+
+    if name is not None:
+        raise LeakauditError(f"a list has a single table; omit {name!r}")
+    findings = [one for one in results if isinstance(one, model.Finding)]
+    if len(findings) == len(results):
+        return flat.of_findings(findings)
+    scores = [one for one in results if isinstance(one, Score)]
+    if len(scores) < len(results):
+        raise LeakauditError("expected a list of findings, or of scores")
+    return flat.of_scores(scores)
 
 
 def file_of(results: File) -> Path:
@@ -379,16 +520,18 @@ def file_of(results: File) -> Path:
     return path
 
 
-def _renderer(kind: str, name: str) -> Callable[..., str]:
-    """Return the function that renders this kind of results in a format.
-
-    A sweep has neither pictures nor checks, so it has fewer formats.
-    """
+def _renderer(
+    name: str, table: str | None, figure_width: str | float
+) -> Callable[..., str | bytes]:
+    """Return the function that renders a record in a format, with the options of that format."""
     from leakaudit import registry
     from leakaudit.errors import LeakauditError
 
-    render: Callable[..., str] = registry.get("reports", name)
-    if kind == "sweep" and name not in SWEEP_FORMS:
-        forms = ", ".join(SWEEP_FORMS)
-        raise LeakauditError(f"-f: expected {forms} for the results of a sweep, got {name}")
+    render: Callable[..., str | bytes] = registry.get("reports", name)
+    if table is not None and name not in TABLES:
+        raise LeakauditError(f"--table goes with {', '.join(TABLES)}, not with {name}; omit it")
+    if table is not None:
+        return partial(render, table=table)
+    if name in FIGURES:
+        return partial(render, figure_width=figure_width)
     return render

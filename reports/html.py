@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from leakaudit.registry import renderer
-from leakaudit.rendering import plots
+from leakaudit.rendering import plots, sweep_figure
 from leakaudit.rendering.html import page, rendered, swept
 from leakaudit.rendering.html.inline import inline
 from leakaudit.rendering.shown import Shown
 from leakaudit.results import model
-from leakaudit.sweeping import panels
 from leakaudit.trace import Json
 
 
@@ -26,7 +25,7 @@ def render(results: Mapping[str, Json]) -> str:
     """
     if results["kind"] == "sweep":
         record = model.of_sweep(results)
-        drawn = plots.svg(panels.figure(record.sweep), "sweep")
+        drawn = plots.svg(sweep_figure.figure(record.sweep), "sweep")
         figure = inline(drawn, "Results by setting; the table below has the figures.", {})
         return rendered("sweep.html.j2", swept.content(record, figure))
     return page(Shown.of(results))

@@ -1,22 +1,41 @@
-"""The record itself, for use by programs."""
+"""The record itself, or one of its tables, for use by programs."""
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 
 from leakaudit.registry import renderer
+from leakaudit.results import flat, model
 from leakaudit.trace import Json
 
 
 @renderer("json")
-def render(results: Mapping[str, Json]) -> str:
-    """Return a record as indented JSON in ASCII.
+def render(results: Mapping[str, Json], table: str | None = None) -> str:
+    """Return a record, or one of its tables, as indented JSON in ASCII.
 
     Args:
         results: A record.
+        table: One of `leakaudit.results.flat.NAMES`; None for the record itself.
 
     Returns:
-        JSON with every value unchanged.
+        JSON with every value of the record unchanged; or a list with one object per row, in which
+        infinity is the text ``inf``, as in the record.
+
+    Raises:
+        LeakauditError: This kind of record has no such table.
     """
-    return json.dumps(results, indent=2, allow_nan=False) + "\n"
+    if table is None:
+        return json.dumps(results, indent=2, allow_nan=False) + "\n"
+    rows = []
+    for row in flat.table(model.of_any(results), table).dicts():
+        rows.append({name: _finite(cell) for name, cell in row.items()})
+    return json.dumps(rows, indent=2, allow_nan=False) + "\n"
+
+
+def _finite(cell: flat.Cell) -> flat.Cell:
+    """Return a cell as JSON can represent it."""
+    if isinstance(cell, float) and math.isinf(cell):
+        return "inf"
+    return cell

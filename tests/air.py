@@ -65,6 +65,8 @@ def without_args(file: Path) -> Iterator[tuple[int, str]]:
     for node in ast.parse(file.read_text(encoding="utf-8")).body:
         if not isinstance(node, ast.FunctionDef | ast.ClassDef) or node.name.startswith("_"):
             continue
+        if any(ast.unparse(decorator) == "overload" for decorator in node.decorator_list):
+            continue  # the implementation lists the arguments
         text = ast.get_docstring(node) or ""
         if _takes_arguments(node) and "Args:" not in text and "Attributes:" not in text:
             yield node.lineno, node.name

@@ -16,6 +16,8 @@ from leakaudit.auditing.measure import Measured, promises
 from leakaudit.auditing.plan import AuditPlan
 from leakaudit.auditing.simulate import Simulated
 from leakaudit.bounds.reconstruction import kappa_identification
+from leakaudit.rendering import plots
+from leakaudit.rendering.audit_panels import STYLES, TITLES
 from leakaudit.rendering.plots import Line, Panel, curves
 from leakaudit.results.audit_names import TestName
 from leakaudit.scoring import metrics
@@ -28,13 +30,12 @@ RERO = TestName.LIKELIHOOD.value
 EXACT = "view bound"
 PAPER = "paper's claim"
 BLIND = "mean image"
-STYLES = {"median": "median", "best": "best", "mean": "mean"}  # styles and their legend texts
 NOTE = "dashed: upper limit of the success rate (reconstruction robustness)"
-SHOWN = 50.0  # dB; the eye cannot distinguish larger values
-TITLES = {
-    "psnr": f"PSNR, dB, up to {SHOWN:g}",
-    "ssim": "SSIM",
-    "relative_error": "relative error",
+LOOKS = {
+    RERO: plots.LIKELIHOOD,
+    EXACT: plots.LIMIT_BY_VIEW,
+    PAPER: plots.LIMIT_BY_CLAIM,
+    BLIND: plots.BLIND_GUESS,
 }
 
 
@@ -66,11 +67,12 @@ def figure(
         panels.append(_likelihood(plan, grid, order, measured, adversary))
         placed = [replace(panel, axis="epsilon", points=tuple(points)) for panel in panels]
         rows.append((f"adversary {adversary}", placed))
-    return curves(rows, _legend(plan, grid, images), STYLES, NOTE)
+    looks = plots.looks_of(plan.attacks, LOOKS)
+    return curves(rows, _legend(plan, grid, images), STYLES, NOTE, looks=looks)
 
 
 def _legend(plan: AuditPlan, grid: Sequence[Level], images: bool) -> dict[str, str]:
-    """Return the meaning of every colour, in the order of the colours."""
+    """Return the meaning of every colour."""
     legend = {name: name for name in plan.attacks}
     legend[RERO] = f"{RERO}: {plan.candidates} candidates, {plan.replays} replays"
     legend[EXACT] = "limit by the view bound"
@@ -90,7 +92,7 @@ def _quality(
     plan: AuditPlan, order: Sequence[int], simulated: Simulated, adversary: Adversary, metric: str
 ) -> Panel:
     """Show one metric of every attack and of the blind guess."""
-    most = SHOWN if metric == "psnr" else math.inf
+    most = plots.PSNR_SHOWN if metric == "psnr" else math.inf
     lines = []
     for attack in plan.attacks:
         found = [simulated.values(metric, k, adversary, attack) for k in order]
@@ -99,7 +101,8 @@ def _quality(
             lines.append(Line(attack, style, values))
     if metric != "relative_error":
         lines.append(Line(BLIND, "blind", [_blind(simulated, metric)] * len(order)))
-    return Panel(TITLES[metric], tuple(lines))
+    cap = plots.PSNR_SHOWN if metric == "psnr" else None
+    return Panel(TITLES[metric], tuple(lines), cap=cap)
 
 
 def _identified(

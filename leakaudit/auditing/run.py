@@ -29,9 +29,7 @@ FIGURE = "audit.png"
 PICTURE = "reconstructions.png"
 
 
-def audit(
-    plan: AuditPlan, folder: Path, where: Where, figure_file: Path | None = None
-) -> AuditRecord:
+def audit(plan: AuditPlan, folder: Path, where: Where) -> AuditRecord:
     """Run an audit and write results.json, audit.png, reconstructions.npz and .png and report.md.
 
     Ctrl-C and max_seconds end the work; the results so far are kept and marked as incomplete.
@@ -40,7 +38,6 @@ def audit(
         plan: Plan of the audit.
         folder: Folder in which files are written.
         where: Where it runs.
-        figure_file: Another file for the figure besides audit.png: PNG, SVG or PDF by its suffix.
 
     Returns:
         The content of results.json.
@@ -69,8 +66,6 @@ def audit(
         images = record_file.save_reconstructions(folder / "reconstructions.npz", made)
         chart = figure(plan, grid, simulated, measured)
         plots.save(chart, folder / FIGURE)
-        if figure_file is not None:
-            plots.save(chart, figure_file)
         drawn = _picture(grid, simulated, folder)
         origin = provenance.collect(
             simulated.trace,

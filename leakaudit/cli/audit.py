@@ -56,7 +56,7 @@ def add(verbs: Any) -> None:
         "--figure",
         type=Path,
         metavar="FILE",
-        help="write the figure to this .png, .svg or .pdf file as well as to audit.png",
+        help="write the figure for a paper, 174 mm wide, to this .pdf, .svg or .png file",
     )
     shared(sub, "seed", "device", "threads", "output", "data_root", "download", "max_seconds")
     sub.set_defaults(run=run)
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     from leakaudit.auditing.plan import AuditPlan
     from leakaudit.auditing.run import audit
     from leakaudit.auditing.where import Where
-    from leakaudit.rendering import console, plots
+    from leakaudit.rendering import console, paper, plots, record_figure
     from leakaudit.results import model
 
     if args.figure is not None:
@@ -92,12 +92,14 @@ def run(args: argparse.Namespace) -> int:
         return 0
     folder = Path(chosen.output)
     with console.shown(chosen.progress, main="stages"):
-        found = audit(plan, folder, where, args.figure)
+        found = audit(plan, folder, where)
     for name in args.format or ["text"]:
         show(_rendered(name, folder))
     files = ["results.json", "report.md", found.audit.figure, found.picture]
     say(f"{folder}: {', '.join(filter(None, files))}", args)
     if args.figure is not None:
+        width = paper.WIDTHS["page"]
+        paper.save(record_figure.of_audit(found), args.figure, width, found.summary)
         say(f"{args.figure}: written", args)
     if not found.complete and not chosen.max_seconds:
         return INTERRUPTED

@@ -18,7 +18,15 @@ FORMATS = {  # suffix of the output file -> format
     ".json": "json",
     ".xml": "junit",
     ".sarif": "sarif",
+    ".csv": "csv",
+    ".tex": "latex",
+    ".pdf": "pdf",
+    ".svg": "svg",
+    ".png": "png",
 }
+
+
+BINARY = ("pdf", "png")
 
 
 def add(verbs: Any) -> None:
@@ -29,12 +37,13 @@ def add(verbs: Any) -> None:
     """
     sub = verbs.add_parser(
         "report",
-        help="show results as HTML, Markdown, JUnit, SARIF or text, or compare them",
+        help="show results as a page, a figure, a table or text, or compare them",
         **described(
             "Converts the results of an attack, audit, sweep or check to another format, such as "
-            "one HTML page. Can compare them with earlier results, and remove personal data.",
+            "one HTML page, a figure for a paper or a table. Can compare them with earlier "
+            "results, and remove personal data.",
             "leakaudit report out/ -o report.html",
-            "leakaudit report out/ --against before/ -f markdown",
+            "leakaudit report audit/ -o figure.pdf --width column",
         ),
     )
     sub.add_argument(
@@ -46,8 +55,8 @@ def add(verbs: Any) -> None:
     sub.add_argument(
         "-f",
         "--format",
-        help="html, markdown, text, json, junit, sarif, github, or a format of a plug-in (default: "
-        "according to the name of the output file, otherwise html)",
+        help="html, markdown, text, json, junit, sarif, github, csv, latex, pdf, svg, png, or a "
+        "format of a plug-in (default: according to the name of the output file, otherwise html)",
     )
     sub.add_argument(
         "-o",
@@ -55,6 +64,20 @@ def add(verbs: Any) -> None:
         type=Path,
         metavar="FILE",
         help="file to write; missing folders are created (default: stdout)",
+    )
+    sub.add_argument(
+        "--table",
+        metavar="NAME",
+        help="table of csv, latex and json: findings of an attack; verdicts (default), curves, "
+        "views or findings of an audit; rules (default) or measures of a check; points (default) "
+        "or cells of a sweep",
+    )
+    sub.add_argument(
+        "--width",
+        default="page",
+        metavar="WIDTH",
+        help="width of pdf, svg and png: column (84 mm), page (174 mm), or a number of millimetres "
+        "(default page)",
     )
     sub.add_argument(
         "--redact",
@@ -113,17 +136,24 @@ def run(args: argparse.Namespace) -> int:
     fit: console.Form = {}
     if args.output is None:
         fit = console.fit()
+    name = args.format or _format(args.output)
+    if name in BINARY and args.output is None and sys.stdout.isatty():
+        raise LeakauditError(f"{name} is not text: name a file with -o, or redirect the output")
     shown = api.report(
         args.results,
-        args.format or _format(args.output),
+        name,
         against=args.against,
         redact=args.redact,
         redact_key=args.redact_key,
         location=args.location,
         verbose=args.verbose,
+        table=args.table,
+        figure_width=args.width,
         **fit,
     )
-    page = shown.encode("utf-8", "backslashreplace")
+    page = shown
+    if isinstance(page, str):
+        page = page.encode("utf-8", "backslashreplace")
     if args.output is None:
         sys.stdout.buffer.write(page)
         return 0

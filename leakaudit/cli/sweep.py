@@ -86,7 +86,7 @@ def add(verbs: Any) -> None:
         "--figure",
         type=Path,
         metavar="FILE",
-        help="write the figure to this .png, .svg or .pdf file as well as to sweep.png",
+        help="write the figure for a paper, 174 mm wide, to this .pdf, .svg or .png file",
     )
     shared(sub, "seed", "device", "output", "data_root", "download", "max_seconds")
     sub.set_defaults(run=run)
@@ -197,13 +197,13 @@ def _merge(args: argparse.Namespace) -> int:
 
 
 def _draw(found: SweepRecord, args: argparse.Namespace) -> None:
-    """Draw the figure to the file that --figure names, too."""
+    """Draw the figure for a paper to the file that --figure names."""
     if args.figure is None:
         return
-    from leakaudit.rendering import plots
-    from leakaudit.sweeping import panels
+    from leakaudit.rendering import paper, record_figure
 
-    plots.save(panels.figure(found.sweep), args.figure)
+    width = paper.WIDTHS["page"]
+    paper.save(record_figure.of_sweep(found), args.figure, width, found.summary)
     say(f"{args.figure}: written", args)
 
 

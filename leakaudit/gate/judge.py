@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -24,9 +25,12 @@ from leakaudit.gate.program import staying
 from leakaudit.gate.rule import CONTROLS, UNSOUND, Rule
 from leakaudit.gate.runs import Recorded, Runner, ready
 from leakaudit.progress import expired, remaining, step
-from leakaudit.results import provenance
+from leakaudit.results import flat, provenance
 from leakaudit.results.findings import trained
 from leakaudit.results.model import AcceptanceState, ExitCode, RuleKind, TraceSummary
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 # Seconds that further recordings of a check may take if its own seeds took less. A choice: this is
 # an acceptable time for a check that otherwise takes a second or two.
@@ -98,6 +102,22 @@ class Judged:
             cell.name: baseline.block(cell.check.name, cell.digest(), cell.seeds, cell.samples)
             for cell in self.cells
         }
+
+    def to_pandas(self, table: str | None = None) -> DataFrame:
+        """Return one table of the results as a data frame.
+
+        Args:
+            table: ``rules`` or ``measures``; None for the first.
+
+        Returns:
+            One row per rule, or per measure and seed.
+
+        Raises:
+            LeakauditError: There is no such table, or pandas is not installed.
+        """
+        from leakaudit.gate import record  # it imports this module
+
+        return flat.frame(flat.of_gate(record.part(self), table))
 
 
 def validate(gate: Gate) -> None:

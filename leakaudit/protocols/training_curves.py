@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from leakaudit._util import separated
 from leakaudit.errors import LeakauditError
 
 if TYPE_CHECKING:
@@ -145,7 +146,9 @@ def to_csv(runs: Mapping[str, Run]) -> str:
         runs: Curves by run.
     """
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows(runs))
+    head, *below = rows(runs)
+    shown = [[separated.inert(label), *cells] for label, *cells in below]
+    csv.writer(text, lineterminator="\n").writerows([head, *shown])
     return text.getvalue()
 
 

@@ -42,6 +42,10 @@ COLOURS = (
     *("#7a5c00", "#3096d2", "#1f2328", "#7c8590"),
 )
 MARKERS = "os^DvPX"  # seven markers, so that the ninth line differs from the first
+# One PSNR cap for every figure and for tables in LaTeX: at 60 dB, the root mean square error is a
+# thousandth of the range, a quarter of a grey level of 8-bit images. Records, CSV and JSON hold the
+# measured values, of which equal images have `leakaudit.scoring.metrics.PSNR_CAP`.
+PSNR_SHOWN = 60.0
 POSITIVE = ("#f2c4b8", "#a3200d")  # colours from the smallest to the largest weight
 NEGATIVE = ("#bcd7ea", "#0b5394")
 NO_WEIGHT = "#eceef0"
@@ -65,6 +69,7 @@ CELL = 24
 DECADES = 2  # powers of ten that values must span for an automatic axis to become logarithmic
 TICKS = 6  # most steps between the numbers of an axis
 STUB = 14  # width of a dashed line through a single point
+WHISKER = 6  # width of the end of an interval
 ROUND = (1, 2, 5, 10)  # times a power of ten: steps between the numbers of an axis
 SPARSE = 8  # approximate number of markers on a long line
 NAMED = 12  # most characters of the name of a point
@@ -134,6 +139,12 @@ class Look(NamedTuple):
     place: int = 0
 
 
+# Lines with these meanings have the same colour in every figure.
+LIMIT_BY_VIEW = Look(COLOURS[2], "^", 2)
+LIMIT_BY_CLAIM = Look(COLOURS[4], "v", 3)
+LIKELIHOOD = Look(COLOURS[6], "P", 4)
+BLIND_GUESS = Look(COLOURS[7], "X", 5)
+
 STYLES = {
     "median": Style(1.8, marked=True),
     "best": Style(0.9),
@@ -142,7 +153,11 @@ STYLES = {
     "ceiling": Style(1.8, (3, 3)),
     "blind": Style(0.9, (1, 2)),
     "run": Style(1.5, marked=True, sparse=True),
+    "level": Style(1.8, (6, 2)),  # one value that does not depend on the horizontal axis
 }
+
+
+Interval = tuple[float, float]  # lower and upper end
 
 
 @dataclass(frozen=True)
@@ -153,11 +168,14 @@ class Line:
         name: Name of the legend entry that has its colour.
         style: Key in `STYLES`.
         values: One value per position; None and values that are not finite leave a gap.
+        intervals: For each position, the ends of the interval around the value, None for none;
+            empty if the line has no intervals.
     """
 
     name: str
     style: str
     values: Sequence[float | None]
+    intervals: Sequence[Interval | None] = ()
 
 
 @dataclass(frozen=True)
@@ -173,6 +191,7 @@ class Panel:
         high: The same for the upper end.
         log: Whether the vertical axis is logarithmic; None to decide by `logarithmic`.
         empty: Text that is shown if there is no value.
+        cap: Value to which larger ones are reduced, None for none; `heading` states it.
     """
 
     title: str
@@ -183,6 +202,14 @@ class Panel:
     high: float | None = None
     log: bool | None = False
     empty: str = "not measured"
+    cap: float | None = None
+
+    @property
+    def heading(self) -> str:
+        """The title with the cap."""
+        if self.cap is None:
+            return self.title
+        return f"{self.title} (drawn up to {self.cap:g})"
 
 
 @dataclass(frozen=True)
@@ -217,6 +244,7 @@ def curves(
     styles: Mapping[str, str] | None = None,
     note: str = "",
     wide: float = WIDE,
+    looks: Mapping[str, Look] | None = None,
 ) -> Figure:
     """Draw rows of panels under one legend.
 
@@ -225,27 +253,28 @@ def curves(
 
     Args:
         rows: Title and panels of each row; a row without a title reserves no space for it.
-        legend: Text for each name, in the order of `COLOURS`, which repeat. Lines with a missing
-            name are drawn in grey.
+        legend: Text for each name. Lines with a missing name are drawn in grey.
         styles: Text for the styles of lines that share a colour, shown in the legend.
         note: Text below the legend.
         wide: Width of a panel.
+        looks: Look of each name of the legend; by default `looks_of` the legend.
 
     Returns:
         The figure.
     """
     across = max(len(panels) for _, panels in rows)
     page = across * wide
-    looks = _looks(legend)
+    if looks is None:
+        looks = looks_of(legend)
     entries = _entries(rows, legend, styles or {}, looks, note)
     letters = int((page - 50) / LETTER)
-    texts = [_wrapped(text, letters) for _, text in entries]
+    texts = [wrapped(text, letters) for _, text in entries]
     columns = _columns(texts, letters)
     head = math.ceil(len(texts) / columns) * LINE
     head += LINE * sum(text.count("\n") for text in texts)
     heights = [HIGH + ROW_TITLE * bool(title) for title, _ in rows]
     high = head + sum(heights)
-    with _settings():
+    with settings():
         figure = _figure(page, high)
         drawn = []
         for _, panels in rows:
@@ -255,7 +284,7 @@ def curves(
         for (title, _), height in zip(rows, heights, strict=True):
             if title:
                 place = (MARGIN / page, 1 - (top + 2 * MARGIN) / high)
-                figure.text(*place, _said(title, letters), va="top", fontsize=11, weight="bold")
+                figure.text(*place, said(title, letters), va="top", fontsize=11, weight="bold")
             top += height
         if entries:
             figure.legend(
@@ -282,13 +311,40 @@ def heat(maps: Sequence[HeatMap]) -> Figure:
     """
     heights = [len(one.rows) * CELL + 90 for one in maps]
     page = max(480, 150 + CELL * max(len(one.columns) for one in maps))
-    with _settings():
+    with settings():
         figure = _figure(page, sum(heights))
         figure.set_layout_engine("constrained")
         places = figure.subplots(len(maps), 1, height_ratios=heights, squeeze=False)[:, 0]
         for place, one in zip(places, maps, strict=True):
             _heat_map(place, one, letters=int((page - 90) / LETTER))
     return figure
+
+
+def looks_of(names: Iterable[str], known: Mapping[str, Look] | None = None) -> dict[str, Look]:
+    """Choose a colour and a marker for each name.
+
+    Args:
+        names: The names, in the order of `COLOURS`, which repeat.
+        known: Looks of names with a meaning, such as `LIMIT_BY_VIEW`; other names do not get their
+            colours.
+
+    Returns:
+        The look of every name, including the known ones.
+    """
+    found = dict(known or {})
+    taken = {look.colour for look in found.values()}
+    # The colours of the meanings come last, so that the first names have the same colours in
+    # figures with and without them.
+    meanings = (LIMIT_BY_VIEW, LIMIT_BY_CLAIM, LIKELIHOOD, BLIND_GUESS)
+    later = [look.colour for look in meanings]
+    first = [colour for colour in COLOURS if colour not in later]
+    free = [*first, *(colour for colour in later if not taken)]
+    place = 0
+    for name in names:
+        if name not in found:
+            found[name] = Look(free[place % len(free)], MARKERS[place % len(MARKERS)], place)
+            place += 1
+    return found
 
 
 def expect_suffix(path: Path, option: str = "--output") -> None:
@@ -352,6 +408,22 @@ def logarithmic(values: Sequence[float]) -> bool:
     return bool(positive) and min(values) >= 0 and max(positive) >= 10**DECADES * min(positive)
 
 
+def capped(interval: Interval | None, top: float) -> Interval | None:
+    """Return an interval as it is drawn below a cap.
+
+    Args:
+        interval: The interval, None for none.
+        top: The cap, such as `PSNR_SHOWN`.
+
+    Returns:
+        The interval with ends of at most the cap.
+    """
+    if interval is None:
+        return None
+    low, high = interval
+    return min(low, top), min(high, top)
+
+
 def is_drawn(value: float | None, log: bool) -> TypeGuard[float]:
     """Return whether a value can be drawn on an axis; a value that cannot leaves a gap.
 
@@ -366,15 +438,22 @@ def is_drawn(value: float | None, log: bool) -> TypeGuard[float]:
 
 
 @contextmanager
-def _settings(name: str = "leakaudit") -> Iterator[None]:
-    """Use our settings inside the block; afterwards, those of the process are restored."""
+def settings(
+    name: str = "leakaudit", changed: Mapping[RcKeyType, object] | None = None
+) -> Iterator[None]:
+    """Use our settings inside the block; afterwards, those of the process are restored.
+
+    Args:
+        name: As in `svg`.
+        changed: Settings of matplotlib that replace ours.
+    """
     import matplotlib
 
     with matplotlib.rc_context(), warnings.catch_warnings():
         # A character that the font lacks is drawn as a box; the text of an SVG keeps it.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         matplotlib.rcdefaults()
-        matplotlib.rcParams.update(_SETTINGS)
+        matplotlib.rcParams.update({**_SETTINGS, **(changed or {})})
         matplotlib.rcParams["svg.hashsalt"] = name
         yield
 
@@ -388,7 +467,7 @@ def _figure(width: float, height: float) -> Figure:
 
 def _written(figure: Figure, kind: str, name: str) -> bytes:
     """The bytes of a file."""
-    with _settings(name), io.BytesIO() as file:
+    with settings(name), io.BytesIO() as file:
         # `Figure.savefig` would draw the figure twice, the first time to measure it.
         _draw(figure, kind, file)
         return file.getvalue()
@@ -411,30 +490,40 @@ def _draw(figure: Figure, kind: str, file: BinaryIO) -> None:
         FigureCanvasAgg(figure).print_png(file, metadata=metadata)
 
 
-def _said(text: str, most: int) -> str:
-    """One printable line of limited length."""
+def said(text: str, most: int) -> str:
+    """Return one printable line of limited length.
+
+    Args:
+        text: Any text.
+        most: Most characters.
+
+    Returns:
+        The text, shortened if necessary.
+    """
     shown = clean(text)
     if len(shown) <= most:
         return shown
     return f"{shown[: most - 1]}…"
 
 
-def _wrapped(text: str, letters: int) -> str:
-    """Text on at most two lines."""
-    return "\n".join(textwrap.wrap(clean(text), max(8, letters), max_lines=2, placeholder=" …"))
+def wrapped(text: str, letters: int, most: int = 2) -> str:
+    """Return text on a few lines.
+
+    Args:
+        text: Any text.
+        letters: Characters of a line.
+        most: Most lines.
+
+    Returns:
+        The lines, shortened if necessary.
+    """
+    lines = textwrap.wrap(clean(text), max(8, letters), max_lines=most, placeholder=" …")
+    return "\n".join(lines)
 
 
 # ---------------------------------------------------------------------------------------------
 # The legend
 # ---------------------------------------------------------------------------------------------
-
-
-def _looks(names: Iterable[str]) -> dict[str, Look]:
-    """Colour and marker of each name."""
-    found = {}
-    for k, name in enumerate(names):
-        found[name] = Look(COLOURS[k % len(COLOURS)], MARKERS[k % len(MARKERS)], k)
-    return found
 
 
 def _entries(
@@ -505,10 +594,12 @@ def _panel(figure: Figure, panel: Panel, looks: Mapping[str, Look], letters: int
     """Draw one panel, whose place on the page is set when the space around it is known."""
     place = figure.add_axes((0, 0, 1, 1))
     place.patch.set_visible(False)
-    place.set_title(_wrapped(panel.title, letters))
+    place.set_title(wrapped(panel.heading, letters))
     values: list[float] = []
     for line in panel.lines:
         values += [v for v in line.values if is_drawn(v, log=False)]
+        for interval in line.intervals:
+            values += interval or ()
     log = panel.log
     if log is None:
         log = logarithmic(values)
@@ -523,6 +614,8 @@ def _panel(figure: Figure, panel: Panel, looks: Mapping[str, Look], letters: int
         artist = _line(line, looks.get(line.name, Look(QUIET)), log)
         artist.set_gid(f"line{k}")
         place.add_line(artist)
+        for whisker in _whiskers(line, looks.get(line.name, Look(QUIET)), log):
+            place.add_line(whisker)
     _vertical(place, panel, drawable, log)
     place.autoscale_view()
     _horizontal(place, panel, letters)
@@ -585,6 +678,22 @@ def _line(line: Line, look: Look, log: bool) -> Line2D:
     return artist
 
 
+def _whiskers(line: Line, look: Look, log: bool) -> list[Line2D]:
+    """The intervals of one line; an end that cannot be drawn on a logarithmic axis has none."""
+    from matplotlib.lines import Line2D
+
+    drawn = []
+    for k, interval in enumerate(line.intervals):
+        if interval is None or not is_drawn(line.values[k], log):
+            continue
+        if all(is_drawn(end, log) for end in interval):
+            whisker = Line2D([k, k], interval, color=look.colour, linewidth=0.9, marker="_")
+            whisker.set_markersize(WHISKER)
+            whisker.set_clip_on(False)
+            drawn.append(whisker)
+    return drawn
+
+
 def _vertical(place: Axes, panel: Panel, values: Sequence[float], log: bool) -> None:
     """Scale and number the vertical axis."""
     from matplotlib import ticker
@@ -612,12 +721,12 @@ def _horizontal(place: Axes, panel: Panel, letters: int) -> None:
     """Label the positions of the horizontal axis, as many as there is room for."""
     from matplotlib import ticker
 
-    place.set_xlabel(_said(panel.axis, letters), loc="right", fontsize=9)
+    place.set_xlabel(said(panel.axis, letters), loc="right", fontsize=9)
     if not panel.points:
         place.xaxis.set_major_locator(ticker.MaxNLocator(TICKS, steps=ROUND, integer=True))
         place.xaxis.set_major_formatter(lambda v, _: f"{v:.0f}")
         return
-    names = [_said(name, NAMED) for name in panel.points]
+    names = [said(name, NAMED) for name in panel.points]
     widest = (1.5 + max(map(len, names))) * SMALL_LETTER
     step = math.ceil(len(names) * widest / (letters * LETTER))
     place.set_xlim(-0.5, len(names) - 0.5)
@@ -649,19 +758,19 @@ def _heat_map(place: Axes, one: HeatMap, letters: int) -> None:
     place.invert_yaxis()
     place.grid(visible=False)
     place.spines[:].set_visible(False)
-    place.set_title(_wrapped(one.title, letters))
+    place.set_title(wrapped(one.title, letters))
     place.tick_params(length=0, top=True, labeltop=True, bottom=False, labelbottom=False)
     widest = max(map(len, one.columns))
     step = math.ceil(widest * LETTER / CELL)
     across = np.arange(len(one.columns)) + 0.5
-    place.set_xticks(across[::step], [_said(name, NAMED) for name in one.columns[::step]])
-    place.set_yticks(np.arange(len(one.rows)) + 0.5, [_said(name, NAMED) for name in one.rows])
-    place.set_ylabel(_said(one.down, NAMED), fontsize=9)
-    place.set_xlabel(_wrapped(one.note, letters), loc="left", fontsize=9)
+    place.set_xticks(across[::step], [said(name, NAMED) for name in one.columns[::step]])
+    place.set_yticks(np.arange(len(one.rows)) + 0.5, [said(name, NAMED) for name in one.rows])
+    place.set_ylabel(said(one.down, NAMED), fontsize=9)
+    place.set_xlabel(wrapped(one.note, letters), loc="left", fontsize=9)
     place.text(
         -0.01,
         1.0,
-        _said(one.across, NAMED),
+        said(one.across, NAMED),
         transform=place.transAxes,
         ha="right",
         va="bottom",

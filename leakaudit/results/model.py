@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -28,6 +28,9 @@ from leakaudit._util.plain import encoded as encoded
 from leakaudit.errors import LeakauditError
 from leakaudit.trace import Json
 from leakaudit.verdict import Verdict
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -1125,7 +1128,28 @@ class SweepPart(_Entry, frozen=True, kw_only=True):
 # ---------------------------------------------------------------------------------------------
 
 
-class RunRecord(_Entry, frozen=True, kw_only=True, tag_field="kind"):
+class _Record(_Entry, frozen=True, kw_only=True):
+    """What the records of all kinds share."""
+
+    def to_pandas(self, table: str | None = None) -> DataFrame:
+        """Return one table of the record as a data frame.
+
+        Args:
+            table: One of `leakaudit.results.flat.NAMES` of this kind of record; None for the first.
+
+        Returns:
+            One row per finding, verdict, rule or point.
+
+        Raises:
+            LeakauditError: There is no such table, or pandas is not installed.
+        """
+        # The tables are made from the types of this module.
+        from leakaudit.results import flat
+
+        return flat.frame(flat.table(of(plain(self)), table))
+
+
+class RunRecord(_Record, frozen=True, kw_only=True, tag_field="kind"):
     """The fields that the records of an attack, an audit and a gate share.
 
     Attributes:
@@ -1191,7 +1215,7 @@ class CheckRecord(RunRecord, frozen=True, kw_only=True, tag="check"):
     gate: GatePart
 
 
-class SweepRecord(_Entry, frozen=True, kw_only=True, tag_field="kind", tag="sweep"):
+class SweepRecord(_Record, frozen=True, kw_only=True, tag_field="kind", tag="sweep"):
     """The record of a sweep.
 
     Attributes:
@@ -1294,6 +1318,21 @@ def of_run(results: Mapping[str, object]) -> RunRecord:
     if not issubclass(kind, RunRecord):
         raise LeakauditError("expected the results of an attack, an audit or a gate, got a sweep")
     return _own(results, kind)
+
+
+def of_any(results: Mapping[str, object]) -> Record:
+    """Return JSON values as a record of any kind.
+
+    Args:
+        results: As in `of_run`.
+
+    Returns:
+        The record.
+
+    Raises:
+        msgspec.ValidationError: As `of`.
+    """
+    return _own(results, KINDS[str(results["kind"])])
 
 
 def of_sweep(results: Mapping[str, object]) -> SweepRecord:

@@ -12,11 +12,11 @@ from pathlib import Path
 from leakaudit import registry
 from leakaudit._util.files import replacing
 from leakaudit.errors import LeakauditError
-from leakaudit.rendering import plots
+from leakaudit.rendering import plots, sweep_figure
 from leakaudit.results import model, record_file
 from leakaudit.results.model import SweepPart, SweepRecord, SweptCell
 from leakaudit.results.wording import sweep_headline
-from leakaudit.sweeping import panels, points, tables
+from leakaudit.sweeping import points, tables
 from leakaudit.sweeping.cell_files import DONE, CellResult
 from leakaudit.sweeping.cells import PlannedCell
 from leakaudit.sweeping.store import Planned, Store
@@ -40,7 +40,7 @@ def write(folders: Sequence[Path], path: Path) -> SweepRecord:
     """
     planned, found = collect(folders)
     record = build(planned, found)
-    plots.save(panels.figure(record.sweep), path.parent / FIGURE)
+    plots.save(sweep_figure.figure(record.sweep), path.parent / FIGURE)
     values = model.plain(record)
     page = registry.get("reports", "markdown")
     with replacing(path.parent / REPORT) as file:

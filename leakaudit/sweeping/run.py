@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from leakaudit.errors import LeakauditError
 from leakaudit.pipeline.attack_run import ready
@@ -18,6 +19,9 @@ from leakaudit.sweeping.cells import PlannedCell
 from leakaudit.sweeping.plan import SweepPlan
 from leakaudit.sweeping.store import Planned, Store
 from leakaudit.sweeping.work import Ended, Job, failure
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 Items = Sequence[tuple[str, PlannedCell]]
 
@@ -86,6 +90,33 @@ class Swept:
     left: int = 0
     interrupted: bool = False
     record: SweepRecord | None = None
+
+    def to_pandas(self, table: str | None = None) -> DataFrame:
+        """Return one table of the results as a data frame.
+
+        Args:
+            table: ``points`` or ``cells``; None for the first.
+
+        Returns:
+            One row per point or cell.
+
+        Raises:
+            LeakauditError: Some parts are missing, there is no such table, or pandas is not
+                installed.
+        """
+        return self.complete_record().to_pandas(table)
+
+    def complete_record(self) -> SweepRecord:
+        """Return the record.
+
+        Raises:
+            LeakauditError: Some parts of the sweep are missing.
+        """
+        if self.record is None:
+            raise LeakauditError(
+                "the results of the other parts are missing; merge them with leakaudit sweep merge"
+            )
+        return self.record
 
 
 def sweep(plan: SweepPlan, folder: Path, options: SweepOptions) -> Swept:

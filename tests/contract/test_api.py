@@ -108,8 +108,10 @@ def test_an_audit_writes_what_it_returns(place: Path) -> None:
     assert found.audit.verdicts
     assert plain(found) == json.loads((place / "out/results.json").read_text())
     assert la.report("out", "markdown") == (place / "out/report.md").read_text()
-    with pytest.raises(la.LeakauditError, match="there is no report 'pdf'"):
-        la.report("out", "pdf")
+    assert la.report("out", "pdf").startswith(b"%PDF-")
+    assert la.table("out", "curves") == la.table(found, "curves")
+    with pytest.raises(la.LeakauditError, match="there is no report 'docx'"):
+        la.report("out", "docx")
 
 
 def test_a_gate_and_a_claim_and_a_sweep_run(place: Path) -> None:

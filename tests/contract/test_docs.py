@@ -31,6 +31,7 @@ BENCH, LONG = (
     "a benchmark: minutes to an hour",
     "runs for minutes; the tests of its module run it in parts",
 )
+BUDGET = "takes minutes; tests/cli/test_figures_of_papers.py runs it with few steps"
 NOT_RUN: dict[tuple[str, str], str] = {  # (page, how the line begins): why
     ("audit.md", "leakaudit audit plan.toml -o"): LONG,
     ("audit.md", "leakaudit audit examples/"): LONG,
@@ -45,6 +46,10 @@ NOT_RUN: dict[tuple[str, str], str] = {  # (page, how the line begins): why
     ("responsible-use.md", "pip install"): "changes the environment of the tests",
     ("contributing.md", ".ci/run"): "is what runs the tests",
     ("exact.md", "python bench/"): BENCH,
+    ("figures.md", "leakaudit audit examples/"): BUDGET,
+    ("figures.md", "leakaudit sweep examples/"): BUDGET,
+    ("figures.md", "leakaudit report batch/"): BUDGET,
+    ("figures.md", "leakaudit report dpnorm/"): BUDGET,
     (
         "flower.md",
         "leakaudit tap",

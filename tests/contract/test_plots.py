@@ -185,7 +185,7 @@ def test_matplotlib_is_loaded_when_a_chart_is_drawn_and_never_with_windows() -> 
         "from leakaudit.rendering import plots, training_chart, explanation_chart\n"
         "from leakaudit.rendering.html import page\n"
         "from leakaudit.auditing import panels\n"
-        "from leakaudit.sweeping import panels\n"
+        "from leakaudit.rendering import sweep_figure\n"
         "assert 'matplotlib' not in sys.modules\n"
         "plots.curves([('', [plots.Panel('a', ())])], {})\n"
         "assert 'matplotlib' in sys.modules\n"

@@ -1,0 +1,289 @@
+"""The panels of an audit, from its record.
+
+They show PSNR, SSIM or relative error, and success rates with their theoretical limits, against
+epsilon.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from msgspec import UnsetType
+
+from leakaudit.rendering import plots
+from leakaudit.results import intervals
+from leakaudit.results.model import (
+    AuditPart,
+    AuditRecord,
+    CurvePoint,
+    CurveValues,
+    Extended,
+    NumberColumn,
+    VerdictEntry,
+    decoded,
+    given,
+)
+
+TITLES = {"psnr": "PSNR, dB", "ssim": "SSIM", "relative_error": "relative error"}
+STYLES = {"median": "median", "best": "best", "mean": "mean"}  # styles and their legend texts
+MEDIANS = "median, with the range of the medians of the runs"
+RATES = "success rate, with its 95 % Clopper-Pearson interval"
+
+
+@dataclass(frozen=True)
+class View:
+    """The panels of one adversary.
+
+    Attributes:
+        adversary: The adversary.
+        panels: The panels; empty if nothing was measured.
+    """
+
+    adversary: str
+    panels: tuple[plots.Panel, ...]
+
+
+def views(record: AuditRecord) -> list[View]:
+    """Return the panels of every adversary of an audit.
+
+    Args:
+        record: The record.
+
+    Returns:
+        One view for each adversary whose attacks returned something.
+    """
+    audit = record.audit
+    points = _points(audit)
+    names = tuple(map(_name, points))
+    found = []
+    for who in dict.fromkeys(curve.adversary for curve in audit.curves):
+        panels = [*_quality(record, points, who), *_success(audit, points, who)]
+        placed = [replace(panel, axis="epsilon", points=names) for panel in panels]
+        found.append(View(who, tuple(placed)))
+    return found
+
+
+def looks(audit: AuditPart) -> dict[str, plots.Look]:
+    """Return the colour and marker of every line of an audit, by its name.
+
+    Args:
+        audit: The audit.
+
+    Returns:
+        Looks of the attacks, and of the limits by the view bound and by the claim.
+    """
+    known = {}
+    for one in audit.verdicts:
+        if one.promise:
+            limit = plots.LIMIT_BY_CLAIM
+            if one.promise.mu is not None:
+                limit = plots.LIMIT_BY_VIEW
+            known[one.promise.name] = limit
+    attacks = dict.fromkeys(curve.attack for curve in audit.curves)
+    for one in audit.verdicts:
+        if _counted(one, "trials"):
+            attacks[one.attack] = None
+    return plots.looks_of(attacks, known)
+
+
+def legend(audit: AuditPart, panels: Sequence[plots.Panel]) -> dict[str, str]:
+    """Return the text of every line in some panels.
+
+    Args:
+        audit: The audit.
+        panels: Some of its panels.
+
+    Returns:
+        Texts by the name of the line, attacks before limits.
+    """
+    limits = {one.promise.name for one in audit.verdicts if one.promise}
+    names = dict.fromkeys(line.name for panel in panels for line in panel.lines)
+    texts = {name: name for name in names if name not in limits}
+    for name in names:
+        if name in limits:
+            texts[name] = f"at most, by {name}"
+    return texts
+
+
+def styles(panels: Sequence[plots.Panel]) -> dict[str, str]:
+    """Return what the styles of lines and their intervals mean, for the legend.
+
+    Args:
+        panels: Some panels of an audit.
+
+    Returns:
+        Texts of the styles that occur and need one.
+    """
+    used: set[str] = set()
+    bars: set[str] = set()  # styles with an interval
+    for panel in panels:
+        for line in panel.lines:
+            used.add(line.style)
+            if any(line.intervals):
+                bars.add(line.style)
+    texts = {style: text for style, text in STYLES.items() if style in used}
+    if "median" in bars:
+        texts["median"] = MEDIANS
+    if "rate" in bars:
+        texts["rate"] = RATES
+    return texts
+
+
+def _points(audit: AuditPart) -> list[float]:
+    every: set[float] = set()
+    for curve in audit.curves:
+        every.add(_key(curve.epsilon))
+    for verdict in audit.verdicts:
+        every.add(_key(verdict.epsilon))
+    return sorted(every)
+
+
+def _key(epsilon: Extended) -> float:
+    """Epsilon as a number: infinity without noise, 0 for constants as configured."""
+    return float(decoded(epsilon) or 0.0)
+
+
+def _name(point: float) -> str:
+    if point == math.inf:
+        return "inf"
+    if point == 0:
+        return "as set"
+    return f"{point:g}"
+
+
+def _metric(curve: CurvePoint, metric: str) -> CurveValues | None:
+    found = {"psnr": curve.psnr, "ssim": curve.ssim, "relative_error": curve.relative_error}[metric]
+    return None if isinstance(found, UnsetType) else found
+
+
+def _quality(record: AuditRecord, points: Sequence[float], who: str) -> list[plots.Panel]:
+    """The quality of reconstructions, one panel per metric."""
+    mine = [curve for curve in record.audit.curves if curve.adversary == who]
+    images = any(_metric(curve, "psnr") for curve in mine)
+    panels = []
+    for metric, title in TITLES.items():
+        if metric == "relative_error" and images:
+            continue
+        lines = []
+        for attack in dict.fromkeys(curve.attack for curve in mine):
+            own = [c for c in mine if c.attack == attack]
+            lines += _lines(record, attack, own, metric, points)
+        if lines:
+            log = metric == "relative_error"
+            low = None if log else 0.0
+            cap = plots.PSNR_SHOWN if metric == "psnr" else None
+            panels.append(plots.Panel(title, tuple(lines), low=low, log=log, cap=cap))
+    return panels
+
+
+def _lines(
+    record: AuditRecord,
+    attack: str,
+    curves: Sequence[CurvePoint],
+    metric: str,
+    points: Sequence[float],
+) -> list[plots.Line]:
+    """Median, best and mean of one attack; empty if the metric was not measured."""
+    at: dict[float, CurveValues] = {}
+    between: dict[float, plots.Interval | None] = {}
+    for curve in curves:
+        found = _metric(curve, metric)
+        if found is not None:
+            at[_key(curve.epsilon)] = found
+            between[_key(curve.epsilon)] = _range(record, curve, metric)
+    if not at:
+        return []
+    top = plots.PSNR_SHOWN if metric == "psnr" else math.inf
+    values: dict[str, list[float | None]] = {style: [] for style in STYLES}
+    for point in points:
+        found = at.get(point)
+        for style, column in values.items():
+            value = None
+            if found is not None:
+                of = {"median": found.median, "best": found.best, "mean": found.mean}
+                value = min(of[style], top)
+            column.append(value)
+    bars = [plots.capped(between.get(point), top) for point in points]
+    lines = []
+    for style, column in values.items():
+        around = bars if style == "median" else []
+        lines.append(plots.Line(attack, style, column, around))
+    return lines
+
+
+def _range(record: AuditRecord, curve: CurvePoint, metric: str) -> plots.Interval | None:
+    """The range of the medians of the runs at one point, None for a single run.
+
+    There is none either if the attack refused nodes, whose blind guesses are part of the median at
+    the point but not of the findings.
+    """
+    if given(curve.refused, 0):
+        return None
+    runs: dict[int, list[float]] = {}
+    for one in record.findings:
+        cell = given(one.cell, None)
+        if cell is None or one.scores is None or cell.epsilon != curve.epsilon:
+            continue
+        if (one.attack, one.adversary) != (curve.attack, curve.adversary):
+            continue
+        column = {"psnr": one.scores.psnr, "ssim": one.scores.ssim}.get(
+            metric, one.scores.relative_error
+        )
+        if isinstance(column, NumberColumn):
+            measured = [value for value in column.per_image if value is not None]
+            runs.setdefault(cell.seed, []).extend([*measured, *given(column.missed, ())])
+    return intervals.of_seeds(runs.values())
+
+
+def _success(audit: AuditPart, points: Sequence[float], who: str) -> list[plots.Panel]:
+    """Measured success rates, with the upper limit that each guarantee implies.
+
+    There is one panel per test. A test with a single trial at every point has no rate.
+    """
+    tests = [one for one in audit.verdicts if one.adversary == who and _counted(one, "trials")]
+    panels = []
+    for test in dict.fromkeys(one.test for one in tests):
+        mine = [one for one in tests if one.test == test]
+        if max(_counted(one, "trials") or 0 for one in mine) < 2:
+            continue
+        lines = []
+        for attack in dict.fromkeys(one.attack for one in mine):
+            own = [one for one in mine if one.attack == attack]
+            lines.append(_rates(attack, own, points))
+        for name in dict.fromkeys(one.promise.name for one in mine if one.promise):
+            own = [one for one in mine if one.promise and one.promise.name == name]
+            lines.append(_limits(name, own, points))
+        panels.append(plots.Panel(f"{test}: success rate", tuple(lines), low=0.0, high=1.0))
+    return panels
+
+
+def _rates(attack: str, tests: Sequence[VerdictEntry], points: Sequence[float]) -> plots.Line:
+    """The success rate of one attack; several guarantees are tested with the same counts."""
+    rates = {}
+    between = {}
+    for one in tests:
+        hits = int(_counted(one, "hits") or 0)
+        trials = int(_counted(one, "trials") or 1)
+        rates[_key(one.epsilon)] = hits / trials
+        if trials > 1:
+            between[_key(one.epsilon)] = intervals.of_rate(hits, trials)
+    measured = [rates.get(point) for point in points]
+    return plots.Line(attack, "rate", measured, [between.get(point) for point in points])
+
+
+def _limits(name: str, tests: Sequence[VerdictEntry], points: Sequence[float]) -> plots.Line:
+    """The largest success rate that a guarantee allows to any of the attacks."""
+    at: dict[float, float] = {}
+    for one in tests:
+        ceiling = _counted(one, "ceiling")
+        if ceiling is not None:
+            at[_key(one.epsilon)] = max(ceiling, at.get(_key(one.epsilon), 0.0))
+    return plots.Line(name, "ceiling", [at.get(point) for point in points])
+
+
+def _counted(one: VerdictEntry, name: str) -> float | None:
+    """A number that a test counted, None if the test has no such number."""
+    value = one.figures.get(name)
+    return value if isinstance(value, int | float) else None

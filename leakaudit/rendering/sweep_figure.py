@@ -1,0 +1,352 @@
+"""The figure of a sweep, from its record.
+
+It shows PSNR, SSIM and the share of recovered records against one setting, with one line per
+attack. Only measured points have a marker: what does not depend on the setting, such as a protocol
+without that constant, is a level that names what is missing.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from msgspec import UnsetType
+
+from leakaudit.rendering import plots
+from leakaudit.rendering.plots import Line, Panel
+from leakaudit.results import flat, intervals
+from leakaudit.results.model import Free, SweepPart, SweepPoint, SweepStatistics, SweptCell
+from leakaudit.results.wording import axis_value
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+ROWS = 12  # most rows of the figure; results.json has all rows
+STYLES = {  # styles and their legend texts
+    "median": "median of all records and seeds",
+    "best": "best",
+    "mean": "mean",
+}
+TITLES = {"psnr": "PSNR, dB", "ssim": "SSIM", "relative_error": "relative error"}
+MEDIANS = "median of all records, with the range of the medians of the seeds"
+RATES = "share, with its 95 % Clopper-Pearson interval (records counted as independent)"
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """The panels of a sweep.
+
+    Attributes:
+        rows: Title and panels of each row.
+        legend: Texts of the lines by name.
+        styles: Texts of the styles of lines.
+        left_out: Number of rows beyond `ROWS`.
+    """
+
+    rows: tuple[plots.Row, ...]
+    legend: Mapping[str, str]
+    styles: Mapping[str, str]
+    left_out: int = 0
+
+
+def figure(sweep: SweepPart) -> Figure:
+    """Draw one row of panels per adversary and point on the axes that are not drawn horizontally.
+
+    Args:
+        sweep: The sweep part of the record.
+
+    Returns:
+        The figure, with the first `ROWS` rows.
+    """
+    drawing = panels(sweep)
+    more = ""
+    if drawing.left_out:
+        more = f"{drawing.left_out} more rows are in results.json"
+    return plots.curves(drawing.rows, drawing.legend, drawing.styles, more)
+
+
+def panels(sweep: SweepPart) -> Drawing:
+    """Return the panels of a sweep.
+
+    Args:
+        sweep: The sweep part of the record.
+
+    Returns:
+        The first `ROWS` rows, and what their legend says.
+    """
+    view = _View.of(sweep)
+    rows = _rows(sweep.points, view)
+    names = list(dict.fromkeys(view.line(point) for point in sweep.points))
+    drawn: list[plots.Row] = []
+    for title, group in list(rows.items())[:ROWS]:
+        drawn.append((title, _panels(group, view, names, float(sweep.psnr))))
+    if not drawn:
+        drawn.append(("no cell has a result", [Panel("PSNR", ())]))
+    legend = {name: name for name in names[: len(plots.COLOURS)]}
+    return Drawing(tuple(drawn), legend, _styles(drawn), max(0, len(rows) - ROWS))
+
+
+@dataclass(frozen=True)
+class _View:
+    """How points are drawn.
+
+    Attributes:
+        axis: The setting that is drawn horizontally, None for none.
+        values: Values of that axis, in their order.
+        own: By attack or victim, the names of its own axes and of the settings on them.
+        apart: Axes that only some points have, because of their attack or victim, by the name of
+            the setting; and the victim itself, if the horizontal axis is a constant of one victim.
+        runs: The cells of a point by `leakaudit.results.flat.place`.
+    """
+
+    axis: str | None
+    values: list[Free]
+    own: Mapping[str, Mapping[str, str]]
+    apart: Mapping[str, str]
+    runs: Mapping[str, Sequence[SweptCell]]
+
+    @classmethod
+    def of(cls, sweep: SweepPart) -> _View:
+        """Return the view of a sweep."""
+        axis = sweep.across
+        values: Iterable[Free] = [None]
+        if axis is not None:
+            values = sweep.axes.get(axis, values)
+        own = _own_names(sweep.plan)
+        apart: dict[str, str] = {}
+        for of, axes in own.items():
+            apart.update(axes)
+            if axis in axes and of in sweep.axes.get("victim", ()):
+                apart["victim"] = ""
+        return cls(axis, _sorted(values), own, apart, flat.runs_of(sweep))
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Names of the points of the horizontal axis."""
+        return tuple("all" if v is None else axis_value(v) for v in self.values)
+
+    def varies(self, point: SweepPoint) -> bool:
+        """Return whether a point has a place on the horizontal axis."""
+        return self.axis is None or self.axis in point.at
+
+    def line(self, point: SweepPoint) -> str:
+        """Return the name of a point's line.
+
+        It is the attack, and its hyper-parameters that vary. A point without the horizontal axis
+        also names its settings that its row does not name, and what it lacks.
+        """
+        own = self.own.get(point.attack, {})
+        settings = []
+        others = []
+        for name, value in point.at.items():
+            if name == self.axis:
+                continue
+            if name in own:
+                settings.append(f"{own[name]}={axis_value(value)}")
+            elif self.apart.get(name):
+                others.append(f"{self.apart[name]}={axis_value(value)}")
+            elif name in self.apart:
+                others.append(axis_value(value))
+        line = " ".join([point.attack, *settings])
+        if self.varies(point):
+            return line
+        lacking = self.apart.get(str(self.axis), self.axis)
+        return f"{', '.join([line, *others])} (has no {lacking})"
+
+    def row(self, point: SweepPoint) -> str:
+        """Return the name of a point's row: its values on the other axes, and the adversary."""
+        own = self.own.get(point.attack, {})
+        rest = []
+        for name, value in point.at.items():
+            if name not in own and name != self.axis:
+                rest.append(f"{name}={axis_value(value)}")
+        return ", ".join([*rest, f"adversary {point.adversary}"])
+
+    def context(self, point: SweepPoint) -> str:
+        """Return what a point shares with points of another attack or victim, as a key."""
+        shared = {}
+        for name, value in point.at.items():
+            if name != self.axis and name not in self.apart:
+                shared[name] = value
+        return json.dumps([point.adversary, shared])
+
+    def cells(self, point: SweepPoint) -> Sequence[SweptCell]:
+        """Return the runs of a point, one per seed."""
+        return self.runs.get(flat.place(point.adversary, point.attack, point.at), ())
+
+
+def _own_names(plan: Mapping[str, Free]) -> dict[str, dict[str, str]]:
+    """Return, by attack or victim, the names of its own axes and of the settings on them."""
+    found: dict[str, dict[str, str]] = {}
+    own = plan.get("own")
+    if not isinstance(own, Mapping):
+        return found
+    for of, axes in own.items():
+        if isinstance(axes, Mapping):
+            found[str(of)] = {f"{of}.{key}": str(key) for key in axes}
+    return found
+
+
+def _rows(points: Sequence[SweepPoint], view: _View) -> dict[str, list[SweepPoint]]:
+    """Return the points of every row.
+
+    A point without the horizontal axis belongs to the rows whose other settings it shares; if there
+    is none, it has a row of its own.
+    """
+    rows: dict[str, list[SweepPoint]] = {}
+    contexts: dict[str, str] = {}
+    for point in points:
+        if view.varies(point):
+            rows.setdefault(view.row(point), []).append(point)
+            contexts[view.row(point)] = view.context(point)
+    for point in points:
+        if view.varies(point):
+            continue
+        wanted = view.context(point)
+        shared = [title for title, context in contexts.items() if context == wanted]
+        for title in shared or [view.row(point)]:
+            rows.setdefault(title, []).append(point)
+    return rows
+
+
+def _panels(
+    group: Sequence[SweepPoint], view: _View, names: Sequence[str], psnr: float
+) -> list[Panel]:
+    """Return the panels of one row: every metric, and the share of recovered records."""
+    images = any(not isinstance(point.psnr, UnsetType) for point in group)
+    made = []
+    for metric in ("psnr", "ssim") if images else ("relative_error",):
+        lines = []
+        for name in names:
+            mine = [point for point in group if view.line(point) == name]
+            lines += _quality(mine, view, name, metric)
+        high = 1.0 if metric == "ssim" else None
+        made.append((TITLES[metric], lines, high))
+    shares = []
+    for name in names:
+        mine = [point for point in group if view.line(point) == name]
+        shares += _shares(mine, view, name)
+    made.append((f"recovered: {psnr:g} dB or more", shares, 1.0))
+    found = []
+    for title, lines, high in made:
+        found.append(
+            Panel(
+                title,
+                tuple(lines),
+                view.axis or "",
+                points=view.labels,
+                low=0.0,
+                high=high,
+                cap=plots.PSNR_SHOWN if title == TITLES["psnr"] else None,
+            )
+        )
+    return found
+
+
+def _quality(mine: Sequence[SweepPoint], view: _View, name: str, metric: str) -> list[Line]:
+    """Return the lines of one attack for a metric; a level if it has no place on the axis."""
+    at = _places(mine, view)
+    if not mine or not view.varies(mine[0]):
+        return _level(name, len(at), [_value(point, metric, "median") for point in mine])
+    lines = []
+    for style in STYLES:
+        column = [None if point is None else _value(point, metric, style) for point in at]
+        bars: list[plots.Interval | None] = []
+        if style == "median":
+            for point in at:
+                bars.append(None if point is None else _range(view.cells(point), metric))
+        lines.append(Line(name, style, column, bars))
+    return lines
+
+
+def _shares(mine: Sequence[SweepPoint], view: _View, name: str) -> list[Line]:
+    """Return the line of one attack for the share of recovered records."""
+    at = _places(mine, view)
+    if not mine or not view.varies(mine[0]):
+        return _level(name, len(at), [_share(point) for point in mine])
+    column = []
+    bars: list[plots.Interval | None] = []
+    for point in at:
+        share = None
+        between = None
+        if point is not None:
+            share = _share(point)
+            if point.cells > 1 and point.records:
+                between = intervals.of_rate(point.recovered, point.records)
+        column.append(share)
+        bars.append(between)
+    return [Line(name, "rate", column, bars)]
+
+
+def _level(name: str, places: int, values: Sequence[float | None]) -> list[Line]:
+    """Return a level for every value that does not depend on the axis."""
+    return [Line(name, "level", [value] * places) for value in values if value is not None]
+
+
+def _places(mine: Sequence[SweepPoint], view: _View) -> list[SweepPoint | None]:
+    """Return the point at every place of the horizontal axis, None for a gap."""
+    at: dict[str, SweepPoint | None] = {}
+    # Two values with the same text are one place of the figure.
+    for wanted in map(axis_value, view.values):
+        at[wanted] = None
+        for point in mine:
+            if view.axis is None or axis_value(point.at.get(view.axis)) == wanted:
+                at[wanted] = point
+                break
+    return list(at.values())
+
+
+def _share(point: SweepPoint) -> float | None:
+    return point.recovered / point.records if point.records else None
+
+
+def _value(point: SweepPoint, metric: str, style: str) -> float | None:
+    """Return the value that is drawn for a point, None for a gap."""
+    values: SweepStatistics | UnsetType = getattr(point, metric)
+    if isinstance(values, UnsetType):
+        return None
+    return min(float(getattr(values, style)), _top(metric))
+
+
+def _range(cells: Sequence[SweptCell], metric: str) -> plots.Interval | None:
+    """Return the range of the medians of the seeds, None for a single seed."""
+    between = intervals.of_seeds(getattr(cell.columns, metric) for cell in cells)
+    return plots.capped(between, _top(metric))
+
+
+def _top(metric: str) -> float:
+    return plots.PSNR_SHOWN if metric == "psnr" else math.inf
+
+
+def _styles(rows: Sequence[plots.Row]) -> dict[str, str]:
+    """Return what the styles of lines and their intervals mean."""
+    bars: set[str] = set()
+    for _, some in rows:
+        for panel in some:
+            for line in panel.lines:
+                if any(line.intervals):
+                    bars.add(line.style)
+    texts = dict(STYLES)
+    if "median" in bars:
+        texts["median"] = MEDIANS
+    if "rate" in bars:
+        texts["rate"] = RATES
+    return texts
+
+
+def _sorted(values: Iterable[Free]) -> list[Free]:
+    """Return numbers in ascending order, or words in their given order."""
+    kept = list(values)
+    numbers = []
+    for value in kept:
+        if isinstance(value, int | float):
+            numbers.append(float(value))
+        elif value == "inf":
+            numbers.append(math.inf)
+        else:
+            return kept
+    ordered = sorted(range(len(kept)), key=lambda place: numbers[place])
+    return [kept[place] for place in ordered]

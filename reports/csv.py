@@ -1,0 +1,28 @@
+"""One table of the results as comma-separated values, for spreadsheets and programs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from leakaudit._util import separated
+from leakaudit.registry import renderer
+from leakaudit.results import flat, model
+from leakaudit.trace import Json
+
+
+@renderer("csv")
+def render(results: Mapping[str, Json], table: str | None = None) -> str:
+    """Return a table as RFC 4180 describes it.
+
+    Args:
+        results: A record of any kind.
+        table: One of `leakaudit.results.flat.NAMES`; None for the first of the kind of record.
+
+    Returns:
+        A header and one line per row. Names from the trace cannot act as formulas.
+
+    Raises:
+        LeakauditError: This kind of record has no such table.
+    """
+    made = flat.table(model.of_any(results), table)
+    return separated.text(made.columns, made.rows)

@@ -1,0 +1,298 @@
+"""One table of the results for a paper, in LaTeX with booktabs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from leakaudit.registry import renderer
+from leakaudit.rendering import latex, plots
+from leakaudit.results import flat, model
+from leakaudit.results.model import Record, RunRecord, SweepRecord
+from leakaudit.results.wording import axis_value, short
+from leakaudit.trace import Json
+
+EPSILON = r"$\varepsilon$"
+FORMS = {"unit": ".3f", "share": ".2f", "value": ".4g"}  # formats of numbers
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One column of a table of `leakaudit.results.flat`.
+
+    Attributes:
+        key: Its name there.
+        heading: Its heading, as LaTeX.
+        kind: ``text``, ``number``, ``epsilon``, ``dB``, ``power`` (of ten) or one of `FORMS`.
+        which: Statistic that the heading names, "" for none.
+    """
+
+    key: str
+    heading: str
+    kind: str = "text"
+    which: str = ""
+
+
+def _metrics(*statistics: str) -> tuple[Shown, ...]:
+    """Columns of all metrics."""
+    found = []
+    known = (
+        ("psnr", "PSNR (dB)", "dB"),
+        ("ssim", "SSIM", "unit"),
+        ("lpips", "LPIPS", "unit"),
+        ("relative_error", "rel. error", "power"),
+    )
+    for key, name, kind in known:
+        for which in statistics:
+            found.append(Shown(f"{key}_{which}", name, kind, which))
+    return tuple(found)
+
+
+COLUMNS = {
+    "findings": (
+        Shown("epsilon", EPSILON, "epsilon"),
+        Shown("seed", "seed", "number"),
+        Shown("all_nodes", "node", "number"),
+        Shown("adversary", "adversary"),
+        Shown("attack", "attack"),
+        Shown("certificate", "certificate"),
+        Shown("records", "records", "number"),
+        Shown("exact", "identical", "number"),
+        *_metrics("best", "median"),
+    ),
+    "curves": (
+        Shown("epsilon", EPSILON, "epsilon"),
+        Shown("adversary", "adversary"),
+        Shown("attack", "attack"),
+        *_metrics("best", "median", "mean"),
+    ),
+    "verdicts": (
+        Shown("epsilon", EPSILON, "epsilon"),
+        Shown("adversary", "adversary"),
+        Shown("test", "test"),
+        Shown("attack", "attack"),
+        Shown("guarantee", "guarantee"),
+        Shown("rate", "success rate", "share"),
+        Shown("ceiling", "limit", "share"),
+        Shown("p", "$p$", "power"),
+        Shown("verdict", "verdict"),
+    ),
+    "views": (
+        Shown("epsilon", EPSILON, "epsilon"),
+        Shown("node", "node", "number"),
+        Shown("adversary", "adversary"),
+        Shown("mu", r"$\mu$", "value"),
+        Shown("view_epsilon", r"$\varepsilon$ of the view", "epsilon"),
+        Shown("claimed_epsilon", r"$\varepsilon$ claimed", "epsilon"),
+        Shown("verdict", "verdict"),
+    ),
+    "rules": (
+        Shown("kind", "rule"),
+        Shown("cell", "check"),
+        Shown("measure", "measure"),
+        Shown("value", "value", "value"),
+        Shown("limit", "limit", "value"),
+        Shown("p", "$p$", "power"),
+        Shown("status", "status"),
+    ),
+    "measures": (
+        Shown("cell", "check"),
+        Shown("measure", "measure"),
+        Shown("seed", "seed", "number"),
+        Shown("value", "value", "value"),
+    ),
+    "points": (
+        Shown("attack", "attack"),
+        Shown("adversary", "adversary"),
+        Shown("seeds", "seeds", "number"),
+        Shown("records", "records", "number"),
+        Shown("share", "recovered", "share"),
+        *_metrics("best", "median"),
+    ),
+    "cells": (
+        Shown("attack", "attack"),
+        Shown("adversary", "adversary"),
+        Shown("seed", "seed", "number"),
+        Shown("records", "records", "number"),
+        Shown("recovered", "recovered", "number"),
+        *_metrics("best", "median"),
+    ),
+}
+ABOUT = {
+    "findings": "Reconstructions",
+    "curves": "Quality of the reconstructions",
+    "verdicts": "Verdicts of the audit",
+    "views": "View bounds and claims",
+    "rules": "Rules of the privacy gate",
+    "measures": "Measurements of the privacy gate",
+    "points": "Results of the sweep",
+    "cells": "Results of each run of the sweep",
+}
+RATES = r"Brackets: 95\,\% Clopper-Pearson interval of a rate."
+MEDIANS = "Brackets after a median: range of the medians of the seeds."
+CAPPED = rf"A PSNR above {plots.PSNR_SHOWN:g}\,dB is given as $>${plots.PSNR_SHOWN:g}."
+
+
+@renderer("latex")
+def render(results: Mapping[str, Json], table: str | None = None) -> str:
+    """Return a table environment that needs booktabs, and longtable if it is long.
+
+    Args:
+        results: A record of any kind.
+        table: One of `leakaudit.results.flat.NAMES`; None for the first of the kind of record.
+
+    Returns:
+        LaTeX in ASCII. Names from the trace cannot act as commands.
+
+    Raises:
+        LeakauditError: This kind of record has no such table.
+    """
+    record = model.of_any(results)
+    made = flat.table(record, table)
+    rows = made.dicts()
+    shown = _shown(made, rows)
+    shared = _shared(rows)
+    columns = []
+    for one in shown:
+        if one.key not in shared:
+            columns.append(one)
+    cells = []
+    for row in rows:
+        cells.append([_cell(row, column) for column in columns])
+    heads = []
+    for one in columns:
+        heading = ", ".join(filter(None, (one.heading, one.which)))
+        heads.append(latex.Column(heading, right=one.kind != "text"))
+    caption = " ".join([_about(record, made.name), *shared.values(), *_definitions(rows, columns)])
+    return latex.table(heads, cells, caption, f"tab:{made.name}-{_digest(record)[:6]}")
+
+
+def _digest(record: Record) -> str:
+    """What distinguishes the configurations of two records."""
+    if isinstance(record, RunRecord):
+        return record.provenance.digest
+    return record.sweep.digest
+
+
+def _shown(made: flat.Table, rows: Sequence[flat.Row]) -> list[Shown]:
+    """The columns that say something: those with a value, and a best one that differs."""
+    axes = []
+    if made.name in ("points", "cells"):
+        for name in made.columns[: made.columns.index("attack")]:
+            heading = latex.escape(name.removeprefix("axis_"))
+            words = any(isinstance(row[name], str) for row in rows)
+            kind = "text" if words else "epsilon"
+            axes.append(Shown(name, EPSILON if name == "epsilon" else heading, kind))
+    kept: list[Shown] = []
+    single = []  # metrics of which all statistics are equal
+    for one in (*axes, *COLUMNS[made.name]):
+        values = [row.get(one.key) for row in rows]
+        if rows and all(value is None for value in values):
+            continue
+        middle = one.key.replace("_best", "_median")
+        if rows and middle != one.key and values == [row.get(middle) for row in rows]:
+            single.append(middle)
+            continue
+        if one.key in single:
+            one = replace(one, which="")
+        kept.append(one)
+    if any(one.key == "psnr_median" for one in kept):
+        kept = [one for one in kept if not one.key.startswith("relative_error")]
+    return kept
+
+
+def _shared(rows: Sequence[flat.Row]) -> dict[str, str]:
+    """What all rows have in common, for the caption instead of a column."""
+    found = {}
+    adversaries = {row.get("adversary") for row in rows}
+    if len(adversaries) == 1 and len(rows) > 1:
+        (who,) = adversaries
+        if who is not None:
+            found["adversary"] = f"Adversary: {latex.escape(who)}."
+    return found
+
+
+def _about(record: Record, name: str) -> str:
+    """The first sentence of the caption."""
+    about = ABOUT[name]
+    if isinstance(record, RunRecord):
+        trace = record.trace
+        what = f"{latex.escape(trace.protocol)} on {latex.escape(trace.data)}"
+        about += f": {what}, model {latex.escape(trace.model)}, {trace.nodes} nodes"
+    if isinstance(record, SweepRecord):
+        about += f"; recovered: {record.sweep.psnr:g}\\,dB or more"
+    return f"{about}."
+
+
+def _definitions(rows: Sequence[flat.Row], columns: Sequence[Shown]) -> list[str]:
+    """The sentences that the cells of a table need."""
+    keys = [column.key for column in columns]
+    found = []
+    if any(_between(row, key) and key in ("rate", "share") for row in rows for key in keys):
+        found.append(RATES)
+    if any(_between(row, key) and key.endswith("_median") for row in rows for key in keys):
+        found.append(MEDIANS)
+    for column in columns:
+        values = [row.get(column.key) for row in rows]
+        if column.kind == "dB" and any(map(_is_capped, values)):
+            found.append(CAPPED)
+            break
+    return found
+
+
+def _between(row: flat.Row, key: str) -> tuple[float, float] | None:
+    """The interval around a value, None if it has none."""
+    low = row.get(f"{key}_low")
+    high = row.get(f"{key}_high")
+    if isinstance(low, int | float) and isinstance(high, int | float):
+        return low, high
+    return None
+
+
+def _is_capped(value: flat.Cell) -> bool:
+    return isinstance(value, int | float) and value > plots.PSNR_SHOWN
+
+
+def _cell(row: flat.Row, column: Shown) -> str:
+    """One cell as LaTeX, with the interval around its value."""
+    text = _value(row.get(column.key), column.kind)
+    between = _between(row, column.key)
+    if between is None or (column.kind == "dB" and all(map(_is_capped, between))):
+        return text
+    low, high = (_value(end, column.kind) for end in between)
+    return f"{text} [{low}, {high}]"
+
+
+def _value(value: flat.Cell, kind: str) -> str:
+    """One value as LaTeX; "--" if it was not measured."""
+    if value is None:
+        return "--"
+    if isinstance(value, bool | str):
+        return latex.escape(axis_value(value))
+    if math.isinf(value):
+        return r"$\infty$" if value > 0 else r"$-\infty$"
+    if kind == "dB":
+        if _is_capped(value):
+            return rf"$>${plots.PSNR_SHOWN:g}"
+        return _minus(f"{value:.1f}")
+    if kind in ("epsilon", "power", "number"):
+        return _power(value, kind)
+    return _minus(f"{value:{FORMS[kind]}}")
+
+
+def _power(value: float, kind: str) -> str:
+    """A number with a power of ten if it is very large or very small."""
+    text = f"{value:.1e}" if kind == "power" and 0 < abs(value) < 1e-3 else short(value)
+    digits, _, exponent = text.partition("e")
+    if not exponent:
+        return _minus(digits)
+    power = rf"10^{{{int(exponent)}}}"
+    if digits == "1":
+        return f"${power}$"
+    return rf"${digits} \cdot {power}$"
+
+
+def _minus(text: str) -> str:
+    """A number with a minus sign instead of a hyphen."""
+    return f"${text}$" if text.startswith("-") else text

@@ -1,0 +1,28 @@
+"""The figure of the results for a page or an editor, in one piece."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from leakaudit.registry import renderer
+from leakaudit.rendering import paper, record_figure
+from leakaudit.trace import Json
+
+
+@renderer("svg")
+def render(results: Mapping[str, Json], figure_width: str | float = "page") -> str:
+    """Draw the figure of a record.
+
+    Args:
+        results: A record of any kind.
+        figure_width: Width of the figure: ``column``, ``page``, or a number of mm.
+
+    Returns:
+        The text of an SVG file, in which text remains text.
+
+    Raises:
+        LeakauditError: The width is not one of these.
+    """
+    width = paper.width_of(figure_width)
+    content, title = record_figure.of(results)
+    return paper.svg(content, width, title)

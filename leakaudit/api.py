@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Generator
 
-    from leakaudit.accounting.compare import Comparison
+    from leakaudit.accounting.compare import Comparisons
     from leakaudit.adversary import Adversary
     from leakaudit.auditing.plan import AuditPlan
     from leakaudit.gate.judge import Judged as GateJudged
     from leakaudit.leak import Leaks
     from leakaudit.papers import JudgedClaim
     from leakaudit.protocols.scenario import Scenario
-    from leakaudit.reconstruction import Attack, Reconstruction
+    from leakaudit.reconstruction import Attack, Reconstructions
     from leakaudit.results.model import AuditRecord
     from leakaudit.sweeping.plan import SweepPlan
     from leakaudit.sweeping.run import Swept
@@ -86,7 +86,7 @@ def attack(
     generator: Generator,
     task: Task | None = None,
     **settings: object,
-) -> list[Reconstruction]:
+) -> Reconstructions:
     """Reconstruct the inputs behind leaks.
 
     Args:
@@ -99,10 +99,10 @@ def attack(
         **settings: Hyper-parameters of an attack given by name.
 
     Returns:
-        A reconstruction for each leak, in order.
+        A reconstruction for each leak, in order, as a list.
 
     Raises:
-        LeakauditError: There is no such attack or setting.
+        LeakauditError: There is no such attack or setting, or an argument has the wrong type.
         AttackError: A named attack cannot use a leak.
     """
     from leakaudit.inversion import attacking
@@ -112,7 +112,7 @@ def attack(
 
 def bound(
     source: Trace | Scenario | File,
-    adversaries: Iterable[Adversary] | None = None,
+    adversaries: Iterable[Adversary | str] | Adversary | str | None = None,
     nodes: Sequence[int] | None = None,
     *,
     coalitions: int = 1,
@@ -122,13 +122,14 @@ def bound(
     epsilon: float | None = None,
     data_root: File | None = None,
     download: bool = False,
-) -> list[Comparison]:
+) -> Comparisons:
     """Compute the exact privacy of one record in the view of every adversary, beside the claim.
 
     Args:
         source: A trace (its messages are not read), a scenario, or a file of either.
-        adversaries: Adversaries to evaluate; by default the outsider, an eavesdropper on each
-            channel of a node, each neighbour, and coalitions of other nodes.
+        adversaries: Adversaries to evaluate, also as text such as "node:3"; by default the
+            outsider, an eavesdropper on each channel of a node, each neighbour, and coalitions of
+            other nodes.
         nodes: Nodes to analyse; all by default.
         coalitions: Maximum number of nodes that cooperate, if `adversaries` is None.
         sensitivity: Largest change of one gradient that a record can cause (Euclidean norm). By
@@ -141,25 +142,31 @@ def bound(
         download: Whether missing data sets may be downloaded.
 
     Returns:
-        A comparison for each node and adversary: mu, epsilon, claim, verdict and noise.
+        A comparison for each node and adversary, as a list: mu, epsilon, claim, verdict and noise.
 
     Raises:
         LeakauditError: A file, a node or a number cannot be used.
     """
     from leakaudit.accounting import adversaries as threats
     from leakaudit.accounting import bounding
-    from leakaudit.accounting.compare import compare
+    from leakaudit.accounting.compare import Comparisons, compare
+    from leakaudit.adversary import Adversary, node_list
 
     bounding.check(sensitivity, smoothness, delta, epsilon)
+    chosen = node_list(nodes)
     root = None if data_root is None else Path(data_root)
     protocol, holders = bounding.protocol_of(source, root, download)
     if adversaries is None:
-        asked = range(holders) if nodes is None else nodes
-        heard = threats.around(protocol.graph, list(asked), coalitions)
+        if chosen is None:
+            chosen = list(range(holders))
+        heard = threats.around(protocol.graph, chosen, coalitions)
     else:
-        heard = threats.named(list(adversaries), nodes, holders)
+        if isinstance(adversaries, Adversary | str):
+            adversaries = [adversaries]
+        who = [Adversary.of(one) for one in adversaries]
+        heard = threats.named(who, chosen, holders)
     limits = {"sensitivity": sensitivity, "delta": delta, "epsilon": epsilon}
-    return list(compare(protocol, heard, smoothness=smoothness, **limits))
+    return Comparisons(compare(protocol, heard, smoothness=smoothness, **limits))
 
 
 def audit(

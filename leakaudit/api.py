@@ -12,6 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from leakaudit.progress import visible
+
 if TYPE_CHECKING:
     from torch import Generator
 
@@ -35,6 +37,7 @@ RECORD = "results.json"
 SWEEP_FORMS = ("text", "markdown", "json")  # report formats for a sweep
 
 
+@visible
 def record(
     scenario: Scenario | File,
     path: File | None = None,
@@ -79,6 +82,7 @@ def record(
     return recorder.trace, recorder.truth_record
 
 
+@visible
 def attack(
     leaks: Leaks,
     attack: str | Attack = "auto",
@@ -110,6 +114,7 @@ def attack(
     return attacking.attack(leaks, attack, generator=generator, task=task, **settings)
 
 
+@visible
 def bound(
     source: Trace | Scenario | File,
     adversaries: Iterable[Adversary | str] | Adversary | str | None = None,
@@ -169,6 +174,7 @@ def bound(
     return Comparisons(compare(protocol, heard, smoothness=smoothness, **limits))
 
 
+@visible
 def audit(
     plan: AuditPlan | File,
     folder: File = OUTPUT,
@@ -204,6 +210,7 @@ def audit(
     return run(plan, Path(folder), Where(root, download, device, max_seconds))
 
 
+@visible
 def check(
     folder: File = ".",
     checks: Sequence[str] = (),
@@ -232,6 +239,7 @@ def check(
     return judge.run(gate, judge.Options(seed, strict), files.compared(gate))
 
 
+@visible
 def claims(papers: Sequence[str] = (), rows: Sequence[int] = ()) -> list[JudgedClaim]:
     """Re-evaluate published privacy claims.
 
@@ -250,6 +258,7 @@ def claims(papers: Sequence[str] = (), rows: Sequence[int] = ()) -> list[JudgedC
     return list(judge(select(papers, rows)))
 
 
+@visible
 def sweep(
     plan: SweepPlan | File,
     folder: File = OUTPUT,

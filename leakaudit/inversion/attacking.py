@@ -24,7 +24,7 @@ from leakaudit.errors import AttackError, LeakauditError
 from leakaudit.inversion import masks, round_by_round
 from leakaudit.inversion.search import objectives
 from leakaudit.leak import GradientLeak, Leaks
-from leakaudit.progress import expired, sharing
+from leakaudit.progress import expired, sharing, step
 from leakaudit.reconstruction import (
     Attack,
     Batched,
@@ -68,8 +68,10 @@ def attack(
     _expect(leaks, generator)
     task = task or Task.build(leaks.task)
     found = Reconstructions()
-    for leak in leaks:
+    for k, leak in enumerate(leaks):
+        step("leaks", k, len(leaks))
         found.append(attack_one(leak, task, name, generator, **settings))
+    step("leaks", len(leaks), len(leaks))
     return found
 
 

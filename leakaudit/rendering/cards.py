@@ -45,6 +45,7 @@ BUDGET = 55_000  # bytes of all PNG of a card; base64 adds a third
 WIDTH = 88  # displayed width of a picture, in pixels
 
 CARD = "border:1px solid #8886;border-radius:6px;padding:.7em 1em;max-width:70em;margin:.3em 0"
+TABLE = "border:0;margin:.3em 0;color:inherit"
 CELL = "padding:.15em .7em .15em 0;border:0;vertical-align:top;text-align:{}"
 QUIET = "opacity:.7;font-size:90%"
 # Marks, not text: they only need to be told apart from either background.
@@ -475,7 +476,7 @@ def _facts(facts: Iterable[tuple[str, str]]) -> str:
         if value:
             first = f'<td style="{left};opacity:.7">{_text(name)}</td>'
             rows.append(f'<tr>{first}<td style="{left}">{_text(value)}</td></tr>')
-    return f'<table style="border:0;margin:.3em 0">{"".join(rows)}</table>'
+    return f'<table style="{TABLE}">{"".join(rows)}</table>'
 
 
 def _table(
@@ -489,32 +490,35 @@ def _table(
         return ""
     styles = []
     for heading in headings:
-        styles.append(CELL.format("right" if heading in numbers else "left"))
+        style = CELL.format("left")
+        if heading in numbers:
+            style = f"{CELL.format('right')};white-space:nowrap"
+        styles.append(style)
     head = []
     for heading, style in zip(headings, styles, strict=True):
         head.append(f'<th style="{style};font-weight:600">{_text(heading)}</th>')
     lines = [f"<tr>{''.join(head)}</tr>"]
     for row in rows[:ROWS]:
         cells = []
-        for cell, style in zip(row, styles, strict=True):
-            cells.append(f'<td style="{style}">{_cell(cell)}</td>')
+        for heading, cell, style in zip(headings, row, styles, strict=True):
+            shown = _text(cell)
+            if heading in ("verdict", "certificate"):
+                shown = f"{_mark(_colour(cell))}{shown}"
+            cells.append(f'<td style="{style}">{shown}</td>')
         lines.append(f"<tr>{''.join(cells)}</tr>")
     count = len(rows) if total is None else total
-    shown = min(len(rows), ROWS)
-    more = f"{shown} of {count} rows are shown" if count > shown else ""
-    return f'<table style="border:0;margin:.3em 0">{"".join(lines)}</table>{_quiet(more)}'
+    visible = min(len(rows), ROWS)
+    more = f"{visible} of {count} rows are shown" if count > visible else ""
+    return f'<table style="{TABLE}">{"".join(lines)}</table>{_quiet(more)}'
 
 
-def _cell(cell: str) -> str:
-    """A cell; a verdict or a certificate has a mark in front of it."""
+def _colour(cell: str) -> str:
+    """The colour of the mark in front of a verdict or a certificate."""
     word = cell.partition(",")[0]
-    colour = CERTIFICATES.get(word.upper())
-    for verdict, its in VERDICTS.items():
+    for verdict, colour in VERDICTS.items():
         if word == verdict.words:
-            colour = its
-    if colour is None:
-        return _text(cell)
-    return f"{_mark(colour)}{_text(cell)}"
+            return colour
+    return CERTIFICATES.get(word.upper(), GREY)
 
 
 def _without_empty(

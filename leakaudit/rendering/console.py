@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal, TypedDict
 
-from leakaudit.progress import watching
+from leakaudit.progress import in_notebook, in_one_line, watching
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -90,18 +90,22 @@ def shown(mode: str, seconds: float = 0.0) -> Iterator[None]:
     """Show the progress of the work inside the block.
 
     Args:
-        mode: ``auto``, ``rich``, ``plain`` or ``none``; ``auto`` is ``rich`` on a terminal and
-            otherwise ``plain``.
+        mode: ``auto``, ``rich``, ``plain`` or ``none``; ``auto`` is ``rich`` on a terminal, one
+            line in a notebook, and otherwise ``plain``.
         seconds: Time limit of the work, 0 for none.
 
     Yields:
         Nothing.
     """
+    limit = seconds or None
+    if mode == "auto" and in_notebook():
+        with in_one_line(limit):
+            yield
+        return
     if mode == "auto":
         mode = "plain"
         if sys.stderr.isatty():
             mode = "rich"
-    limit = seconds or None
     if mode == "rich":
         from rich.console import Console
         from rich.progress import (

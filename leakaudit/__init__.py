@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from leakaudit import attacks as attacks  # noqa: TID251 - so that type checkers see la.attacks
     from leakaudit.adversary import Adversary
-    from leakaudit.api import attack, audit, bound, check, claims, record, report, sweep
+    from leakaudit.api import attack, audit, bound, check, claims, log_to, record, report, sweep
     from leakaudit.errors import AttackError, LeakauditError
     from leakaudit.extraction.explanation import explain
     from leakaudit.extraction.hearing import leaks
@@ -56,6 +56,7 @@ _HOME = {
     "leaks": "extraction.hearing",
     "load": "traces.trace_file",
     "load_truth": "traces.trace_file",
+    "log_to": "api",
     "record": "api",
     "report": "api",
     "score": "scoring.scoring",
@@ -91,6 +92,7 @@ __all__ = [
     "leaks",
     "load",
     "load_truth",
+    "log_to",
     "record",
     "report",
     "score",

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from leakaudit.papers import JudgedClaim
     from leakaudit.protocols.scenario import Scenario
     from leakaudit.reconstruction import Attack, Reconstructions
-    from leakaudit.results.model import AuditRecord
+    from leakaudit.results.model import AuditRecord, Record
     from leakaudit.sweeping.plan import SweepPlan
     from leakaudit.sweeping.run import Swept
     from leakaudit.tasks.task import Task
-    from leakaudit.trace import Trace, Truth
+    from leakaudit.trace import Json, Trace, Truth
 
 File = str | os.PathLike[str]
 OUTPUT = "leakaudit-out"
@@ -374,6 +374,89 @@ def report(
 
         shown = passages.with_passages(shown, source.parent)
     return render(shown)
+
+
+def log_to(
+    tracker: str,
+    run: File | Record | GateJudged | Swept,
+    *,
+    to: str | None = None,
+    name: str | None = None,
+    step: int = 0,
+    pictures: bool = True,
+    redact: bool = False,
+    redact_key: str | None = None,
+    **settings: object,
+) -> str:
+    """Send results to an experiment tracker.
+
+    Scores become metrics, pictures become images, and the headline and the report with its verdicts
+    become texts. results.json and the pictures become artifacts, which TensorBoard does not have.
+
+    Personal data leaves this machine if the tracker is on another one: pictures are reconstructions
+    of training data, and originals if the truth was known, and results.json contains recovered
+    labels, paths and the command. With ``pictures=False``, no image is sent. With ``redact=True``,
+    neither images, labels, notes nor paths are sent, and the nodes are renumbered.
+
+    Args:
+        tracker: "tensorboard", "mlflow" or "wandb"; the extra of the same name installs it.
+        run: A folder of results, results.json, or what `audit`, `check` or `sweep` returned, which
+            is sent without pictures.
+        to: For TensorBoard a folder, for MLflow the URI of the tracking store, for wandb a project.
+            Without it, MLflow and wandb use the active run if there is one.
+        name: Name of a new run in the tracker.
+        step: Step of the metrics, such as the number of a training round.
+        pictures: Whether to send images.
+        redact: Whether to send redacted results only.
+        redact_key: Redact; results with the same secret key use the same node numbers.
+        **settings: Further arguments of the tracker: of ``SummaryWriter``, of ``wandb.init``, or
+            for MLflow ``experiment`` and those of ``MlflowClient.create_run``.
+
+    Returns:
+        The folder, or the id of the run in the tracker.
+
+    Raises:
+        LeakauditError: There is no such tracker, its package is absent or too old, or the results
+            cannot be used.
+    """
+    from leakaudit import trackers
+    from leakaudit.results import record_file
+    from leakaudit.trackers import content
+
+    folder = None
+    if isinstance(run, str | os.PathLike):
+        source = file_of(run)
+        folder = source.parent
+        results = record_file.read(source)
+    else:
+        results = _values_of(run)
+    selected = content.gather(
+        results,
+        folder,
+        pictures=pictures,
+        redact=redact or redact_key is not None,
+        key=redact_key,
+    )
+    return trackers.send(tracker, selected, to=to, name=name, step=step, settings=settings)
+
+
+def _values_of(run: Record | GateJudged | Swept) -> dict[str, Json]:
+    """Return results that are in memory as JSON values."""
+    from leakaudit.errors import LeakauditError
+    from leakaudit.gate import record as gate_record
+    from leakaudit.gate.judge import Judged
+    from leakaudit.results import model
+    from leakaudit.sweeping.run import Swept
+
+    if isinstance(run, Judged):
+        return model.plain(gate_record.build(run))
+    found = run.record if isinstance(run, Swept) else run
+    if isinstance(found, model.RunRecord | model.SweepRecord):
+        return model.plain(found)
+    raise LeakauditError(
+        "run: expected a folder of results, results.json, or the result of la.audit, la.check or "
+        f"a completed la.sweep, got {type(run).__name__}"
+    )
 
 
 def file_of(results: File) -> Path:

@@ -123,7 +123,7 @@ VALUES: dict[str, Callable[[], Any]] = {
     "comparisons": bounds,
     "verdict": lambda: la.Verdict.REFUTED,
     "claim": lambda: la.claims(rows=[1])[0],
-    "interrupted gate": lambda: Judged(Gate((Check("main", ("true",)),)), Options()),
+    "interrupted gate": lambda: Judged(Gate((Check("main", "true"),)), Options()),
     "interrupted sweep": lambda: Swept(3, 0),
     **{kind: lambda kind=kind: record(kind) for kind in RECORDS},  # type: ignore[misc]
 }
@@ -339,21 +339,19 @@ def test_an_adversary_may_be_text(recorded: la.Trace) -> None:
     assert repr(la.bound(recorded, ["node:1"], [0])) == repr(la.bound(recorded, "node:1", [0]))
 
 
+def attacked(leaks: Any, generator: Any) -> object:
+    return la.attack(leaks, generator=generator)
+
+
 WRONG: dict[str, Callable[[la.Trace], object]] = {
     "nodes: expected a list, got 2; write nodes=[2]": lambda t: la.leaks(t, nodes=2),  # type: ignore[arg-type]
     "nodes: expected a list, got 1; write nodes=[1]": lambda t: la.bound(t, nodes=1),  # type: ignore[arg-type]
     "nodes: expected a list such as [0, 3], got '2'": lambda t: la.explain(t, "node:1", "2"),  # type: ignore[arg-type]
     "nodes: expected whole numbers, got 'a'": lambda t: la.leaks(t, nodes=["a"]),  # type: ignore[list-item]
-    "adversary 'evesdropper': expected eavesdropper": lambda t: la.leaks(t, "evesdropper"),
+    "adversary 'everyone': expected eavesdropper": lambda t: la.leaks(t, "everyone"),
     "adversary: expected an Adversary, or text": lambda t: la.leaks(t, 3),  # type: ignore[arg-type]
-    "write generator=torch.Generator().manual_seed(0)": lambda t: la.attack(
-        la.leaks(t),
-        generator=0,  # type: ignore[arg-type]
-    ),
-    "write la.attack(la.leaks(trace), ...)": lambda t: la.attack(
-        t,
-        generator=torch.Generator(),  # type: ignore[arg-type]
-    ),
+    "write generator=torch.Generator().manual_seed(0)": lambda t: attacked(la.leaks(t), 0),
+    "write la.attack(la.leaks(trace), ...)": lambda t: attacked(t, torch.Generator()),
     "write la.score(found, la.load_truth(file))": lambda t: la.score([], "t.truth.pt"),  # type: ignore[arg-type]
 }
 

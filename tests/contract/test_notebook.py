@@ -123,7 +123,7 @@ VALUES: dict[str, Callable[[], Any]] = {
     "comparisons": bounds,
     "verdict": lambda: la.Verdict.REFUTED,
     "claim": lambda: la.claims(rows=[1])[0],
-    "interrupted gate": lambda: Judged(Gate((Check("main", "true"),)), Options()),
+    "interrupted gate": lambda: Judged(Gate((Check("main", "train:record"),)), Options()),
     "interrupted sweep": lambda: Swept(3, 0),
     **{kind: lambda kind=kind: record(kind) for kind in RECORDS},  # type: ignore[misc]
 }

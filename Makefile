@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test programs gossip coverage selfcheck lint bench dist lock lowest docs site
+.PHONY: help demo test programs gossip coverage trackers selfcheck lint bench dist lock lowest docs site
 help:  ## show this list
 	@grep -hE '^[a-z]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 8
 
@@ -33,6 +33,12 @@ gossip:  ## the tests that run p2pfl programs, in .venv-gossip
 	.venv-gossip/bin/pip install -q -c .venv-gossip/pinned.txt -e ".[dev]" "p2pfl[dp]==0.4.4" \
 		"lightning<2.6" "torchmetrics<2" "huggingface_hub<1" "pyarrow<18"
 	.venv-gossip/bin/pytest tests/programs/test_p2pfl.py
+
+# MLflow and wandb bring web servers and clients that nothing else here needs.
+trackers:  ## the tests that send results to TensorBoard, MLflow and wandb, in .venv-trackers
+	$(PYTHON) -m venv .venv-trackers
+	.venv-trackers/bin/pip install -q -c constraints.txt -e ".[dev,tensorboard,mlflow,wandb]"
+	.venv-trackers/bin/pytest -k loggers tests/programs/test_loggers.py tests/contract/test_docs.py
 
 selfcheck: $(VENV)/.ready  ## the estimators on null data, and the red team's tests on cases nobody has seen
 	$(BIN)/leakaudit selfcheck

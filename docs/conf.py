@@ -1,4 +1,4 @@
-"""Sphinx: Markdown pages, furo theme. `make docs` builds with warnings as errors; tests/contract/test_docs.py runs the pages' code."""
+"""Sphinx: Markdown pages and notebooks, furo theme. `make docs` builds with warnings as errors; tests/contract/test_docs.py runs the pages' code."""
 
 import re
 import sys
@@ -13,13 +13,19 @@ import _generated
 project = "leakaudit"
 author = copyright = "The leakaudit authors"
 release = leakaudit.__version__
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True  # attributes of a dataclass as one list, since autodoc lists its members
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "jupyter_execute"]  # the second: executed notebooks
 html_theme = "furo"
 html_title = f"leakaudit {release}"
 myst_heading_anchors = 3
+# Notebooks are stored without outputs and executed here, each in an empty folder.
+nb_execution_mode = "force"
+nb_execution_in_temp = True
+nb_execution_raise_on_error = True
+nb_execution_timeout = 300  # seconds for a cell; all of them together take less than a minute
+nb_merge_streams = True
 smartquotes = False  # --nodes is no dash
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, TypeVar
@@ -76,6 +76,25 @@ class Adversary:
                     "edges:0-1,1-0, joined by '+'"
                 )
         return cls(hears=hears or "none", corrupt=corrupt, window=window, knows=knows)
+
+    @classmethod
+    def of(cls, who: Adversary | str) -> Adversary:
+        """Return an adversary that was given as a value or as text.
+
+        Args:
+            who: The adversary, or the text that `parse` accepts.
+
+        Raises:
+            LeakauditError: It is neither.
+        """
+        if isinstance(who, Adversary):
+            return who
+        if isinstance(who, str):
+            return cls.parse(who)
+        raise LeakauditError(
+            f"adversary: expected an Adversary, or text such as 'eavesdropper' or 'node:3', "
+            f"got {who!r:.40}"
+        )
 
     def __str__(self) -> str:
         """Return the form that `parse` accepts."""
@@ -151,6 +170,32 @@ class Adversary:
             raise LeakauditError(
                 f"edge {src}-{dst} does not exist (in the trace, node {src} has neighbours {near})"
             )
+
+
+def node_list(nodes: Iterable[int] | None) -> list[int] | None:
+    """Return the nodes that a caller asks for.
+
+    Args:
+        nodes: Their numbers; None for the default.
+
+    Returns:
+        The numbers, None for the default.
+
+    Raises:
+        LeakauditError: It is not a list of whole numbers.
+    """
+    if nodes is None:
+        return None
+    if isinstance(nodes, int):
+        raise LeakauditError(f"nodes: expected a list, got {nodes}; write nodes=[{nodes}]")
+    if isinstance(nodes, str) or not isinstance(nodes, Iterable):
+        raise LeakauditError(f"nodes: expected a list such as [0, 3], got {nodes!r:.40}")
+    numbers = []
+    for node in nodes:
+        if not isinstance(node, int | np.integer):
+            raise LeakauditError(f"nodes: expected whole numbers, got {node!r:.40}")
+        numbers.append(int(node))
+    return numbers
 
 
 class View:

@@ -12,25 +12,27 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict, Unpack, overload
 
+from leakaudit.progress import visible
+
 if TYPE_CHECKING:
     from pandas import DataFrame
     from torch import Generator
 
-    from leakaudit.accounting.compare import Comparison
+    from leakaudit.accounting.compare import Comparisons
     from leakaudit.adversary import Adversary
     from leakaudit.auditing.plan import AuditPlan
     from leakaudit.gate.judge import Judged as GateJudged
     from leakaudit.leak import Leaks
     from leakaudit.papers import JudgedClaim
     from leakaudit.protocols.scenario import Scenario
-    from leakaudit.reconstruction import Attack, Reconstruction
+    from leakaudit.reconstruction import Attack, Reconstructions
     from leakaudit.results.flat import Row, Table
     from leakaudit.results.model import AuditRecord, Finding, Record
     from leakaudit.scoring.scoring import Score
     from leakaudit.sweeping.plan import SweepPlan
     from leakaudit.sweeping.run import Swept
     from leakaudit.tasks.task import Task
-    from leakaudit.trace import Trace, Truth
+    from leakaudit.trace import Json, Trace, Truth
 
 File = str | os.PathLike[str]
 Results: TypeAlias = "File | Record | GateJudged | Swept | Sequence[Finding] | Sequence[Score]"
@@ -45,6 +47,7 @@ FIGURES = ("pdf", "svg", "png")
 SWEEP_FORMS = ("html", "text", "markdown", *TABLES, *FIGURES)
 
 
+@visible
 def record(
     scenario: Scenario | File,
     path: File | None = None,
@@ -89,6 +92,7 @@ def record(
     return recorder.trace, recorder.truth_record
 
 
+@visible
 def attack(
     leaks: Leaks,
     attack: str | Attack = "auto",
@@ -96,7 +100,7 @@ def attack(
     generator: Generator,
     task: Task | None = None,
     **settings: object,
-) -> list[Reconstruction]:
+) -> Reconstructions:
     """Reconstruct the inputs behind leaks.
 
     Args:
@@ -109,10 +113,10 @@ def attack(
         **settings: Hyper-parameters of an attack given by name.
 
     Returns:
-        A reconstruction for each leak, in order.
+        A reconstruction for each leak, in order, as a list.
 
     Raises:
-        LeakauditError: There is no such attack or setting.
+        LeakauditError: There is no such attack or setting, or an argument has the wrong type.
         AttackError: A named attack cannot use a leak.
     """
     from leakaudit.inversion import attacking
@@ -120,9 +124,10 @@ def attack(
     return attacking.attack(leaks, attack, generator=generator, task=task, **settings)
 
 
+@visible
 def bound(
     source: Trace | Scenario | File,
-    adversaries: Iterable[Adversary] | None = None,
+    adversaries: Iterable[Adversary | str] | Adversary | str | None = None,
     nodes: Sequence[int] | None = None,
     *,
     coalitions: int = 1,
@@ -132,13 +137,14 @@ def bound(
     epsilon: float | None = None,
     data_root: File | None = None,
     download: bool = False,
-) -> list[Comparison]:
+) -> Comparisons:
     """Compute the exact privacy of one record in the view of every adversary, beside the claim.
 
     Args:
         source: A trace (its messages are not read), a scenario, or a file of either.
-        adversaries: Adversaries to evaluate; by default the outsider, an eavesdropper on each
-            channel of a node, each neighbour, and coalitions of other nodes.
+        adversaries: Adversaries to evaluate, also as text such as "node:3"; by default the
+            outsider, an eavesdropper on each channel of a node, each neighbour, and coalitions of
+            other nodes.
         nodes: Nodes to analyse; all by default.
         coalitions: Maximum number of nodes that cooperate, if `adversaries` is None.
         sensitivity: Largest change of one gradient that a record can cause (Euclidean norm). By
@@ -151,27 +157,34 @@ def bound(
         download: Whether missing data sets may be downloaded.
 
     Returns:
-        A comparison for each node and adversary: mu, epsilon, claim, verdict and noise.
+        A comparison for each node and adversary, as a list: mu, epsilon, claim, verdict and noise.
 
     Raises:
         LeakauditError: A file, a node or a number cannot be used.
     """
     from leakaudit.accounting import adversaries as threats
     from leakaudit.accounting import bounding
-    from leakaudit.accounting.compare import compare
+    from leakaudit.accounting.compare import Comparisons, compare
+    from leakaudit.adversary import Adversary, node_list
 
     bounding.check(sensitivity, smoothness, delta, epsilon)
+    chosen = node_list(nodes)
     root = None if data_root is None else Path(data_root)
     protocol, holders = bounding.protocol_of(source, root, download)
     if adversaries is None:
-        asked = range(holders) if nodes is None else nodes
-        heard = threats.around(protocol.graph, list(asked), coalitions)
+        if chosen is None:
+            chosen = list(range(holders))
+        heard = threats.around(protocol.graph, chosen, coalitions)
     else:
-        heard = threats.named(list(adversaries), nodes, holders)
+        if isinstance(adversaries, Adversary | str):
+            adversaries = [adversaries]
+        who = [Adversary.of(one) for one in adversaries]
+        heard = threats.named(who, chosen, holders)
     limits = {"sensitivity": sensitivity, "delta": delta, "epsilon": epsilon}
-    return list(compare(protocol, heard, smoothness=smoothness, **limits))
+    return Comparisons(compare(protocol, heard, smoothness=smoothness, **limits))
 
 
+@visible
 def audit(
     plan: AuditPlan | File,
     folder: File = OUTPUT,
@@ -207,6 +220,7 @@ def audit(
     return run(plan, Path(folder), Where(root, download, device, max_seconds))
 
 
+@visible
 def check(
     folder: File = ".",
     checks: Sequence[str] = (),
@@ -235,6 +249,7 @@ def check(
     return judge.run(gate, judge.Options(seed, strict), files.compared(gate))
 
 
+@visible
 def claims(papers: Sequence[str] = (), rows: Sequence[int] = ()) -> list[JudgedClaim]:
     """Re-evaluate published privacy claims.
 
@@ -253,6 +268,7 @@ def claims(papers: Sequence[str] = (), rows: Sequence[int] = ()) -> list[JudgedC
     return list(judge(select(papers, rows)))
 
 
+@visible
 def sweep(
     plan: SweepPlan | File,
     folder: File = OUTPUT,
@@ -503,6 +519,89 @@ def _of_list(results: Sequence[object], name: str | None) -> Table:
     if len(scores) < len(results):
         raise LeakauditError("expected a list of findings, or of scores")
     return flat.of_scores(scores)
+
+
+def log_to(
+    tracker: str,
+    run: File | Record | GateJudged | Swept,
+    *,
+    to: str | None = None,
+    name: str | None = None,
+    step: int = 0,
+    pictures: bool = True,
+    redact: bool = False,
+    redact_key: str | None = None,
+    **settings: object,
+) -> str:
+    """Send results to an experiment tracker.
+
+    Scores become metrics, pictures become images, and the headline and the report with its verdicts
+    become texts. results.json and the pictures become artifacts, which TensorBoard does not have.
+
+    Personal data leaves this machine if the tracker is on another one: pictures are reconstructions
+    of training data, and originals if the truth was known, and results.json contains recovered
+    labels, paths and the command. With ``pictures=False``, no image is sent. With ``redact=True``,
+    neither images, labels, notes nor paths are sent, and the nodes are renumbered.
+
+    Args:
+        tracker: "tensorboard", "mlflow" or "wandb"; the extra of the same name installs it.
+        run: A folder of results, results.json, or what `audit`, `check` or `sweep` returned, which
+            is sent without pictures.
+        to: For TensorBoard a folder, for MLflow the URI of the tracking store, for wandb a project.
+            Without it, MLflow and wandb use the active run if there is one.
+        name: Name of a new run in the tracker.
+        step: Step of the metrics, such as the number of a training round.
+        pictures: Whether to send images.
+        redact: Whether to send redacted results only.
+        redact_key: Redact; results with the same secret key use the same node numbers.
+        **settings: Further arguments of the tracker: of ``SummaryWriter``, of ``wandb.init``, or
+            for MLflow ``experiment`` and those of ``MlflowClient.create_run``.
+
+    Returns:
+        The folder, or the id of the run in the tracker.
+
+    Raises:
+        LeakauditError: There is no such tracker, its package is absent or too old, or the results
+            cannot be used.
+    """
+    from leakaudit import trackers
+    from leakaudit.results import record_file
+    from leakaudit.trackers import content
+
+    folder = None
+    if isinstance(run, str | os.PathLike):
+        source = file_of(run)
+        folder = source.parent
+        results = record_file.read(source)
+    else:
+        results = _values_of(run)
+    selected = content.gather(
+        results,
+        folder,
+        pictures=pictures,
+        redact=redact or redact_key is not None,
+        key=redact_key,
+    )
+    return trackers.send(tracker, selected, to=to, name=name, step=step, settings=settings)
+
+
+def _values_of(run: Record | GateJudged | Swept) -> dict[str, Json]:
+    """Return results that are in memory as JSON values."""
+    from leakaudit.errors import LeakauditError
+    from leakaudit.gate import record as gate_record
+    from leakaudit.gate.judge import Judged
+    from leakaudit.results import model
+    from leakaudit.sweeping.run import Swept
+
+    if isinstance(run, Judged):
+        return model.plain(gate_record.build(run))
+    found = run.record if isinstance(run, Swept) else run
+    if isinstance(found, model.RunRecord | model.SweepRecord):
+        return model.plain(found)
+    raise LeakauditError(
+        "run: expected a folder of results, results.json, or the result of la.audit, la.check or "
+        f"a completed la.sweep, got {type(run).__name__}"
+    )
 
 
 def file_of(results: File) -> Path:

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from leakaudit.display import Displayed
 from leakaudit.errors import LeakauditError
 from leakaudit.trace import TaskSpec, Training
 
 
 @dataclass(frozen=True)
-class GradientLeak:
+class GradientLeak(Displayed):
     """``combination @ gradients = value``, up to noise, for the gradients of one node's mean loss.
 
     If only sums over several nodes are determined, the loss is the mean over the records of all.
@@ -110,6 +111,34 @@ class GradientLeak:
                     "got other values; set them to zero"
                 )
 
+    def __repr__(self) -> str:
+        """One line without tensors."""
+        rows, width = self.value.shape
+        noise = float(self.std.max()) if rows else 0.0
+        return (
+            f"GradientLeak({self.who}, {self.kind}, rounds {self.span}, {rows} x"
+            f" {width} values, std {noise:.2g}, batch {self.batch},"
+            f" adversary {self.adversary!r:.60})"
+        )
+
+    @property
+    def who(self) -> str:
+        """The nodes in words, shortened if they are many."""
+        if not self.others:
+            return f"node {self.node}"
+        return f"nodes {', '.join(map(str, self.nodes)):.60}"
+
+    @property
+    def span(self) -> str:
+        """The first and the last round in words."""
+        if not len(self.rounds):
+            return "none"
+        first = int(self.rounds.min())
+        last = int(self.rounds.max())
+        if first == last:
+            return str(first)
+        return f"{first}-{last}"
+
     @property
     def nodes(self) -> tuple[int, ...]:
         """All nodes whose records are behind the gradients, sorted."""
@@ -193,7 +222,7 @@ class GradientLeak:
 
 
 @dataclass(frozen=True)
-class Leaks:
+class Leaks(Displayed):
     """What one adversary learns about several nodes; iterate over the leaks.
 
     Attributes:
@@ -216,6 +245,15 @@ class Leaks:
     def __len__(self) -> int:
         """Number of leaks."""
         return len(self.items)
+
+    def __repr__(self) -> str:
+        """One line, without the values."""
+        nodes = sorted({node for leak in self.items for node in leak.nodes})
+        determined = f"{', '.join(map(str, nodes)) or 'none':.60}"
+        return (
+            f"Leaks({len(self.items)} leaks, determined for nodes {determined},"
+            f" not determined for {len(self.undetermined)} nodes)"
+        )
 
     def __getitem__(self, index: int) -> GradientLeak:
         """Return one leak by its position."""

@@ -1,12 +1,28 @@
-"""Progress reporting and cooperative deadlines: one callback and one deadline, both optional."""
+"""Progress reporting and cooperative deadlines: one callback and one deadline, both optional.
+
+A notebook shows the progress of the functions of `leakaudit` in one line, unless the caller reports
+it in another way with `watching`.
+"""
 
 from __future__ import annotations
 
+import html
 import math
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+# Seconds until a notebook shows progress, and between two changes of it. Both are choices: what
+# takes less needs no progress, and more changes would only be sent, not read.
+FIRST = 1.0
+EVERY = 0.25
 
 Listener = Callable[[str, int, int], None]
 _listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
@@ -69,3 +85,91 @@ def sharing(parts: float) -> Iterator[None]:
 def expired() -> bool:
     """Whether the deadline has passed; the work then returns its best result so far."""
     return time.monotonic() >= _deadline.get()
+
+
+# ---------------------------------------------------------------------------------------------
+# Notebooks
+# ---------------------------------------------------------------------------------------------
+
+
+def in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook.
+
+    IPython is not imported to find out: in a kernel, it has been.
+    """
+    ipython = sys.modules.get("IPython")
+    if ipython is None or not hasattr(ipython, "get_ipython"):
+        return False
+    return hasattr(ipython.get_ipython(), "kernel")
+
+
+class NotebookLine:
+    """One line of a notebook that is replaced as the work proceeds, and emptied at its end."""
+
+    def __init__(self) -> None:
+        self._start = time.monotonic()
+        self._last = self._start + FIRST - EVERY
+        self._shown: Any = None  # a handle of IPython, which is not a dependency
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        """Show a step, if the last one was shown some time ago.
+
+        Args:
+            what: Units of work.
+            done: How many are finished.
+            total: How many there are.
+        """
+        now = time.monotonic()
+        if now - self._last < EVERY:
+            return
+        self._last = now
+        line = f"{what}: {done} of {total}, {now - self._start:.0f} s"
+        bar = f'<progress value="{done}" max="{max(total, 1)}"></progress>'
+        self._show({"text/plain": line, "text/html": f"{bar} {html.escape(line)}"})
+
+    def close(self) -> None:
+        """Empty the line, if anything was shown."""
+        if self._shown is not None:
+            self._show({"text/plain": "", "text/html": ""})
+
+    def _show(self, forms: dict[str, str]) -> None:
+        from IPython.display import display
+
+        if self._shown is None:
+            self._shown = display(forms, raw=True, display_id=True)
+        else:
+            self._shown.update(forms, raw=True)
+
+
+@contextmanager
+def in_one_line(seconds: float | None = None) -> Iterator[None]:
+    """Show the progress of the work inside in one line of the notebook.
+
+    Args:
+        seconds: As for `watching`.
+    """
+    line = NotebookLine()
+    try:
+        with watching(line, seconds):
+            yield
+    finally:
+        line.close()
+
+
+def visible(function: Callable[P, T]) -> Callable[P, T]:
+    """Return a function that shows its progress if it is called in a notebook.
+
+    Nothing changes outside of notebooks, or if the progress is already reported to a listener.
+
+    Args:
+        function: Any function that calls `step`.
+    """
+
+    @wraps(function)
+    def shown(*args: P.args, **kwargs: P.kwargs) -> T:
+        if _listener.get() is not None or not in_notebook():
+            return function(*args, **kwargs)
+        with in_one_line():
+            return function(*args, **kwargs)
+
+    return shown

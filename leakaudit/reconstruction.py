@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol, Self, runtime_checkable
 
 from torch import Generator, Tensor
 
+from leakaudit.display import Displayed
 from leakaudit.errors import check_methods
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class Certificate(Enum):
 
 
 @dataclass(frozen=True)
-class Reconstruction:
+class Reconstruction(Displayed):
     """The inputs of one node, as an attack reconstructs them.
 
     Attributes:
@@ -71,6 +72,16 @@ class Reconstruction:
     tokens: Tensor | None = None
     others: tuple[int, ...] = ()
 
+    def __repr__(self) -> str:
+        """One line, without pixels and labels."""
+        who = f"node {self.node}"
+        if self.others:
+            who = f"nodes {', '.join(map(str, self.nodes)):.60}"
+        return (
+            f"Reconstruction({who}, {self.attack!r:.60}, {len(self.x)} x"
+            f" {tuple(self.x.shape[1:])}, {self.certificate.name}, residual {self.residual:.2g})"
+        )
+
     @property
     def nodes(self) -> tuple[int, ...]:
         """All nodes that the inputs may belong to, sorted."""
@@ -82,6 +93,10 @@ class Reconstruction:
         certified = [Certificate.EXACT] * min(self.certified, len(self.x))
         rest = [self.certificate] * (len(self.x) - len(certified))
         return (*certified, *rest)
+
+
+class Reconstructions(list[Reconstruction], Displayed):
+    """A list of reconstructions, which a notebook displays as pictures with their certificates."""
 
 
 class Attack(ABC):

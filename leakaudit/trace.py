@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from leakaudit.display import Displayed
 from leakaudit.errors import LeakauditError
 
 Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
@@ -226,9 +227,15 @@ class Messages:
         """Number of messages m."""
         return len(self.round)
 
+    def __repr__(self) -> str:
+        """Sizes and kinds, without the payload."""
+        rows, columns = self.payload.shape
+        kinds = f"{', '.join(self.kinds)!r:.60}"
+        return f"Messages({len(self)} of kinds {kinds}, payload {rows} x {columns})"
+
 
 @dataclass(frozen=True)
-class Trace:
+class Trace(Displayed):
     """A recording of the messages of a run; contains nothing private.
 
     Attributes:
@@ -263,6 +270,17 @@ class Trace:
     def __len__(self) -> int:
         """Number of messages in all tables."""
         return sum(len(table) for table in self.messages)
+
+    def __repr__(self) -> str:
+        """One line without tensors; names from a file are quoted, so that they are inert."""
+        cut = ""
+        if not self.complete:
+            cut = ", incomplete"
+        return (
+            f"Trace({self.protocol!r:.60}, {self.graph.nodes} nodes, {len(self.graph.edges)} edges,"
+            f" {self.rounds} rounds, {len(self)} messages, model {self.task.model!r:.60},"
+            f" data {self.task.data!r:.60}{cut})"
+        )
 
     def number(self, name: str) -> float:
         """Return a constant of the protocol that is a number.
@@ -326,6 +344,15 @@ class Truth:
     pool: Tensor
     states: Mapping[str, Tensor] = field(default_factory=dict)
     provenance: Mapping[str, Json] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        """Sizes, without any of the data."""
+        nodes = len(self.node.unique())
+        states = f"{', '.join(self.states)!r:.60}"
+        return (
+            f"Truth({len(self.x)} records of {nodes} nodes, shape {tuple(self.task.shape)},"
+            f" data {self.task.data!r:.60}, pool of {len(self.pool)}, states {states})"
+        )
 
     @property
     def recording(self) -> str | None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from enum import Enum
 
+from leakaudit.display import Displayed
+
 # Largest number of trials that a test requests; a choice, far more than an audit can afford.
 MOST_TRIALS = 10_000_000
 
 
-class Verdict(Enum):
+class Verdict(Displayed, Enum):
     """The outcome for one claim; the value is the sentence that a reader sees."""
 
     REFUTED = "measured beyond what the claim allows, at the stated confidence"

@@ -16,6 +16,7 @@ from leakaudit.accounting.symmetry import Symmetry
 from leakaudit.accounting.view_bound import ViewBound, view_bounds
 from leakaudit.bounds import gaussian
 from leakaudit.claim import Claim
+from leakaudit.display import Displayed
 from leakaudit.progress import step
 from leakaudit.protocols.declared import Protocol
 from leakaudit.trace import Json
@@ -30,7 +31,7 @@ ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Displayed):
     """One view of one node compared with the claim.
 
     Attributes:
@@ -59,6 +60,19 @@ class Comparison:
     like: Threat | None = None
     sensitivity_from: str = ""
 
+    def __repr__(self) -> str:
+        """One line: the view, its epsilon, the claim and the verdict."""
+        epsilon = "none"
+        if self.bound.epsilon is not None:
+            epsilon = f"{self.bound.epsilon:.4g}"
+        claimed = "none"
+        if self.claim is not None and self.claim.epsilon is not None:
+            claimed = f"{self.claim.epsilon:.4g}"
+        return (
+            f"Comparison(node {self.bound.node}, {str(self.bound.adversary)!r:.60},"
+            f" epsilon {epsilon}, claimed {claimed}, {self.verdict.words})"
+        )
+
     def to_json(self) -> dict[str, Json]:
         """Plain values; infinity is the text ``inf``."""
         claim: Json = None
@@ -83,6 +97,10 @@ class Comparison:
             "recommended": recommended,
             "same_as": same_as,
         }
+
+
+class Comparisons(list[Comparison], Displayed):
+    """A list of comparisons, which a notebook displays as a table."""
 
 
 def _plain_claim(claim: Claim) -> dict[str, Json]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
-from leakaudit.adversary import Adversary
+from leakaudit.adversary import Adversary, node_list
 from leakaudit.errors import LeakauditError, NotDetermined
 from leakaudit.extraction import gradient_values, hearing
 from leakaudit.extraction.deduction import Deduction
@@ -73,6 +73,10 @@ class Explanation:
     reason: str = ""
     understood: bool = True
 
+    def __repr__(self) -> str:
+        """The summary."""
+        return f"Explanation({self.summary!r:.300})"
+
     @property
     def summary(self) -> str:
         """A summary in one sentence."""
@@ -112,7 +116,7 @@ def _counts(*counted: tuple[int, str]) -> list[str]:
 
 def explain(
     trace: Trace,
-    adversary: Adversary,
+    adversary: Adversary | str,
     nodes: Iterable[int] | None = None,
     gradients: int = GRADIENTS,
 ) -> list[Explanation]:
@@ -120,20 +124,21 @@ def explain(
 
     Args:
         trace: The recording.
-        adversary: Who observes it.
-        nodes: Nodes to explain; by default all that hold data and that the adversary does not
-            control.
+        adversary: Who observes it, also as text such as "node:3".
+        nodes: Nodes to explain, as a list; by default all that hold data and that the adversary
+            does not control.
         gradients: Number of gradients per node.
 
     Raises:
         LeakauditError: A node does not exist, the protocol is unknown, or the adversary does not
             know a required constant.
     """
+    adversary = Adversary.of(adversary)
     heard = Deduction(trace, adversary)
     said = []
-    if nodes is None:
-        nodes = hearing.targets(trace, adversary)
-    todo = list(nodes)
+    todo = node_list(nodes)
+    if todo is None:
+        todo = list(hearing.targets(trace, adversary))
     for k, node in enumerate(todo):
         if not 0 <= node < trace.graph.nodes:
             raise LeakauditError(

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from leakaudit import registry
-from leakaudit.adversary import Adversary
+from leakaudit.adversary import Adversary, node_list
 from leakaudit.errors import LeakauditError, NotDetermined
 from leakaudit.extraction import changes, gradient_values
 from leakaudit.extraction.deduction import Deduction, Determined
@@ -24,7 +24,7 @@ CLEARER = 2.0
 
 def leaks(
     trace: Trace,
-    adversary: Adversary | None = None,
+    adversary: Adversary | str | None = None,
     nodes: Iterable[int] | None = None,
     rounds: int | None = None,
 ) -> Leaks:
@@ -32,16 +32,17 @@ def leaks(
 
     Args:
         trace: The recording.
-        adversary: Who observes it; by default an eavesdropper on all channels.
-        nodes: Nodes to analyse; by default all that hold data and that the adversary does not
-            control.
+        adversary: Who observes it, also as text such as "node:3"; by default an eavesdropper on
+            all channels.
+        nodes: Nodes to analyse, as a list; by default all that hold data and that the adversary
+            does not control.
         rounds: Largest number of gradients; by default as many as fit into 512 MB, at most 128.
 
     Raises:
         LeakauditError: A node does not exist, or a message holds NaN.
     """
-    heard = Deduction(trace, adversary or Adversary())
-    found = deduce(heard, nodes, rounds, incomplete=True)
+    heard = Deduction(trace, Adversary() if adversary is None else Adversary.of(adversary))
+    found = deduce(heard, node_list(nodes), rounds, incomplete=True)
     return replace(found, items=tuple(each_sum_once(found)))
 
 

@@ -95,6 +95,22 @@ class Judged:
     started: datetime = field(default_factory=lambda: datetime.now(UTC))
     seconds: float = 0.0
 
+    def __repr__(self) -> str:
+        """The exit code and how much was judged."""
+        cut = ""
+        if not self.complete:
+            cut = ", not complete"
+        return f"Judged(code {self.code}, {len(self.rules)} rules, {len(self.cells)} cells{cut})"
+
+    def _repr_html_(self) -> str:
+        """The card of its record, for notebooks."""
+        from leakaudit.gate import record  # which imports this module
+        from leakaudit.rendering import cards
+
+        if self.first is None:
+            return cards.html(self)
+        return cards.html(record.build(self))
+
     @property
     def blocks(self) -> dict[str, Block]:
         """Name of a cell -> what a baseline stores about it."""

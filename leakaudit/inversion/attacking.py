@@ -24,8 +24,15 @@ from leakaudit.errors import AttackError, LeakauditError
 from leakaudit.inversion import masks, round_by_round
 from leakaudit.inversion.search import objectives
 from leakaudit.leak import GradientLeak, Leaks
-from leakaudit.progress import expired, sharing
-from leakaudit.reconstruction import Attack, Batched, Certificate, Reconstruction, Selective
+from leakaudit.progress import expired, sharing, step
+from leakaudit.reconstruction import (
+    Attack,
+    Batched,
+    Certificate,
+    Reconstruction,
+    Reconstructions,
+    Selective,
+)
 from leakaudit.tasks.task import LOOP_ABOVE, Task
 
 # Relative misfit of the gradients below which inputs reproduce them. A choice: searches that have
@@ -40,7 +47,7 @@ def attack(
     generator: Generator,
     task: Task | None = None,
     **settings: Any,
-) -> list[Reconstruction]:
+) -> Reconstructions:
     """Run one attack on all leaks, or on each leak the strongest attack that fits.
 
     Args:
@@ -58,8 +65,28 @@ def attack(
         LeakauditError: The attack or a setting is unknown.
         AttackError: An attack given by name cannot use a leak.
     """
+    _expect(leaks, generator)
     task = task or Task.build(leaks.task)
-    return [attack_one(leak, task, name, generator, **settings) for leak in leaks]
+    found = Reconstructions()
+    for k, leak in enumerate(leaks):
+        step("leaks", k, len(leaks))
+        found.append(attack_one(leak, task, name, generator, **settings))
+    step("leaks", len(leaks), len(leaks))
+    return found
+
+
+def _expect(leaks: object, generator: object) -> None:
+    """Reject arguments that are often mistaken, before they cause an error of torch."""
+    if not isinstance(leaks, Leaks):
+        raise LeakauditError(
+            f"leaks: expected what an adversary learns, got {type(leaks).__name__}; "
+            "write la.attack(la.leaks(trace), ...)"
+        )
+    if not isinstance(generator, Generator):
+        raise LeakauditError(
+            f"generator: expected a torch.Generator, got {generator!r:.40}; "
+            "write generator=torch.Generator().manual_seed(0)"
+        )
 
 
 def attack_one(

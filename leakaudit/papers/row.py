@@ -106,6 +106,18 @@ class JudgedClaim:
     findings: tuple[Judgement, ...]
     seconds: float
 
+    def __repr__(self) -> str:
+        """The source and the verdict."""
+        return f"JudgedClaim({self.row.number}, {self.row.source!r:.100}, {self.verdict.words})"
+
+    def _repr_html_(self) -> str:
+        """The claim above its findings, for notebooks."""
+        from leakaudit.rendering import cards  # only needed if a notebook asks for it
+
+        rows = [(one.verdict.words, one.about, one.says) for one in self.findings]
+        lead = [self.row.claim]
+        return cards.card(self.row.source, lead, ("verdict", "statement", "evidence"), rows)
+
     @property
     def verdict(self) -> Verdict:
         """The verdict on the claim as published."""

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Literal, TypedDict
 
-from leakaudit.progress import Listener, watching
+from leakaudit.progress import Listener, in_notebook, in_one_line, watching
 from leakaudit.rendering import status
 from leakaudit.rendering.overall import Overall
 
@@ -93,8 +93,8 @@ def shown(mode: str, seconds: float = 0.0, main: str = "") -> Iterator[None]:
     """Show the progress of the work inside the block.
 
     Args:
-        mode: ``auto``, ``rich``, ``plain`` or ``none``; ``auto`` is ``rich`` on a terminal and
-            otherwise ``plain``.
+        mode: ``auto``, ``rich``, ``plain`` or ``none``; ``auto`` is ``rich`` on a terminal, one
+            line in a notebook, and otherwise ``plain``.
         seconds: Time limit of the work, 0 for none.
         main: The outermost steps of the work, in whose share its progress is stated; "" for
             whatever is outermost.
@@ -102,11 +102,15 @@ def shown(mode: str, seconds: float = 0.0, main: str = "") -> Iterator[None]:
     Yields:
         Nothing.
     """
+    limit = seconds or None
+    if mode == "auto" and in_notebook():
+        with in_one_line(limit):
+            yield
+        return
     if mode == "auto":
         mode = "plain"
         if sys.stderr.isatty():
             mode = "rich"
-    limit = seconds or None
     status.clear()
     if mode == "rich":
         with _bar(Overall(main)) as listener, watching(listener, limit):

@@ -334,17 +334,20 @@ def image(batch: np.ndarray | None, row: int) -> np.ndarray | None:
     return np.ascontiguousarray(x[0] if len(x) == 1 else x.transpose(1, 2, 0))
 
 
-def fitting(images: Sequence[np.ndarray]) -> Callable[[np.ndarray | None], str | None]:
-    """Return an encoder with the largest image size at which all images stay within `BUDGET`.
+def fitting(
+    images: Sequence[np.ndarray], budget: int = BUDGET
+) -> Callable[[np.ndarray | None], str | None]:
+    """Return an encoder with the largest image size at which all images stay within a budget.
 
     Args:
         images: All images that will be encoded.
+        budget: Bytes of PNG of all images together.
 
     Returns:
         A function from an image to a data URI, and from None to None.
     """
     side = min(LARGEST, max((max(image.shape[:2]) for image in images), default=LARGEST))
-    while side > LEAST and sum(len(_png(image, side)) for image in images) > BUDGET:
+    while side > LEAST and sum(len(_png(image, side)) for image in images) > budget:
         side = max(LEAST, int(side / 1.25))  # reduces the area, and roughly the bytes, by a third
 
     def encode(image: np.ndarray | None) -> str | None:

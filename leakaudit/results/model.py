@@ -25,6 +25,7 @@ from leakaudit._util.plain import Extended as Extended
 from leakaudit._util.plain import Number as Number
 from leakaudit._util.plain import decoded as decoded
 from leakaudit._util.plain import encoded as encoded
+from leakaudit.display import Displayed
 from leakaudit.errors import LeakauditError
 from leakaudit.trace import Json
 from leakaudit.verdict import Verdict
@@ -336,6 +337,13 @@ class Finding(_Entry, frozen=True, kw_only=True):
     images: StoredImages | None
     cell: GridPoint | UnsetType = UNSET
     others: tuple[int, ...] | UnsetType = UNSET
+
+    def __repr__(self) -> str:
+        """One line, without labels."""
+        return (
+            f"Finding(node {self.node}, {self.adversary!r:.60}, {self.attack!r:.60},"
+            f" {self.leak.kind!r:.20}, {self.certificate.name}, batch {self.batch})"
+        )
 
     @property
     def nodes(self) -> tuple[int, ...]:
@@ -661,6 +669,13 @@ class VerdictEntry(_Entry, frozen=True, kw_only=True):
     level: Number | None
     needs: int | None
     figures: Mapping[str, Free]
+
+    def __repr__(self) -> str:
+        """One line: what was tested and the verdict."""
+        return (
+            f"VerdictEntry(epsilon {self.epsilon}, node {self.node}, {self.adversary!r:.60},"
+            f" {self.test!r:.60}, {self.verdict})"
+        )
 
     def read_figures(self) -> Figures | None:
         """Return the figures as a type.
@@ -1128,7 +1143,7 @@ class SweepPart(_Entry, frozen=True, kw_only=True):
 # ---------------------------------------------------------------------------------------------
 
 
-class _Record(_Entry, frozen=True, kw_only=True):
+class _Record(Displayed, _Entry, frozen=True, kw_only=True):
     """What the records of all kinds share."""
 
     def to_pandas(self, table: str | None = None) -> DataFrame:
@@ -1188,6 +1203,10 @@ class RunRecord(_Record, frozen=True, kw_only=True, tag_field="kind"):
     unverified: tuple[str, ...] | UnsetType = UNSET
     unclear: tuple[str, ...] | UnsetType = UNSET
 
+    def __repr__(self) -> str:
+        """The kind, the summary and the number of findings."""
+        return f"{type(self).__name__}({self.summary!r:.300}, {len(self.findings)} findings)"
+
 
 class AttackRecord(RunRecord, frozen=True, kw_only=True, tag="attack"):
     """The record of an attack."""
@@ -1231,6 +1250,10 @@ class SweepRecord(_Record, frozen=True, kw_only=True, tag_field="kind", tag="swe
     complete: bool
     summary: str
     sweep: SweepPart
+
+    def __repr__(self) -> str:
+        """The summary and the number of points."""
+        return f"SweepRecord({self.summary!r:.300}, {len(self.sweep.points)} points)"
 
 
 Record: TypeAlias = AttackRecord | AuditRecord | CheckRecord | SweepRecord

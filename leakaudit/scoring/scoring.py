@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from leakaudit._util.assignment import Match, kept, match, match_labels
+from leakaudit.display import Displayed
 from leakaudit.errors import LeakauditError
 from leakaudit.reconstruction import Certificate, Reconstruction
 from leakaudit.scoring import metrics
@@ -39,7 +40,7 @@ Column = tuple[float | int | bool | None, ...]
 
 
 @dataclass(frozen=True)
-class Score:
+class Score(Displayed):
     """The quality of one reconstruction.
 
     Every column has one entry for each of the node's true records. It is None if the metric was not
@@ -102,6 +103,19 @@ class Score:
     surplus: int = 0
     missed: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     note: str = ""
+
+    def __repr__(self) -> str:
+        """One line: the median of each metric."""
+        parts = [f"node {self.node}", f"{self.attack!r:.60}"]
+        if self.matched:
+            parts.append(f"{len(self.matched) - self.not_recovered} of {len(self.matched)} matched")
+        for name in METRICS:
+            middle = self.statistics(name)["median"]
+            if middle is not None:
+                parts.append(f"{name} {middle:.4g}")
+        if self.note:
+            parts.append(f"{self.note!r:.100}")
+        return f"Score({', '.join(parts)})"
 
     @property
     def not_recovered(self) -> int:
@@ -166,13 +180,39 @@ class Score:
         return scores
 
 
+class ScoreTable(list[Score], Displayed):
+    """A list of scores, which a notebook displays beside the pictures that they compare.
+
+    The pictures are references to what was scored. Pickled files and copies do not contain them.
+
+    Args:
+        scores: The scores.
+        found: The reconstruction of each of them.
+        truth: The truth, None if there was none.
+    """
+
+    def __init__(
+        self,
+        scores: Iterable[Score] = (),
+        found: Iterable[Reconstruction] = (),
+        truth: Truth | None = None,
+    ) -> None:
+        super().__init__(scores)
+        self.found = tuple(found)
+        self.truth = truth
+
+    def __reduce__(self) -> tuple[type[ScoreTable], tuple[list[Score]]]:
+        """Keep only the scores."""
+        return ScoreTable, (list(self),)
+
+
 def score(
     found: Reconstruction | Iterable[Reconstruction],
     truth: Truth | None,
     weights: Weights | None = None,
     *,
     own: bool = False,
-) -> list[Score]:
+) -> ScoreTable:
     """Score reconstructions against the truth, after matching each batch to the node's records.
 
     A reconstruction for several nodes (`Reconstruction.others`) is matched to the records of all.
@@ -184,20 +224,28 @@ def score(
         own: After matching, keep only the records of `Reconstruction.node`.
 
     Returns:
-        One score for each reconstruction, in their order.
+        One score for each reconstruction, in their order, as a list.
 
     Raises:
         LeakauditError: A node has no records in the truth, or a reconstruction has another shape.
     """
     if isinstance(found, Reconstruction):
         found = [found]
+    found = list(found)
     if truth is None:
-        return [Score(one.node, one.attack, note=NOT_SCORED) for one in found]
+        unscored = [Score(one.node, one.attack, note=NOT_SCORED) for one in found]
+        return ScoreTable(unscored, found)
+    if not isinstance(truth, Truth):
+        raise LeakauditError(
+            f"truth: expected a Truth, got {type(truth).__name__}; "
+            "write la.score(found, la.load_truth(file))"
+        )
     records = truth.x
     if len(truth.pool):
         records = torch.cat([truth.x, truth.pool.to(truth.x)])
     records = records.cpu()
-    return [_score(one, truth, records, weights, own) for one in found]
+    scores = [_score(one, truth, records, weights, own) for one in found]
+    return ScoreTable(scores, found, truth)
 
 
 def nothing(node: int, attack: str, truth: Truth) -> Score:

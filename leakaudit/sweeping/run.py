@@ -118,6 +118,17 @@ class Swept:
             )
         return self.record
 
+    def __repr__(self) -> str:
+        """How many cells have a result, and the record."""
+        failed = len(self.troubles)
+        return f"Swept({self.cells} cells, {self.left} left, {failed} failed, {self.record})"
+
+    def _repr_html_(self) -> str:
+        """The card of its record, for notebooks."""
+        from leakaudit.rendering import cards  # only needed if a notebook asks for it
+
+        return cards.html(self if self.record is None else self.record)
+
 
 def sweep(plan: SweepPlan, folder: Path, options: SweepOptions) -> Swept:
     """Run the cells that have no result yet, then write results.json, sweep.png and report.md.

@@ -123,6 +123,7 @@ def test_a_gate_and_a_claim_and_a_sweep_run(place: Path) -> None:
     judged = la.check(".")
     assert judged.code in (0, 1, 3)
     assert [cell.check.name for cell in judged.cells] == ["main"]
+    assert "Privacy gate" in judged._repr_html_()
     (claim,) = la.claims(rows=[1])
     assert claim.row.number == 1
     plan = f"[scenario]\n{SCENARIO.to_toml()}".replace("[set]", "[scenario.set]")
@@ -130,6 +131,7 @@ def test_a_gate_and_a_claim_and_a_sweep_run(place: Path) -> None:
     swept = la.sweep("sweep.toml", "swept", workers=0)
     assert swept.cells == 2
     assert swept.left == 0
+    assert "rel. error" in swept._repr_html_()
 
 
 def test_theory_loads_no_scores(place: Path) -> None:

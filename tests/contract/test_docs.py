@@ -8,6 +8,7 @@ is its value. Blocks that show an output are ``text``. What does not run has a l
 from __future__ import annotations
 
 import ast
+import importlib.util
 import os
 import re
 import shlex
@@ -15,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,6 +89,7 @@ NOT_RUN: dict[tuple[str, str], str] = {  # (page, how the line begins): why
 SLOW = (
     "engines.md",
     "gate.md",
+    "loggers.md",
     "models.md",
     "sweep.md",
     "tap.md",
@@ -94,6 +97,7 @@ SLOW = (
     "tutorial-own.md",
     "tutorial-victim.md",
 )
+NEEDS = {"loggers.md": ("tensorboard", "mlflow", "wandb")}  # in the environment of `make trackers`
 RECORD = "record pdmm -o trace.pt --nodes 4 --graph ring --rounds 8 --data faces --model mlp --set hidden=64 --states --curves -q"
 FROM_NOTHING = (
     "tutorial-",
@@ -270,6 +274,10 @@ def test_the_blocks_of_a_page_run(
     alone: None,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    for package in NEEDS.get(page, ()):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"needs {package}")
+        warnings.simplefilter("ignore")  # those of other packages; pytest restores the filters
     if page == "gate.md":  # its commands belong into the repository of a user
         shutil.copy(PROJECT / "examples/ci-repo/train.py", tmp_path)
     elif not page.startswith(FROM_NOTHING):

@@ -1,0 +1,35 @@
+"""TensorBoard: an event file in a folder. It has no artifacts, so results.json is not sent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from leakaudit.trackers.content import Content, pixels
+
+
+def send(content: Content, to: str | None, name: str, step: int, settings: dict[str, Any]) -> str:
+    """Write an event file.
+
+    Args:
+        content: What is sent.
+        to: The folder; by default ``runs/leakaudit``.
+        name: Tag of the texts.
+        step: Step of everything that is written.
+        settings: Further arguments of ``torch.utils.tensorboard.SummaryWriter``.
+
+    Returns:
+        The folder.
+    """
+    from torch.utils.tensorboard import SummaryWriter
+
+    folder = to or "runs/leakaudit"
+    with SummaryWriter(folder, **settings) as writer:
+        for metric, value in content.metrics.items():
+            writer.add_scalar(metric, value, step)
+        for tag, image in content.images.items():
+            writer.add_image(tag, image, step, dataformats="HWC")
+        for path in content.files:
+            writer.add_image(path.stem, pixels(path), step, dataformats="HWC")
+        writer.add_text(f"{name}/headline", content.headline, step)
+        writer.add_text(f"{name}/report", content.report, step)
+    return folder

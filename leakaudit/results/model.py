@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -26,8 +26,10 @@ from leakaudit._util.plain import Number as Number
 from leakaudit._util.plain import decoded as decoded
 from leakaudit._util.plain import encoded as encoded
 from leakaudit.errors import LeakauditError
-from leakaudit.trace import Json
 from leakaudit.verdict import Verdict
+
+if TYPE_CHECKING:
+    from leakaudit.trace import Json  # with torch, which a reader of records can do without
 
 T = TypeVar("T")
 K = TypeVar("K")

@@ -19,8 +19,8 @@ BROKEN = 4  # exit code of a run that failed before it reached a verdict
 INTERRUPTED = 130  # exit code after Ctrl-C
 # Verbs with an exit code that is a verdict.
 JUDGES = ("check", "audit", "claims", "selfcheck", "trace")
-# list and config do without torch; sweep imports it once its workers have begun to do so.
-WITHOUT_TORCH = ("list", "config", "sweep")
+# list, config and view do without torch; sweep imports it once its workers have begun to do so.
+WITHOUT_TORCH = ("list", "config", "sweep", "view")
 DEBUG = "LEAKAUDIT_DEBUG"  # environment variable: print the traceback of a defect
 VERBS = (
     "record",
@@ -33,6 +33,7 @@ VERBS = (
     "check",
     "baseline",
     "report",
+    "view",
     "score",
     "trace",
     "tap",

@@ -305,7 +305,8 @@ def _sha256(path: Path) -> str | None:
 def ready(folder: Path) -> Iterator[None]:
     """Create the output folder and check that it is writable before any work.
 
-    The work inside writes its progress there. If it fails, the folders that were made and are still empty are removed.
+    The work inside writes its progress there. If it fails, the folders that were made and are
+    still empty are removed.
 
     Args:
         folder: The output folder.

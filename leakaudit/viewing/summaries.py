@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
@@ -289,12 +289,12 @@ def _recovered(findings: Sequence[Finding]) -> dict[str, str]:
     return made
 
 
-def _best(values: Iterable[float | None], pick: type[max] | object) -> float | None:
+def _best(values: Iterable[float | None], pick: Callable[[list[float]], float]) -> float | None:
     """Return the best of the values that were measured."""
     measured = [value for value in values if value is not None]
     if not measured:
         return None
-    return max(measured) if pick is max else min(measured)
+    return pick(measured)
 
 
 def _judged(record: AuditRecord) -> dict[str, str]:

@@ -64,6 +64,8 @@
   };
 
   form.hidden = false;
+  // On a narrow screen, the runs come first.
+  if (innerWidth < 640 && !location.search) document.getElementById("more").open = false;
   if (whole) {
     document.getElementById("apply").hidden = true;
     for (const [key, value] of new URLSearchParams(location.search)) {

@@ -160,8 +160,8 @@ def report(run: Run, page: Page) -> str:
     if page.html is None:
         return _render("text.html.j2", run=run, text=page.text or "")
     bar = (
-        f'<nav aria-label="All runs"><ul><li><a href="../{LIST}">All runs</a></li>'
-        f'<li class="quiet">{escape(run.place)}</li></ul></nav>'
+        f'<nav aria-label="All runs"><p><a href="../{LIST}">All runs</a> '
+        f'<span class="quiet">/ {escape(run.place)}</span></p></nav>'
     )
     before, mark, after = page.html.partition("<body>")
     if not mark:

@@ -121,7 +121,7 @@ def page(folder: Path) -> dict[str, object]:
     """
     kind = str(record_file.read(folder / RECORD)["kind"])
     if kind == "sweep" and "html" not in api.SWEEP_FORMS:
-        return {"text": api.report(folder, "markdown")}
+        return {"text": api.report(folder, "text")}
     return {"html": api.report(folder, "html")}
 
 

@@ -102,7 +102,7 @@ def _serve(args: argparse.Namespace) -> int:
 
 
 def _export(args: argparse.Namespace) -> int:
-    """Write the pages; a run whose report cannot be rendered is told and has a page that says so."""
+    """Write the pages; a run without a report is named, and its page states the reason."""
     from leakaudit.rendering import console
     from leakaudit.viewing.export import export
 

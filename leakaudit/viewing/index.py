@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from leakaudit.errors import LeakauditError
+from leakaudit.results.wording import clean
 from leakaudit.viewing import files, running
 from leakaudit.viewing.files import Unreadable
 from leakaudit.viewing.running import Progress
 from leakaudit.viewing.summaries import RECORD, Run, identifier, summarise
-from leakaudit.results.wording import clean
 
 # Folders inside a run with files that are no runs of their own.
 PARTS = frozenset({"cells", "errors", "unfinished", "node_modules", "__pycache__"})

@@ -62,7 +62,9 @@ def policy(script: bool = False) -> str:
     return "; ".join(parts)
 
 
-def listed(listing: Listing, query: Query, name: str, page: int = 1, *, static: bool = False) -> str:
+def listed(
+    listing: Listing, query: Query, name: str, page: int = 1, *, static: bool = False
+) -> str:
     """Render the list.
 
     Args:
@@ -142,9 +144,7 @@ def watched(progress: Progress, cells: Sequence[Cell], paused: bool) -> str:
     Returns:
         The page.
     """
-    return _render(
-        "watch.html.j2", progress=progress, cells=cells, paused=paused, refresh=REFRESH
-    )
+    return _render("watch.html.j2", progress=progress, cells=cells, paused=paused, refresh=REFRESH)
 
 
 def report(run: Run, page: Page) -> str:
@@ -249,4 +249,3 @@ def _hash(text: str) -> str:
     """Return the source of a policy that allows exactly this text."""
     digest = hashlib.sha256(text.encode()).digest()
     return f"'sha256-{base64.b64encode(digest).decode()}'"
-

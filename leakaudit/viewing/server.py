@@ -105,7 +105,9 @@ class Guard:
 
 
 def _plain(text: str, status: int, headers: Mapping[str, str] | None = None) -> Response:
-    return PlainTextResponse(f"{text}\n", status, {**_policy("default-src 'none'"), **(headers or {})})
+    return PlainTextResponse(
+        f"{text}\n", status, {**_policy("default-src 'none'"), **(headers or {})}
+    )
 
 
 def _policy(text: str) -> dict[str, str]:

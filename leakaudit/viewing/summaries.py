@@ -28,6 +28,7 @@ from leakaudit.results.model import (
     SweepRecord,
     TraceSummary,
     given,
+    kind_of,
 )
 from leakaudit.verdict import Verdict
 from leakaudit.viewing.files import Unreadable, head, tail
@@ -164,7 +165,7 @@ def summarise(file: Path, place: str, known: os.stat_result) -> Run:
 def _decoded(raw: bytes) -> Record:
     """Return a record; the message of a failure has no line breaks and is short."""
     try:
-        return _RECORD.decode(raw)
+        found: Record = _RECORD.decode(raw)
     except RecursionError:
         raise Unreadable("its entries are nested too deeply") from None
     except UnicodeDecodeError:
@@ -173,6 +174,7 @@ def _decoded(raw: bytes) -> Record:
         raise Unreadable(f"it is not a record of leakaudit: {_short(error)}") from None
     except msgspec.MsgspecError as error:
         raise Unreadable(f"it is not valid JSON: {_short(error)}") from None
+    return found
 
 
 # ---------------------------------------------------------------------------------------------
@@ -184,15 +186,14 @@ def _ran(record: RunRecord, place: str) -> Run:
     """Summarise an attack, an audit or a check."""
     level, verdict = _outcome(record)
     said = wording.headline(record).worst
-    remarks = given(record.unverified, ())
-    if remarks:
-        said = wording.warned(said, remarks)
+    if given(record.unverified, ()) or given(record.unclear, ()):
+        said = record.summary  # it begins with what is unverified or unclear
     names = _names(record)
     trace, source = record.trace, record.provenance
     return Run(
         id=identifier(place),
         place=_short(place),
-        kind=_kind(record),
+        kind=str(record.__struct_config__.tag),
         verdict=verdict,
         level=level,
         says=_short(said),
@@ -207,11 +208,6 @@ def _ran(record: RunRecord, place: str) -> Run:
         commit=_short(getattr(source, "commit", None) or ""),
         figures=_figures(record),
     )
-
-
-def _kind(record: Record) -> str:
-    """Return the kind under which the record is stored."""
-    return str(record.__struct_config__.tag)
 
 
 def _outcome(record: RunRecord) -> tuple[grading.Level, str]:
@@ -299,7 +295,7 @@ def _best(values: Iterable[float | None], pick: Callable[[list[float]], float]) 
 
 def _judged(record: AuditRecord) -> dict[str, str]:
     """Return the numbers of verdicts of an audit, and what it covers."""
-    counts = Counter(one.verdict for one in record.audit.verdicts)
+    counts = Counter[str](one.verdict for one in record.audit.verdicts)
     said = []
     for verdict in wording.VERDICT_ORDER:
         if counts[verdict.name]:
@@ -349,7 +345,7 @@ def _swept(record: SweepRecord, place: str, written: str) -> Run:
     return Run(
         id=identifier(place),
         place=_short(place),
-        kind=_kind(record),
+        kind=kind_of(record),
         verdict=verdict,
         level=level,
         says=_short(record.summary.removesuffix(wording.FAILURE_PROVES_NOTHING)),

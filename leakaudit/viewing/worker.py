@@ -27,7 +27,9 @@ SECONDS = 120  # processor time of one process
 ROWS = 1000  # rows of a comparison; a choice
 
 
-def work(answer: Connection, job: str, folders: tuple[Path, ...], root: Path) -> None:
+def work(
+    answer: Connection[object, object], job: str, folders: tuple[Path, ...], root: Path
+) -> None:
     """Do one job and send the outcome, as JSON: a page or rows, or the reason of a failure.
 
     Args:

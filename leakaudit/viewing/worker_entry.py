@@ -6,7 +6,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 
-def run(answer: Connection, job: str, folders: tuple[Path, ...], root: Path) -> None:
+def run(
+    answer: Connection[object, object], job: str, folders: tuple[Path, ...], root: Path
+) -> None:
     """Do one job of `leakaudit.viewing.worker`.
 
     Args:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import http.client
 import json
 import threading
@@ -81,6 +82,15 @@ def viewing(root: Path) -> Iterator[Viewer]:
         finally:
             made.should_exit = True
             thread.join(30)
+
+
+def bare(of: Mapping[str, Any]) -> dict[str, Any]:
+    """A made-up record without the images that it names."""
+    made = copy.deepcopy(dict(of))
+    made |= {"picture": None, "originals": None, "files": {}}
+    for finding in made["findings"]:
+        finding["images"] = None
+    return made
 
 
 def put(folder: Path, record: Mapping[str, Any]) -> Path:

@@ -459,7 +459,10 @@ def _origin(raw: bytes) -> Provenance | None:
 
 def _short(value: object) -> str:
     """Return a value as one printable line of bounded length."""
-    text = wording.clean(str(value)[: 4 * SHOWN])
+    text = str(value)[: 4 * SHOWN]
+    # Most texts are clean already, and to look at every character takes most of the time of a list.
+    if not (text.isascii() and text.isprintable()) or "  " in text:
+        text = wording.clean(text)
     if len(text) <= SHOWN:
         return text
     return text[: SHOWN - 1] + "…"

@@ -76,7 +76,7 @@ def properties(run: Run) -> dict[str, str]:
         Values by name, in the order in which they are shown.
     """
     return {
-        "worst result": run.says,
+        "summary": run.says,
         "kind": run.kind,
         "protocol": run.protocol,
         "model": run.model,

@@ -53,7 +53,7 @@ class Query:
         protocol: Name of the protocol.
         adversary: An adversary.
         verdict: The outcome.
-        commit: Commit of the user's repository, or version of leakaudit if that is not recorded.
+        commit: Commit of the audited program, or version of leakaudit if that is not recorded.
         since: First day.
         until: Last day.
         sort: One of `SORTS`.

@@ -31,10 +31,12 @@ class Page(Struct, frozen=True):
     Attributes:
         html: The page, None if there is none for this kind of record.
         text: The report as text otherwise.
+        policy: Content security policy of the page, None for a page without a script.
     """
 
     html: str | None = None
     text: str | None = None
+    policy: str | None = None
 
 
 class Change(Struct, frozen=True):

@@ -182,7 +182,9 @@ class Site:
             text = _relative(str(error), self.index.root)
             shown = pages.message("The report cannot be shown", text, f"../{pages.LIST}")
             return HTMLResponse(shown, 422, _policy(pages.policy()))
-        policy = pages.policy() if page.html is None else pages.REPORT_POLICY
+        policy = page.policy or pages.REPORT_POLICY
+        if page.html is None:
+            policy = pages.policy()
         return HTMLResponse(pages.report(run, page), headers=_policy(policy))
 
     def compare(self, request: Request) -> Response:

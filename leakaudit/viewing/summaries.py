@@ -27,7 +27,6 @@ from leakaudit.results.model import (
     RunRecord,
     SweepRecord,
     TraceSummary,
-    given,
     kind_of,
 )
 from leakaudit.verdict import Verdict
@@ -67,7 +66,7 @@ class Run:
         kind: Kind of its record.
         verdict: The outcome in a few words.
         level: Severity of the outcome.
-        says: The worst result as a sentence.
+        says: The summary of the record, which begins with the worst result.
         complete: Whether the run was completed.
         started: Time of the start in UTC, or when the file was written if that is not stored.
         protocol: Name of the protocol, or the protocols of a sweep.
@@ -76,7 +75,7 @@ class Run:
         adversaries: The adversaries, at most `NAMES`.
         attacks: The attacks, at most `NAMES`.
         version: Version of leakaudit.
-        commit: Commit of the user's repository, "" if it is not recorded.
+        commit: Commit of the audited program, "" if it is not recorded.
         figures: Further values by name, for comparisons.
     """
 
@@ -185,9 +184,6 @@ def _decoded(raw: bytes) -> Record:
 def _ran(record: RunRecord, place: str) -> Run:
     """Summarise an attack, an audit or a check."""
     level, verdict = _outcome(record)
-    said = wording.headline(record).worst
-    if given(record.unverified, ()) or given(record.unclear, ()):
-        said = record.summary  # it begins with what is unverified or unclear
     names = _names(record)
     trace, source = record.trace, record.provenance
     return Run(
@@ -196,7 +192,7 @@ def _ran(record: RunRecord, place: str) -> Run:
         kind=str(record.__struct_config__.tag),
         verdict=verdict,
         level=level,
-        says=_short(said),
+        says=_short(record.summary),
         complete=record.complete,
         started=source.started,
         protocol=_short(trace.protocol),
@@ -205,9 +201,15 @@ def _ran(record: RunRecord, place: str) -> Run:
         adversaries=_several(names[0]),
         attacks=_several(names[1]),
         version=_short(source.versions.get("leakaudit") or ""),
-        commit=_short(getattr(source, "commit", None) or ""),
+        commit=_commit(source),
         figures=_figures(record),
     )
+
+
+def _commit(source: Provenance) -> str:
+    """Return the commit of the audited program, "" if the record does not have it."""
+    program = getattr(source, "program", None)
+    return _short(getattr(program, "commit", None) or "")
 
 
 def _outcome(record: RunRecord) -> tuple[grading.Level, str]:
@@ -348,7 +350,7 @@ def _swept(record: SweepRecord, place: str, written: str) -> Run:
         kind=kind_of(record),
         verdict=verdict,
         level=level,
-        says=_short(record.summary.removesuffix(wording.FAILURE_PROVES_NOTHING)),
+        says=_short(record.summary),
         complete=record.complete,
         started=written,
         protocol=_planned(record, "victim"),
@@ -416,7 +418,9 @@ def _glanced(file: Path, place: str, written: str) -> Run:
         run = _changed(run, {name: _short(value) for name, value in names.items()})
     if source is not None:
         version = _short(source.versions.get("leakaudit") or "")
-        run = _changed(run, {"started": source.started, "version": version})
+        run = _changed(
+            run, {"started": source.started, "version": version, "commit": _commit(source)}
+        )
     return run
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from leakaudit import api
 from leakaudit.errors import LeakauditError
-from leakaudit.rendering import gallery, html, passages, plots  # noqa: F401 - imported once
+from leakaudit.rendering import gallery, html, passages  # noqa: F401 - imported once
 from leakaudit.results import comparison, model, record_file
 from leakaudit.results.model import RunRecord
 from leakaudit.viewing import files
@@ -116,7 +116,8 @@ def page(folder: Path) -> dict[str, object]:
         folder: Folder of the run.
 
     Returns:
-        ``html``, a page; or ``text``, if there is no page for this kind of record.
+        ``html``, a page, and its ``policy``, None for a page without a script; or ``text``, if
+        there is no page for this kind of record.
 
     Raises:
         LeakauditError: The record or a file beside it cannot be used.
@@ -124,7 +125,10 @@ def page(folder: Path) -> dict[str, object]:
     kind = str(record_file.read(folder / RECORD)["kind"])
     if kind == "sweep" and "html" not in api.SWEEP_FORMS:
         return {"text": api.report(folder, "text")}
-    return {"html": api.report(folder, "html")}
+    # Pages with a script state a policy that allows it.
+    allowed = getattr(html, "policy", None)
+    policy = None if allowed is None else allowed()
+    return {"html": api.report(folder, "html"), "policy": policy}
 
 
 def changes(now: Path, before: Path) -> dict[str, object]:

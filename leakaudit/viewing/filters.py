@@ -37,7 +37,7 @@ def values(run: Run, name: str) -> tuple[str, ...]:
     if name == "adversary":
         return run.adversaries
     if name == "protocol":
-        return tuple(run.protocol.split(", "))
+        return run.protocols
     if name == "commit":
         return (run.commit or run.version,)
     return (str(getattr(run, name)),)

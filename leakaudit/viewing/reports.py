@@ -16,7 +16,7 @@ from leakaudit.errors import LeakauditError
 from leakaudit.viewing.summaries import RECORD
 
 # What every report needs. Charts, which only audits have, load matplotlib when they are drawn.
-PRELOADED = ("leakaudit.viewing.worker", "leakaudit.reports.html", "networkx", "scipy.optimize")
+PRELOADED = ("leakaudit.viewing.worker", "leakaudit.reports.html", "networkx")
 SECONDS = 120.0  # longest time that one report may take
 PAGE = 1 << 26  # bytes of one report
 KEPT = 1 << 25  # bytes of all reports that are kept

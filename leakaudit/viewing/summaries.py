@@ -7,7 +7,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -70,7 +70,8 @@ class Run:
         complete: Whether the run was completed.
         started: Time of the start in UTC, or when the file was written if that is not stored.
         protocol: Name of the protocol, or the protocols of a sweep.
-        model: The same of the model.
+        protocols: The names by themselves.
+        model: As `protocol`, of the model.
         data: The same of the data.
         adversaries: The adversaries, at most `NAMES`.
         attacks: The attacks, at most `NAMES`.
@@ -88,6 +89,7 @@ class Run:
     complete: bool
     started: str
     protocol: str = ""
+    protocols: tuple[str, ...] = ()
     model: str = ""
     data: str = ""
     adversaries: tuple[str, ...] = ()
@@ -196,6 +198,7 @@ def _ran(record: RunRecord, place: str) -> Run:
         complete=record.complete,
         started=source.started,
         protocol=_short(trace.protocol),
+        protocols=(_short(trace.protocol),),
         model=_short(trace.model),
         data=_short(trace.data),
         adversaries=_several(names[0]),
@@ -329,6 +332,7 @@ def _swept(record: SweepRecord, place: str, written: str) -> Run:
     """Summarise a sweep, which does not store when it was run."""
     sweep = record.sweep
     level, verdict = _share(record)
+    protocols = _planned(record, "victim")
     failed = sum(cell.status != "done" for cell in sweep.cells)
     best = _best((point.psnr.best for point in sweep.points if point.psnr), max)
     figures = {
@@ -353,9 +357,10 @@ def _swept(record: SweepRecord, place: str, written: str) -> Run:
         says=_short(record.summary),
         complete=record.complete,
         started=written,
-        protocol=_planned(record, "victim"),
-        model=_planned(record, "model"),
-        data=_planned(record, "data"),
+        protocol=_short(", ".join(protocols)),
+        protocols=protocols,
+        model=_short(", ".join(_planned(record, "model"))),
+        data=_short(", ".join(_planned(record, "data"))),
         adversaries=_several(cell.adversary for cell in sweep.cells),
         attacks=_several(cell.attack for cell in sweep.cells),
         version=_short(sweep.versions.get("leakaudit") or ""),
@@ -373,15 +378,15 @@ def _share(record: SweepRecord) -> tuple[grading.Level, str]:
     return "note", ATTACKS["note"]
 
 
-def _planned(record: SweepRecord, name: str) -> str:
-    """Return a value of the scenario of a sweep, or all values if it varies."""
+def _planned(record: SweepRecord, name: str) -> tuple[str, ...]:
+    """Return the value of a field of the scenario of a sweep, or all values if it varies."""
     varied = record.sweep.axes.get(name)
     if varied:
-        return _short(", ".join(map(str, varied)))
+        return _several(map(str, varied))
     scenario = record.sweep.plan.get("scenario")
-    if not isinstance(scenario, Mapping):
-        return ""
-    return _short(scenario.get(name) or "")
+    if not isinstance(scenario, Mapping) or not scenario.get(name):
+        return ()
+    return (_short(scenario[name]),)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -414,19 +419,21 @@ def _glanced(file: Path, place: str, written: str) -> Run:
         started=written,
     )
     if trace is not None:
-        names = {"protocol": trace.protocol, "model": trace.model, "data": trace.data}
-        run = _changed(run, {name: _short(value) for name, value in names.items()})
+        run = replace(
+            run,
+            protocol=_short(trace.protocol),
+            protocols=(_short(trace.protocol),),
+            model=_short(trace.model),
+            data=_short(trace.data),
+        )
     if source is not None:
-        version = _short(source.versions.get("leakaudit") or "")
-        run = _changed(
-            run, {"started": source.started, "version": version, "commit": _commit(source)}
+        run = replace(
+            run,
+            started=source.started,
+            version=_short(source.versions.get("leakaudit") or ""),
+            commit=_commit(source),
         )
     return run
-
-
-def _changed(run: Run, values: Mapping[str, str]) -> Run:
-    known = {name: getattr(run, name) for name in Run.__dataclass_fields__}
-    return Run(**{**known, **values})
 
 
 def _opening(raw: bytes) -> _Opening:

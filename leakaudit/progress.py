@@ -51,6 +51,24 @@ def watching(listener: Listener | None = None, seconds: float | None = None) -> 
         _deadline.reset(until)
 
 
+@contextmanager
+def heard(listener: Listener) -> Iterator[None]:
+    """Report the progress of the work inside to one more listener.
+
+    Args:
+        listener: As in `watching`; the current listener is called as well.
+    """
+    other = _listener.get()
+
+    def both(what: str, done: int, total: int) -> None:
+        listener(what, done, total)
+        if other is not None:
+            other(what, done, total)
+
+    with watching(both):
+        yield
+
+
 def step(what: str, done: int, total: int) -> None:
     """Report progress.
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Sequence
 from multiprocessing import forkserver, get_context, resource_tracker
 from multiprocessing.context import ForkServerContext
 
@@ -15,16 +16,19 @@ PRELOADED = ["leakaudit.sweeping.work"]
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
-def context() -> ForkServerContext:
+def context(preloaded: Sequence[str] = PRELOADED) -> ForkServerContext:
     """Start the fork server if it is not running yet, without waiting for it.
 
     It and its children ignore Ctrl-C. It ends when the process that started it and all of its
     children have ended.
 
+    Args:
+        preloaded: Modules that it imports when it starts.
+
     Returns:
         The context with which to start children.
     """
-    forkserver.set_forkserver_preload(PRELOADED)
+    forkserver.set_forkserver_preload(list(preloaded))
     resource_tracker.ensure_running()  # it unblocks SIGINT when it starts, so start it first
     own = {name: os.environ.get(name) for name in ONE_THREAD}
     kept = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

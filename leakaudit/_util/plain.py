@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 
-from leakaudit.trace import Json
+if TYPE_CHECKING:
+    from leakaudit.trace import Json
 
 # Numbers of a finding for programs, by name.
-Figures: TypeAlias = dict[str, Json]
+Figures: TypeAlias = "dict[str, Json]"
 # JSON readers treat 1 and 1.0 as the same number, but their bytes differ; the union preserves each
 # number as it was written.
 Number: TypeAlias = int | float

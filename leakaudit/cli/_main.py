@@ -19,9 +19,9 @@ BROKEN = 4  # exit code of a run that failed before it reached a verdict
 INTERRUPTED = 130  # exit code after Ctrl-C
 # Verbs with an exit code that is a verdict.
 JUDGES = ("check", "audit", "claims", "selfcheck", "trace")
-# list, config and completion do without torch; sweep imports it once its workers have begun to do
-# so.
-WITHOUT_TORCH = ("list", "config", "completion", "sweep")
+# list, config, completion and view do without torch; sweep imports it once its workers have begun
+# to do so.
+WITHOUT_TORCH = ("list", "config", "completion", "sweep", "view")
 DEBUG = "LEAKAUDIT_DEBUG"  # environment variable: print the traceback of a defect
 VERBS = (
     "record",
@@ -34,6 +34,7 @@ VERBS = (
     "check",
     "baseline",
     "report",
+    "view",
     "score",
     "trace",
     "tap",

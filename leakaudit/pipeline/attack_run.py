@@ -13,7 +13,7 @@ from leakaudit import registry
 from leakaudit._util.files import replacing
 from leakaudit.adversary import Adversary
 from leakaudit.errors import AttackError, LeakauditError
-from leakaudit.pipeline import checkpoint
+from leakaudit.pipeline import checkpoint, progress_file
 from leakaudit.pipeline import node_groups as nodes
 from leakaudit.pipeline.checkpoint import Checkpoint
 from leakaudit.pipeline.node_groups import Found
@@ -306,7 +306,8 @@ def _sha256(path: Path) -> str | None:
 def ready(folder: Path) -> Iterator[None]:
     """Create the output folder and check that it is writable before any work.
 
-    If the work inside fails, the folders that were made and are still empty are removed.
+    The work inside writes its progress there. If it fails, the folders that were made and are
+    still empty are removed.
 
     Args:
         folder: The output folder.
@@ -328,7 +329,8 @@ def ready(folder: Path) -> Iterator[None]:
             f"output folder {folder} cannot be written: {e.strerror}; choose another with --output"
         ) from e
     try:
-        yield
+        with progress_file.kept(folder):
+            yield
     except BaseException:
         for made in new:
             if made.is_dir() and not any(made.iterdir()):

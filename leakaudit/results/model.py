@@ -27,11 +27,12 @@ from leakaudit._util.plain import decoded as decoded
 from leakaudit._util.plain import encoded as encoded
 from leakaudit.display import Displayed
 from leakaudit.errors import LeakauditError
-from leakaudit.trace import Json
 from leakaudit.verdict import Verdict
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+    from leakaudit.trace import Json  # with torch, which a reader of records can do without
 
 T = TypeVar("T")
 K = TypeVar("K")

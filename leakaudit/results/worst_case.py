@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from msgspec import UnsetType
 
 from leakaudit._util.plural import counted, named
-from leakaudit.adversary import Adversary
 from leakaudit.errors import LeakauditError
 from leakaudit.results.measured import best, harm, values
 from leakaudit.results.model import Finding, NumberColumn, Scores, Undetermined, given
+
+if TYPE_CHECKING:
+    from leakaudit.adversary import Adversary
 
 # PSNR in dB from which the content of a natural image is recognisable, and from which an image is
 # close to the original; rules of thumb that the glossary states as well.
@@ -115,9 +118,8 @@ def who(adversary: str) -> str:
         For example ``An eavesdropper`` or ``Curious nodes 3 and 5 together``; the text itself in
         quotation marks if it does not describe an adversary.
     """
-    try:
-        one = Adversary.parse(adversary)
-    except (LeakauditError, ValueError):
+    one = _parsed(adversary)
+    if one is None:
         return f'The adversary "{adversary}"'
     parts = []
     if one.hears == "all":
@@ -160,10 +162,8 @@ def is_outsider(adversary: str) -> bool:
     Args:
         adversary: As `Adversary.parse` reads it.
     """
-    try:
-        return not Adversary.parse(adversary).corrupt
-    except (LeakauditError, ValueError):
-        return False
+    one = _parsed(adversary)
+    return one is not None and not one.corrupt
 
 
 def tally(findings: Iterable[Finding]) -> tuple[int, int | None]:
@@ -179,6 +179,16 @@ def tally(findings: Iterable[Finding]) -> tuple[int, int | None]:
     best_of = _best_of_nodes(findings)
     exact = sum(one.exact for _, one in best_of)
     return exact, _total(one for _, one in best_of)
+
+
+def _parsed(adversary: str) -> Adversary | None:
+    """The adversary, None if the text does not describe one."""
+    from leakaudit.adversary import Adversary  # with torch, which a list of records does without
+
+    try:
+        return Adversary.parse(adversary)
+    except (LeakauditError, ValueError):
+        return None
 
 
 def _exact(findings: Sequence[Finding], noun: str) -> WorstCase | None:

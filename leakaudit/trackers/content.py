@@ -196,8 +196,8 @@ def _scores(place: str, findings: list[Finding]) -> Values:
         for name in ("psnr", "ssim", "lpips", "relative_error", "tokens_correct"):
             column = getattr(one.scores, name)
             if isinstance(column, NumberColumn):
-                measured = [value for value in column.per_image if value is not None]
-                columns.setdefault(name, []).extend([*measured, *given(column.missed, ())])
+                known = [value for value in column.per_image if value is not None]
+                columns.setdefault(name, []).extend([*known, *given(column.missed, ())])
     if not records:
         return
     yield f"{place}/records", records

@@ -72,6 +72,10 @@ NOT_RUN: dict[tuple[str, str], str] = {  # (page, how the line begins): why
     ): "needs weights that are not part of leakaudit",
     ("selfcheck.md", "leakaudit selfcheck"): LONG,
     (
+        "view.md",
+        "leakaudit view results/",
+    ): "serves until Ctrl-C; tests/cli/test_cli_view.py does so",
+    (
         "wire.md",
         "python examples/wire/jax_dpsgd.py",
     ): "needs JAX; tests/programs runs it where JAX is installed",

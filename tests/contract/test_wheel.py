@@ -48,6 +48,14 @@ def test_every_module_is_in_it_and_nothing_beside_the_package(project: Path, whe
         "leakaudit/gate/schema.json",
         "leakaudit/rendering/html/page.html.j2",
         "leakaudit/rendering/html/style.css",
+        "leakaudit/viewing/base.html.j2",
+        "leakaudit/viewing/compare.html.j2",
+        "leakaudit/viewing/list.html.j2",
+        "leakaudit/viewing/list.js",
+        "leakaudit/viewing/message.html.j2",
+        "leakaudit/viewing/style.css",
+        "leakaudit/viewing/text.html.j2",
+        "leakaudit/viewing/watch.html.j2",
         "leakaudit/results/schema.json",
     }
     for folder in SOURCES:

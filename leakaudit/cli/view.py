@@ -1,0 +1,123 @@
+"""`leakaudit view`: a list of runs in the browser, with their reports and comparisons."""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from leakaudit.cli._options import described, say, show
+from leakaudit.errors import LeakauditError
+
+NEEDED = ("starlette", "uvicorn")  # packages of the extra `view`
+UNSHOWN = 3  # exit code of an export in which a report is missing
+TOLD = 10  # largest number of missing reports that are listed
+
+
+def add(verbs: Any) -> None:
+    """Add the verb's parser.
+
+    Args:
+        verbs: The subparsers of `leakaudit`.
+    """
+    sub = verbs.add_parser(
+        "view",
+        help="browse a folder of runs: filter, compare, open reports, watch sweeps",
+        **described(
+            "Serves a list of all runs in a folder to your own browser, with filters, comparisons, "
+            "reports and the progress of runs. It can also write these pages as files.",
+            "leakaudit view results/",
+            "leakaudit view results/ --export site/",
+        ),
+    )
+    sub.add_argument(
+        "folder",
+        nargs="?",
+        type=Path,
+        default=Path(),
+        metavar="FOLDER",
+        help="folder with runs, in any depth (default: the current folder)",
+    )
+    sub.add_argument(
+        "--port",
+        type=int,
+        default=0,
+        help="port of the loopback interface (default: any free port)",
+    )
+    sub.add_argument("--open", action="store_true", help="open the address in the default browser")
+    sub.add_argument(
+        "--export",
+        type=Path,
+        metavar="SITE",
+        help="write the list and the reports to this folder, for any web server, and exit",
+    )
+    sub.add_argument("-q", "--quiet", action="store_true", help="write no notes to stderr")
+    sub.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve a folder until Ctrl-C, or export it.
+
+    Args:
+        args: The parsed arguments.
+
+    Returns:
+        The exit code.
+    """
+    if args.export is not None:
+        return _export(args)
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    if missing:
+        raise LeakauditError(
+            f"the viewer needs {' and '.join(missing)}; install the extra: pip install "
+            "'leakaudit[view]'"
+        )
+    return _serve(args)
+
+
+def _serve(args: argparse.Namespace) -> int:
+    """Serve a folder; Ctrl-C is the usual end and results in code 0."""
+    from leakaudit.viewing import server
+
+    token = secrets.token_urlsafe(32)
+    listener = server.listen(args.port)
+    with listener:
+        port = listener.getsockname()[1]
+        app = server.application(args.folder, token, port)
+        address = f"http://{server.LOOPBACK}:{port}/{token}/"
+        show(f"{address}\n")
+        say("anyone with this address can read the folder; end with Ctrl-C", args)
+        if args.open:
+            import webbrowser
+
+            webbrowser.open(address)
+        try:
+            server.server(app).run(sockets=[listener])
+        except KeyboardInterrupt:
+            say("\nended", args)
+    return 0
+
+
+def _export(args: argparse.Namespace) -> int:
+    """Write the pages; a run without a report is named, and its page states the reason."""
+    from leakaudit.rendering import console
+    from leakaudit.viewing.export import export
+
+    progress = "none" if args.quiet or not sys.stderr.isatty() else "auto"
+    with console.shown(progress):
+        from leakaudit.progress import step
+
+        made = export(args.folder, args.export, step)
+    for place, why in made.failed[:TOLD]:
+        say(f"{place}: {why}", args)
+    if len(made.failed) > TOLD:
+        say(f"{len(made.failed) - TOLD} more runs have no report", args)
+    say(
+        f"{args.export}: the list and {made.pages} reports, which contain personal data if the "
+        "training data does",
+        args,
+    )
+    return UNSHOWN if made.failed else 0

@@ -1,0 +1,110 @@
+"""Several runs side by side: which of their properties differ, and which are equal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from leakaudit.viewing.summaries import Run
+
+MOST = 12  # runs side by side; a choice
+NONE = "-"  # a property that a run does not have
+
+
+@dataclass(frozen=True)
+class Row:
+    """One property of several runs.
+
+    Attributes:
+        name: The property.
+        cells: Its value in each run.
+    """
+
+    name: str
+    cells: tuple[str, ...]
+
+    @property
+    def differs(self) -> bool:
+        """Whether the values differ."""
+        return len(set(self.cells)) > 1
+
+
+@dataclass(frozen=True)
+class Table:
+    """Several runs side by side.
+
+    Attributes:
+        runs: The runs.
+        different: Properties that differ.
+        equal: Properties that are equal.
+    """
+
+    runs: Sequence[Run]
+    different: Sequence[Row]
+    equal: Sequence[Row]
+
+
+def table(runs: Sequence[Run]) -> Table:
+    """Compare runs by what the list knows about them.
+
+    Args:
+        runs: Two or more runs.
+
+    Returns:
+        Their properties, in a fixed order.
+    """
+    columns = [properties(run) for run in runs]
+    names: dict[str, None] = {}
+    for column in columns:
+        names |= dict.fromkeys(column)
+    rows = []
+    for name in names:
+        cells = tuple(column.get(name) or NONE for column in columns)
+        rows.append(Row(name, cells))
+    different = [row for row in rows if row.differs]
+    equal = [row for row in rows if not row.differs and row.cells[0] != NONE]
+    return Table(runs, different, equal)
+
+
+def properties(run: Run) -> dict[str, str]:
+    """Return what is compared.
+
+    Args:
+        run: A run.
+
+    Returns:
+        Values by name, in the order in which they are shown.
+    """
+    return {
+        "summary": run.says,
+        "kind": run.kind,
+        "protocol": run.protocol,
+        "model": run.model,
+        "data": run.data,
+        "adversaries": ", ".join(run.adversaries),
+        "attacks": ", ".join(run.attacks),
+        **run.figures,
+        "complete": "yes" if run.complete else "no",
+        "started": f"{run.minute} UTC",
+        "leakaudit": run.version,
+        "commit": run.commit,
+    }
+
+
+def in_time(runs: Sequence[Run]) -> tuple[Run, Run] | None:
+    """Return the earlier and the later of two runs whose checks can be compared.
+
+    Args:
+        runs: The runs.
+
+    Returns:
+        Both in the order of their start; None unless there are exactly two, and none is a sweep.
+    """
+    if len(runs) != 2 or any(run.kind == "sweep" for run in runs):
+        return None
+    before, now = sorted(runs, key=_started)
+    return before, now
+
+
+def _started(run: Run) -> str:
+    return run.started

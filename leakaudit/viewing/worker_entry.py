@@ -1,0 +1,22 @@
+"""The entry of the processes that render reports; the server can import it without torch."""
+
+from __future__ import annotations
+
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+
+def run(
+    answer: Connection[object, object], job: str, folders: tuple[Path, ...], root: Path
+) -> None:
+    """Do one job of `leakaudit.viewing.worker`.
+
+    Args:
+        answer: As `leakaudit.viewing.worker.work`, like the others.
+        job: The job.
+        folders: The folders of the runs.
+        root: The folder that is shown.
+    """
+    from leakaudit.viewing import worker
+
+    worker.work(answer, job, folders, root)

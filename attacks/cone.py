@@ -87,18 +87,25 @@ class Cone(Attack):
             raise AttackError(f"cone cannot use this leak: {why}")
         if task.first_linear is not None:
             return _pixels(leak, task, generator)
-        best: Reconstruction | None = None
-        for equation in _quietest(leak, self.rounds):
-            found = features.recover(leak, task, equation, generator)
-            if best is None or _rank(found) > _rank(best):
+        best = features.failed(leak, task, INVISIBLE)
+        several = rounds_together.missing(leak) is None
+        for found in self._attempts(leak, task, several, generator):
+            if _rank(found) >= _rank(best):
                 best = found
             if found.certificate is Certificate.EXACT:
                 break
-        assert best is not None  # a leak has at least one equation
-        if best.certificate is Certificate.EXACT or rounds_together.missing(leak):
-            return best
-        found = rounds_together.recover(leak, task, self.together, generator)
-        return found if _rank(found) > _rank(best) else best
+        return best
+
+    def _attempts(
+        self, leak: GradientLeak, task: Task, several: bool, generator: Generator
+    ) -> Iterator[Reconstruction]:
+        """Yield reconstructions from features, those that take the least time first."""
+        if several:
+            for equation in _quietest(leak, self.rounds):
+                yield features.recover(leak, task, equation, generator, whole=False)
+            yield rounds_together.recover(leak, task, self.together, generator)
+        for equation in _quietest(leak, self.rounds):
+            yield features.recover(leak, task, equation, generator)
 
 
 def _quietest(leak: GradientLeak, most: int) -> Iterator[int]:

@@ -103,7 +103,9 @@ def missing(leak: GradientLeak, task: Task) -> str | None:
     return None
 
 
-def recover(leak: GradientLeak, task: Task, equation: int, generator: Generator) -> Reconstruction:
+def recover(
+    leak: GradientLeak, task: Task, equation: int, generator: Generator, whole: bool = True
+) -> Reconstruction:
     """Recover the images behind one equation of a leak.
 
     Args:
@@ -111,11 +113,12 @@ def recover(leak: GradientLeak, task: Task, equation: int, generator: Generator)
         task: The learning task.
         equation: Which row of the leak.
         generator: Source of all random choices.
+        whole: Whether to search through the whole chain if layers cannot be peeled.
     """
     found = samples(leak, task, equation, generator)
     if isinstance(found, str):
         return failed(leak, task, found)
-    return _reported(leak, task, _images(found), found)
+    return _reported(leak, task, _images(found, whole), found)
 
 
 def samples(leak: GradientLeak, task: Task, equation: int, generator: Generator) -> Found | str:
@@ -166,7 +169,7 @@ def _by_softmax(found: Found, generator: Generator) -> Found:
     noise = float(leak.std[found.equation]) * found.span.noise
     # The equation may be a multiple of the gradient.
     rows = found.rows / leak.combination[found.equation, model]
-    seen = last_layer.inputs(rows, affine, found.span.basis, noise, generator)
+    seen = last_layer.inputs(rows, affine, found.span.basis, noise, leak.wire, generator)
     if seen is None:
         return found
     rays = seen.rays.cpu().numpy()
@@ -314,7 +317,7 @@ class _Sample:
         return snapped[0] if bool((off < self.allowed).all()) else None
 
 
-def _images(found: Found) -> _Images:
+def _images(found: Found, whole: bool) -> _Images:
     """Peel every ray, close what is open, compare features, and solve the rest as a whole."""
     task = found.task
     grid = Grid.of(task)
@@ -341,14 +344,17 @@ def _images(found: Found) -> _Images:
             plain[one.ray] = snapped
         else:
             other[one.ray] = snapped
-    rest = whole_batch.solve(found, {**plain, **other}, close)
-    other.update(rest.unique)
+    if whole:
+        rest = whole_batch.solve(found, {**plain, **other}, close)
+        other.update(rest.unique)
+        close = rest.close
+        reasons = [*reasons[:1], rest.why]
     none = torch.empty(0, *task.spec.shape, dtype=found.rows.dtype)
     return _Images(
         torch.stack(list(plain.values())).unique(dim=0) if plain else none,
         torch.stack(list(other.values())).unique(dim=0) if other else none,
-        torch.stack(list(rest.close.values())) if rest.close else none,
-        "; ".join(filter(None, (reasons[0] if reasons else "", rest.why))),
+        torch.stack(list(close.values())) if close else none,
+        "; ".join(filter(None, reasons[:2])),
     )
 
 

@@ -46,9 +46,15 @@ FAILS = 5.0
 RANGE = (1e-14, 1e8)
 
 # Slopes lie in the column space if the part outside is below this many standard deviations of its
-# error, or this relative size, which float64 leaves after the subtraction of other samples.
+# error, or this relative size: that which float64 leaves after the subtraction of other samples, or
+# multiples of the precision in which the softmax was computed.
 FITS = 8.0
 LEAST = 1e-10
+COMPUTED = 32.0
+
+# Factor of the errors that the normal equations state. They assume independent errors, but those of
+# the softmax are common to a sample's whole row. Up to 4 was observed in float32, less in float64.
+DEPENDENT = 4.0
 
 # Two solutions are the same if they differ by less than this, relative to their size.
 SAME = 1e-4
@@ -90,7 +96,7 @@ def too_large(batch: int | None, classes: int) -> bool:
 
 
 def inputs(
-    rows: Tensor, weight: Tensor, basis: Tensor, noise: float, generator: Generator
+    rows: Tensor, weight: Tensor, basis: Tensor, noise: float, wire: float, generator: Generator
 ) -> Inputs | None:
     """Find all samples behind the gradient of a last layer with softmax and cross-entropy.
 
@@ -99,13 +105,16 @@ def inputs(
         weight: (C, n + 1) weights and bias of the model.
         basis: (b, n + 1) orthonormal rows, the space of the samples.
         noise: Standard deviation of an entry of the rows.
+        wire: Precision in which the gradient was computed.
         generator: Source of all random choices.
 
     Returns:
         The samples; None if some are missing, or do not give the gradient.
     """
     batch = len(basis)
-    search = _Search(batch * rows @ basis.T, weight @ basis.T, basis[:, -1], batch * noise)
+    least = max(LEAST, COMPUTED * wire)
+    inside = batch * rows @ basis.T
+    search = _Search(inside, weight @ basis.T, basis[:, -1], batch * noise, least)
     rays = basis.new_zeros(0, batch)
     labels = torch.zeros(0, dtype=torch.long)
     missed = 0
@@ -130,12 +139,14 @@ class _Search:
         weight: (C, b) weights and bias, applied to a sample.
         one: (b,) what is 1 for every sample.
         noise: Standard deviation of an entry of `inside`.
+        least: Relative error of slopes that their computation explains.
     """
 
     inside: Tensor
     weight: Tensor
     one: Tensor
     noise: float
+    least: float
 
     def slopes(self, rays: Tensor, labels: Tensor) -> Tensor:
         """Return the slopes (k, C) of samples (k, b)."""
@@ -169,7 +180,7 @@ class _Search:
             ray = self._solved(start, space, outside, every)
             slopes = self.slopes(ray, every)
             off = (slopes @ outside).norm(dim=1) / slopes.norm(dim=1)
-            good = off < FITS * tilt + LEAST
+            good = off < FITS * tilt + self.least
             for one, name in zip(ray[good], every[good], strict=True):
                 if len(found) < count and not _known(one, found):
                     found = torch.cat([found, one[None]])
@@ -259,7 +270,7 @@ class _Search:
         left = self.inside - self.slopes(rays, labels).T @ rays
         usual = float(left.square().mean().sqrt())
         size = float(self.inside.square().mean().sqrt())
-        if not usual < FITS * self.noise + LEAST * size:
+        if not usual < FITS * self.noise + self.least * size:
             return None
         # The noise is stated, but what is left shows it as well.
         noise = max(self.noise, usual)
@@ -268,7 +279,7 @@ class _Search:
         matrix = self._derivative(rays, labels, free)
         inverse = torch.linalg.inv(torch.linalg.qr(matrix).R)
         variance = noise**2 * inverse.square().sum(1).reshape(b, b - 1).sum(1)
-        return Inputs(rays, (variance / entries).sqrt())
+        return Inputs(rays, DEPENDENT * (variance / entries).sqrt())
 
     def _derivative(self, rays: Tensor, labels: Tensor, free: Tensor) -> Tensor:
         """Return the derivative (C b, b (b - 1)) of sum_k d_k a_k^T in all samples."""

@@ -36,8 +36,12 @@ if TYPE_CHECKING:
     from leakaudit.leak import GradientLeak
     from leakaudit.tasks.task import Task
 
-# Steps of a search while there are fewer equations than pixels. A choice.
-ROUGH = 12
+# Steps of a search while there are few equations. A choice.
+ROUGH = 8
+
+# Equations per pixel from which images are solved for, if there are enough rounds. With fewer, more
+# steps and iterations are needed.
+PLENTY = 1.5
 
 # Rounds without the features of all samples after which no more are tried.
 PATIENCE = 3
@@ -69,7 +73,8 @@ def recover(leak: GradientLeak, task: Task, most: int, generator: Generator) -> 
     images: _Images | None = None
     missed = 0
     why = ""
-    for equation in _gradients(leak)[:most]:
+    rounds = _gradients(leak)[:most]
+    for equation in rounds:
         if missed == PATIENCE or expired():
             break
         known = _equations(leak, task, equation, grid, generator)
@@ -77,7 +82,8 @@ def recover(leak: GradientLeak, task: Task, most: int, generator: Generator) -> 
             why = known
             missed += 1
             continue
-        images = (images or _Images.grey(task, known)).with_round(known, grid)
+        last = equation == rounds[-1]
+        images = (images or _Images.grey(task, known)).with_round(known, grid, last)
         if bool(images.done.all()):
             break
     if images is None:
@@ -111,17 +117,18 @@ class _Images:
         x = torch.full(shape, whole_batch.GREY, dtype=known.values.dtype)
         return cls(task.normalise(x), torch.zeros(len(x), dtype=torch.bool), ())
 
-    def with_round(self, known: Equations, grid: Grid) -> _Images:
+    def with_round(self, known: Equations, grid: Grid, last: bool) -> _Images:
         """Add the equations of another round and solve all of them.
 
         Args:
             known: The equations, in any order of the images.
             grid: Grid of the images.
+            last: Whether there are no more rounds.
         """
         if self.parts:
             known = self._ordered(known)
         system = System((*self.parts, known))
-        enough = system.per_pixel >= whole_chain.ENOUGH
+        enough = system.per_pixel >= (whole_chain.ENOUGH if last else PLENTY)
         x, done = whole_chain.solve(system, self.x, grid, whole_chain.STEPS if enough else ROUGH)
         return _Images(x, done & enough, system.parts)
 

@@ -53,6 +53,9 @@ KICK = 8.0
 KICKS = 5
 MOST = 320
 
+# Factor by which the residual of some image falls in a good step, if there are no pieces.
+HALF = 0.5
+
 # Relative residual below which images are rounded and compared.
 CLOSE = 0.03
 
@@ -313,6 +316,13 @@ class System:
         return any(one.joint for one in self.parts)
 
     @property
+    def smooth(self) -> bool:
+        """Whether there is no ReLU, so that the equations have no pieces."""
+        chains = [one.chain for one in self.parts]
+        every = [one.last for one in chains] + [k.module for one in chains for k in one.layers]
+        return not any(isinstance(m, nn.ReLU) for m in every)
+
+    @property
     def level(self) -> Tensor:
         """(1, *shape) one level, in the units of the network."""
         return self.parts[0].level
@@ -466,6 +476,9 @@ def solve(
             done = done | equations.reproduced(near)
             x[done] = near[done]
         waited = 0 if bool((misfit < PROGRESS * best[used]).any()) else waited + 1
+        # Smooth equations have no pieces: if a step gains little, it was not solved well enough.
+        if equations.smooth and not bool((misfit < HALF * best[used]).any()):
+            iterations = min(2 * iterations, MOST)
         best[used] = torch.minimum(best[used], misfit)
         if waited > PATIENCE:
             if kicks == KICKS:

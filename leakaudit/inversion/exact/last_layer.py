@@ -45,25 +45,35 @@ SUCCEEDS = 0.2
 FAILS = 5.0
 RANGE = (1e-14, 1e8)
 
-# Slopes lie in the column space if the part outside is below this many standard deviations of its
-# error, or this relative size: that which float64 leaves after the subtraction of other samples, or
-# multiples of the precision in which the softmax was computed.
-FITS = 8.0
+# The part of slopes outside the column space that their computation explains, relative to these
+# slopes: that of float64, or multiples of the precision in which the softmax was computed.
 LEAST = 1e-10
 COMPUTED = 32.0
+
+# The same after samples were subtracted that are not polished yet. It only selects candidates.
+LATER = 1e-3
+
+# All samples together give the gradient if what is left is below this many standard deviations.
+FITS = 8.0
+
+# Searches from other starts if they do not.
+TRIALS = 3
 
 # Factor of the errors that the normal equations state. They assume independent errors, but those of
 # the softmax are common to a sample's whole row. Up to 4 was observed in float32, less in float64.
 DEPENDENT = 4.0
 
-# Two solutions are the same if they differ by less than this, relative to their size.
-SAME = 1e-4
+# Two solutions of one label may be the same if their slopes differ by less than this, relative to
+# their size.
+SAME = 0.02
 
 # Largest number of entries of the normal equations' matrix for all samples, 400 MB. A choice.
 LARGEST = 5e7
 
 # Gauss-Newton steps for all samples together; they converge quadratically from what was found.
 POLISH = 4
+
+TINY = torch.finfo(torch.float64).tiny  # only prevents 0 / 0
 
 # Equations per unknown that a sample needs, so that a solution is no coincidence.
 ENOUGH = 2
@@ -115,19 +125,13 @@ def inputs(
     least = max(LEAST, COMPUTED * wire)
     inside = batch * rows @ basis.T
     search = _Search(inside, weight @ basis.T, basis[:, -1], batch * noise, least)
-    rays = basis.new_zeros(0, batch)
-    labels = torch.zeros(0, dtype=torch.long)
-    missed = 0
-    while len(rays) < batch and missed < PATIENCE and not expired():
-        step("samples", len(rays), batch)
-        more, of = search.more(rays, labels, generator)
-        missed = 0 if len(more) else missed + 1
-        rays = torch.cat([rays, more])
-        labels = torch.cat([labels, of])
-    step("samples", len(rays), batch)
-    if len(rays) < batch:
-        return None
-    return search.polished(rays, labels, basis.shape[1])
+    for _ in range(TRIALS):
+        rays, labels = search.all(generator)
+        if len(rays) == batch:
+            found = search.polished(rays, labels, basis.shape[1])
+            if found is not None:
+                return found
+    return None
 
 
 @dataclass(frozen=True)
@@ -153,6 +157,25 @@ class _Search:
         chosen = torch.nn.functional.one_hot(labels, len(self.weight))
         return (rays @ self.weight.T).softmax(1) - chosen
 
+    def all(self, generator: Generator) -> tuple[Tensor, Tensor]:
+        """Find samples (k, b) and their labels (k,), as many as possible.
+
+        Args:
+            generator: Source of all random choices.
+        """
+        batch = len(self.one)
+        rays = self.one.new_zeros(0, batch)
+        labels = torch.zeros(0, dtype=torch.long)
+        missed = 0
+        while len(rays) < batch and missed < PATIENCE and not expired():
+            step("samples", len(rays), batch)
+            more, of = self.more(rays, labels, generator)
+            missed = 0 if len(more) else missed + 1
+            rays = torch.cat([rays, more])
+            labels = torch.cat([labels, of])
+        step("samples", len(rays), batch)
+        return rays, labels
+
     def more(self, rays: Tensor, labels: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
         """Find samples in what those that are found leave of the gradient.
 
@@ -171,21 +194,37 @@ class _Search:
         space = space[:count]
         # What the errors of the gradient move slopes out of their space, relative to these slopes.
         tilt = self.noise * math.sqrt(len(left)) / float(sizes[count - 1])
+        every = torch.arange(len(left))
         found = rays[:0]
         names = labels[:0]
-        every = torch.arange(len(left))
+        off = left.new_zeros(0)
         for start in self._starts(left @ space.T, space @ self.one, generator):
-            if len(found) == count:
+            if len(found) >= count:
                 break
             ray = self._solved(start, space, outside, every)
             slopes = self.slopes(ray, every)
-            off = (slopes @ outside).norm(dim=1) / slopes.norm(dim=1)
-            good = off < FITS * tilt + self.least
-            for one, name in zip(ray[good], every[good], strict=True):
-                if len(found) < count and not _known(one, found):
-                    found = torch.cat([found, one[None]])
-                    names = torch.cat([names, name[None]])
-        return found, names
+            away = (slopes @ outside).norm(dim=1) / slopes.norm(dim=1)
+            good = away < (LATER if len(rays) else tilt + self.least)
+            off, order = torch.cat([off, away[good]]).sort()
+            found = torch.cat([found, ray[good]])[order]
+            names = torch.cat([names, every[good]])[order]
+            different = self._different(found, names)
+            off, found, names = off[different], found[different], names[different]
+        return found[:count], names[:count]
+
+    def _different(self, rays: Tensor, labels: Tensor) -> list[int]:
+        """Return which samples (k, b) differ from all those before them.
+
+        Samples of one label with nearly the same slopes may be one. If they are not, the other one
+        is found after the first was subtracted.
+        """
+        slopes = self.slopes(rays, labels)
+        chosen: list[int] = []
+        for k, one in enumerate(slopes):
+            near = (slopes[chosen] - one).norm(dim=1) < SAME * one.norm()
+            if not bool((near & (labels[chosen] == labels[k])).any()):
+                chosen.append(k)
+        return chosen
 
     def _starts(self, left: Tensor, one: Tensor, generator: Generator) -> Tensor:
         """Return averages (m, q) of the samples.
@@ -290,12 +329,3 @@ class _Search:
         of_slopes = torch.einsum("kcj,ki->cikj", moved, rays)
         of_rays = torch.einsum("kc,ij->cikj", self.slopes(rays, labels), free)
         return (of_slopes + of_rays).reshape(-1, b * (b - 1))
-
-
-def _known(ray: Tensor, found: Tensor) -> bool:
-    """Return whether a sample (b,) is one of those found (k, b)."""
-    apart = (found - ray).norm(dim=1)
-    return bool((apart < SAME * ray.norm()).any())
-
-
-TINY = torch.finfo(torch.float64).tiny  # only prevents 0 / 0

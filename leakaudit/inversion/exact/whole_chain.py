@@ -481,7 +481,8 @@ def solve(
             x[done] = near[done]
         waited = 0 if bool((misfit < PROGRESS * best[used]).any()) else waited + 1
         # Smooth equations have no pieces: if a step gains little, it was not solved well enough.
-        if equations.smooth and not bool((misfit < HALF * best[used]).any()):
+        alone = equations.smooth and not equations.joint
+        if alone and not bool((misfit < HALF * best[used]).any()):
             iterations = min(2 * iterations, MOST)
         best[used] = torch.minimum(best[used], misfit)
         if waited > PATIENCE:

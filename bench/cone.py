@@ -14,7 +14,6 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -108,7 +107,7 @@ def trained(spec: TaskSpec, x: Tensor, y: Tensor, epochs: int) -> Tensor:
     return theta
 
 
-def leak(task: Task, x: Tensor, y: Tensor, thetas: Sequence[Tensor]) -> GradientLeak:
+def leak(task: Task, x: Tensor, y: Tensor, *thetas: Tensor) -> GradientLeak:
     """Plant the gradients of one batch at one or several models."""
     dtype = thetas[0].dtype
     gradients = torch.stack([task.gradient(one, x.to(dtype), y).double() for one in thetas])
@@ -120,7 +119,7 @@ def leak(task: Task, x: Tensor, y: Tensor, thetas: Sequence[Tensor]) -> Gradient
         gradients,
         noise,
         (0, task.layout.size),
-        theta=torch.stack(list(thetas)).double(),
+        theta=torch.stack(thetas).double(),
         batch=len(x),
         wire=torch.finfo(dtype).eps,
     )
@@ -167,7 +166,7 @@ def labelled(root: Path, only: str) -> None:
         seeds = [MANY + 100 * k for k in range(rounds)]
         for dtype in (torch.float64, torch.float32):
             thetas = [task.init(Generator().manual_seed(seed)).to(dtype) for seed in seeds]
-            exact, same, spent = attacked(task, leak(task, x, y, thetas), x, MANY)
+            exact, same, spent = attacked(task, leak(task, x, y, *thetas), x, MANY)
             bits = 64 if dtype is torch.float64 else 32
             sys.stdout.write(f"| {full} | {MANY} | {bits} | {exact} | {same} | {spent:.1f} |\n")
             sys.stdout.flush()
@@ -196,7 +195,7 @@ def main() -> None:
                     continue
                 x, y = batch(path, count, seed=count)
                 theta = task.init(Generator().manual_seed(count)) if weights is None else weights
-                planted = leak(task, x, y, [theta.to(dtype)])
+                planted = leak(task, x, y, theta.to(dtype))
                 exact, same, spent = attacked(task, planted, x, count)
                 bits = 64 if dtype is torch.float64 else 32
                 sys.stdout.write(

@@ -7,7 +7,9 @@ ReLU after the layer, no second round, and no label.
 * If the layer is the first one, its inputs are the pixels, which also have an upper limit.
 * If convolutions and ReLUs come before it, its inputs are features. With the known weights, `peel`
 solves for the pixels layer by layer, or `whole_batch` through all layers at once, if there are
-enough equations.
+enough equations. If not, `rounds_together` uses the features of several rounds.
+* If the layer is the last one, with softmax behind it, its inputs need no zeros (`last_layer`), so
+that the activation may also be a sigmoid or tanh.
 
 docs/cone.md has the idea in full, its certificate and its limits.
 """
@@ -22,7 +24,13 @@ import torch
 from torch import Generator, Tensor
 
 from leakaudit.errors import AttackError
-from leakaudit.inversion.exact import extreme_rays, features, first_layer_rows, proof
+from leakaudit.inversion.exact import (
+    extreme_rays,
+    features,
+    first_layer_rows,
+    proof,
+    rounds_together,
+)
 from leakaudit.inversion.exact.certify import Heard
 from leakaudit.inversion.exact.duals_to_inputs import KnownInputs
 from leakaudit.inversion.exact.extreme_rays import Array
@@ -49,7 +57,7 @@ class Cone(Attack):
     rank: ClassVar[int] = 3
     reads: ClassVar[str] = (
         "one gradient, or one difference, of a linear layer whose inputs are pixels "
-        "or come out of convolutions with ReLU"
+        "or come out of convolutions with ReLU; several gradients of one batch, if one is too few"
     )
     paper: ClassVar[str] = (
         "unpublished; the row space of one gradient is used by Dimitrov et al. 2024 (SPEAR)"
@@ -59,6 +67,7 @@ class Cone(Attack):
     )
 
     rounds: int = param(3, "number of gradients to try, those with the least noise first")
+    together: int = param(24, "maximum number of gradients of one batch to solve together")
 
     def refuses(self, leak: GradientLeak, task: Task) -> str | None:
         """Require pixels in [0, 1] and a first linear layer, with nothing but ReLU before it."""
@@ -78,15 +87,25 @@ class Cone(Attack):
             raise AttackError(f"cone cannot use this leak: {why}")
         if task.first_linear is not None:
             return _pixels(leak, task, generator)
-        best: Reconstruction | None = None
-        for equation in _quietest(leak, self.rounds):
-            found = features.recover(leak, task, equation, generator)
-            if best is None or _rank(found) > _rank(best):
+        best = features.failed(leak, task, INVISIBLE)
+        several = rounds_together.missing(leak) is None
+        for found in self._attempts(leak, task, several, generator):
+            if _rank(found) >= _rank(best):
                 best = found
             if found.certificate is Certificate.EXACT:
                 break
-        assert best is not None  # a leak has at least one equation
         return best
+
+    def _attempts(
+        self, leak: GradientLeak, task: Task, several: bool, generator: Generator
+    ) -> Iterator[Reconstruction]:
+        """Yield reconstructions from features, those that take the least time first."""
+        if several:
+            for equation in _quietest(leak, self.rounds):
+                yield features.recover(leak, task, equation, generator, whole=False)
+            yield rounds_together.recover(leak, task, self.together, generator)
+        for equation in _quietest(leak, self.rounds):
+            yield features.recover(leak, task, equation, generator)
 
 
 def _quietest(leak: GradientLeak, most: int) -> Iterator[int]:

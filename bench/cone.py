@@ -4,7 +4,8 @@
 
 FOLDER holds cifar10_train_subset.npz and mnist_subset.npz (arrays x_train, y_train). The gradients
 are those of automatic differentiation, at random weights or after training on all images of the
-file, of which the attacked batch is a part. Prints the rows of docs/cone.md.
+file, of which the attacked batch is a part. Rows with 100 classes have random labels; several
+rounds are those of a fixed batch at different random weights. Prints the rows of docs/cone.md.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from torch import Generator, Tensor
 
 from leakaudit.attacks import Cone
 from leakaudit.leak import GradientLeak
+from leakaudit.protocols import recording
+from leakaudit.protocols.scenario import Scenario
 from leakaudit.tasks.task import Task
 from leakaudit.trace import TaskSpec
 
@@ -57,6 +60,18 @@ ROWS = (
     ("CIFAR-10, `convnet`", CONVNET, "cifar10_train_subset.npz", 0, (1, 2, 4)),
     ("MNIST pixels, FC 256 sigmoid", PIXELS, "mnist_subset.npz", 0, SIZES),
 )
+# Batches of 16 images with 100 classes: name, network, its settings, data, and rounds.
+MANY = 16
+CLASSES = 100
+LABELLED = (
+    ("faces, `convnet`", "convnet", {"width": 16}, "faces", 1),
+    ("faces, `convnet`", "convnet", {"width": 32}, "faces", 1),
+    ("faces, `convnet`", "convnet", {"width": 64}, "faces", 1),
+    ("CIFAR-10, `convnet`", "convnet", {"width": 32}, "cifar10_train_subset.npz", 1),
+    ("faces, `lenet`", "lenet", {"act": "sigmoid"}, "faces", 2),
+    ("faces, `lenet`", "lenet", {"act": "relu"}, "faces", 5),
+    ("CIFAR-10, `lenet`", "lenet", {"act": "sigmoid"}, "cifar10_train_subset.npz", 7),
+)
 # Stochastic gradient descent with momentum.
 STEP = 0.01
 MOMENTUM = 0.9
@@ -92,22 +107,69 @@ def trained(spec: TaskSpec, x: Tensor, y: Tensor, epochs: int) -> Tensor:
     return theta
 
 
-def leak(task: Task, x: Tensor, y: Tensor, theta: Tensor) -> GradientLeak:
-    """Plant the gradient of one batch."""
-    dtype = theta.dtype
-    gradient = task.gradient(theta, x.to(dtype), y).double()
-    noise = ROUNDING * torch.finfo(dtype).eps * float(gradient.square().mean().sqrt())
+def leak(task: Task, x: Tensor, y: Tensor, *thetas: Tensor) -> GradientLeak:
+    """Plant the gradients of one batch at one or several models."""
+    dtype = thetas[0].dtype
+    gradients = torch.stack([task.gradient(one, x.to(dtype), y).double() for one in thetas])
+    noise = ROUNDING * torch.finfo(dtype).eps * gradients.square().mean(1).sqrt()
     return GradientLeak(
         0,
-        torch.ones(1, dtype=torch.long),
-        torch.ones(1, 1, dtype=torch.float64),
-        gradient[None],
-        torch.tensor([noise]),
+        torch.arange(1, len(thetas) + 1),
+        torch.eye(len(thetas), dtype=torch.float64),
+        gradients,
+        noise,
         (0, task.layout.size),
-        theta=theta.double()[None],
+        theta=torch.stack(thetas).double(),
         batch=len(x),
         wire=torch.finfo(dtype).eps,
     )
+
+
+def faces(count: int, seed: int) -> Tensor:
+    """Draw bundled faces."""
+    scenario = Scenario(victim="fedsgd", nodes=2, data="faces", samples=count, seed=seed)
+    plan = recording.plan(scenario)
+    pixels: Tensor = (plan.source.x[plan.rows[-1]].double() * 255).round() / 255
+    return pixels
+
+
+def attacked(task: Task, planted: GradientLeak, x: Tensor, seed: int) -> tuple[int, int, float]:
+    """Return the numbers of certified and of bit-identical images, and CPU seconds."""
+    start = time.process_time()
+    found = Cone()(planted, task, Generator().manual_seed(seed))
+    spent = time.process_time() - start
+    same = 0
+    for one in found.x:
+        same += bool((x.to(one.dtype) == one).flatten(1).all(1).any())
+    return found.certified, same, spent
+
+
+def labelled(root: Path, only: str) -> None:
+    """Print one row for each network with 100 classes."""
+    for name, model, settings, data, rounds in LABELLED:
+        (setting,) = settings.items()
+        full = f"{name} {setting[0]}={setting[1]}, {CLASSES} classes, rounds: {rounds}"
+        if only not in full:
+            continue
+        x = faces(MANY, MANY) if data == "faces" else batch(root / data, MANY, MANY)[0]
+        y = torch.randint(0, CLASSES, (MANY,), generator=Generator().manual_seed(MANY))
+        spec = TaskSpec(
+            model,
+            settings,
+            shape=tuple(x.shape[1:]),
+            mean=(0.5,),
+            std=(0.25,),
+            classes=CLASSES,
+            levels=255,
+        )
+        task = Task.build(spec, dtype=torch.float64)
+        seeds = [MANY + 100 * k for k in range(rounds)]
+        for dtype in (torch.float64, torch.float32):
+            thetas = [task.init(Generator().manual_seed(seed)).to(dtype) for seed in seeds]
+            exact, same, spent = attacked(task, leak(task, x, y, *thetas), x, MANY)
+            bits = 64 if dtype is torch.float64 else 32
+            sys.stdout.write(f"| {full} | {MANY} | {bits} | {exact} | {same} | {spent:.1f} |\n")
+            sys.stdout.flush()
 
 
 def main() -> None:
@@ -134,17 +196,13 @@ def main() -> None:
                 x, y = batch(path, count, seed=count)
                 theta = task.init(Generator().manual_seed(count)) if weights is None else weights
                 planted = leak(task, x, y, theta.to(dtype))
-                start = time.process_time()
-                found = Cone()(planted, task, Generator().manual_seed(count))
-                spent = time.process_time() - start
-                same = 0
-                for one in found.x:
-                    same += bool((x.to(one.dtype) == one).flatten(1).all(1).any())
+                exact, same, spent = attacked(task, planted, x, count)
                 bits = 64 if dtype is torch.float64 else 32
                 sys.stdout.write(
-                    f"| {name} | {count} | {bits} | {found.certified} | {same} | {spent:.1f} |\n"
+                    f"| {name} | {count} | {bits} | {exact} | {same} | {spent:.1f} |\n"
                 )
                 sys.stdout.flush()
+    labelled(Path(asked.data_root), asked.only)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from leakaudit.attacks import Cone
 from leakaudit.inversion.exact import chain_pieces, whole_chain
 from leakaudit.inversion.exact.chain_pieces import Composed
 from leakaudit.inversion.exact.pixel_grid import Grid
-from leakaudit.inversion.exact.whole_chain import Equations
+from leakaudit.inversion.exact.whole_chain import Equations, System
 from leakaudit.protocols.scenario import Scenario
 from leakaudit.tasks import layer_chain
 from leakaudit.tasks.layer_chain import Layer
@@ -127,11 +127,11 @@ def test_the_weakest_change_is_that_of_the_whole_matrix() -> None:
     task = task_of("cnn", channels=(16, 64), hidden=(48,))
     x = faces(1, seed=6)
     known = equations(task, x)
-    line = known.linearised(task.normalise(x))
-    line = replace(line, rows=known.shown.to(x))
+    line = System((known,)).linearised(task.normalise(x))
+    line = replace(line, parts=[replace(line.parts[0], rows=known.shown.to(x))])
     pixels = math.prod(task.spec.shape)
     every = torch.eye(pixels, dtype=x.dtype).reshape(pixels, 1, *task.spec.shape)
-    rows = [line.piece.along(one * known.level)[0][0] for one in every]
+    rows = [line.parts[0].piece.along(one * known.level)[0][0] for one in every]
     matrix = torch.stack(rows, dim=1)[known.shown[0]]
     smallest = torch.linalg.svdvals(matrix)[-1]
     got = whole_chain.weakest(line, x, 0.1 * smallest.reshape(1))
@@ -143,7 +143,7 @@ def test_an_image_with_an_invisible_part_is_not_unique() -> None:
     task = task_of("cnn", channels=(16, 64), hidden=(48,))
     x = faces(2, seed=7)
     known = equations(task, x)
-    clear = whole_chain.unique(known, task.normalise(x))
+    clear = whole_chain.unique(System((known,)), task.normalise(x))
     assert clear.all()
     first = known.chain.layers[0]
     dark = {"weight": first.parameters["weight"], "bias": first.parameters["bias"] - 0.6}
@@ -151,7 +151,7 @@ def test_an_image_with_an_invisible_part_is_not_unique() -> None:
     values = blind.piece(task.normalise(x)).out.relu()
     assert float((values > 0).double().mean()) > 0.2
     seen = replace(known, chain=blind, values=values)
-    assert not whole_chain.unique(seen, task.normalise(x)).any()
+    assert not whole_chain.unique(System((seen,)), task.normalise(x)).any()
 
 
 @pytest.mark.parametrize(

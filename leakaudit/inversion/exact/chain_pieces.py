@@ -1,7 +1,8 @@
-"""A chain of convolutions, ReLUs and average pooling as one piecewise linear function.
+"""A chain of convolutions, activations and average pooling, linearised at some images.
 
-On the piece where some images are, that is, as long as no ReLU changes between active and inactive,
-all values in the network are affine in the pixels. `Piece` is this affine function, applied in both
+With ReLU, the chain is piecewise linear: on the piece where some images are, that is, as long as no
+ReLU changes between active and inactive, all values in the network are affine in the pixels. With
+sigmoid or tanh, they are so to first order. `Piece` is this affine function, applied in both
 directions without building its matrix.
 """
 
@@ -13,23 +14,25 @@ from torch import Tensor, nn
 from torch.func import vjp
 from torch.nn.grad import conv2d_input, conv2d_weight
 
+from leakaudit.tasks.activations import ACTIVATIONS
 from leakaudit.tasks.layer_chain import Layer
 
 AVERAGES = (nn.AvgPool2d, nn.AdaptiveAvgPool2d)
 SILENT = (nn.Flatten, nn.Identity, nn.Dropout, nn.Dropout2d)
+ACTING = (nn.ReLU, nn.Sigmoid, nn.Tanh)
 
 
 @dataclass(frozen=True, eq=False)
 class Composed:
-    """Convolutions, ReLUs and average pooling as one function of images.
+    """Convolutions, activations and average pooling as one function of images.
 
     Attributes:
-        layers: The layers, without a last ReLU and without what only changes the shape.
-        ends: Whether a last ReLU was left out.
+        layers: The layers, without a last activation and without what only changes the shape.
+        last: The last activation, which was left out; None if there is none.
     """
 
     layers: list[Layer]
-    ends: bool
+    last: nn.Module | None
 
     @classmethod
     def of(cls, chain: list[Layer]) -> Composed | str:
@@ -40,12 +43,12 @@ class Composed:
         """
         acting = [layer for layer in chain if not isinstance(layer.module, SILENT)]
         for layer in acting:
-            if not isinstance(layer.module, (nn.Conv2d, nn.ReLU, *AVERAGES)):
+            if not isinstance(layer.module, (nn.Conv2d, *ACTING, *AVERAGES)):
                 kind = type(layer.module).__name__
                 return f"{layer.name} is a {kind}, which is only inverted layer by layer"
-        if acting and isinstance(acting[-1].module, nn.ReLU):
-            return cls(acting[:-1], True)
-        return cls(acting, False)
+        if acting and isinstance(acting[-1].module, ACTING):
+            return cls(acting[:-1], acting[-1].module)
+        return cls(acting, None)
 
     @property
     def convolutions(self) -> list[Layer]:
@@ -68,6 +71,12 @@ class Composed:
                 active.append((x > least).to(x))
                 x = x.relu()
                 continue
+            if isinstance(layer.module, ACTING):
+                x = layer(x)
+                slope = ACTIVATIONS[type(layer.module)].slope
+                assert slope is not None  # all of `ACTING` have one
+                active.append(slope(x))
+                continue
             if isinstance(layer.module, nn.Conv2d):
                 inputs.append(x)
             x = layer(x)
@@ -82,7 +91,8 @@ class Piece:
         chain: The chain.
         shaped: (b, ...) outputs of the chain at these images.
         inputs: For each convolution, its inputs (b, c, h, w).
-        active: For each ReLU inside, (b, c, h, w) whether an output is active, 0 or 1.
+        active: For each activation inside, (b, c, h, w) its slopes. That of a ReLU is 1 if the
+            output is active, and 0 otherwise.
     """
 
     chain: Composed
@@ -107,7 +117,7 @@ class Piece:
         changes: list[Tensor] = []
         active = iter(self.active)
         for layer in self.chain.layers:
-            if isinstance(layer.module, nn.ReLU):
+            if isinstance(layer.module, ACTING):
                 v = v * next(active)
             elif isinstance(layer.module, nn.Conv2d):
                 changes.append(v)
@@ -134,7 +144,7 @@ class Piece:
         d = d.reshape(self.shaped.shape)
         for layer in reversed(self.chain.layers):
             m = layer.module
-            if isinstance(m, nn.ReLU):
+            if isinstance(m, ACTING):
                 d = d * active.pop()
                 continue
             if not isinstance(m, nn.Conv2d):

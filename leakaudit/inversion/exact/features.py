@@ -1,12 +1,14 @@
 """Whole batches through convolutions: features as extreme rays, pixels by peeling, and the proof.
 
 The inputs of the first linear layer are features of the images, known up to a basis of their space.
-`extreme_rays` finds them, and `peel` solves for the pixels. What makes an image exact:
+`extreme_rays` finds them if they come out of a ReLU, `last_layer` if their layer is the last one,
+and `peel` solves for the pixels. What makes an image exact:
 
 1. **Evidence.** The singular values of the gradient's rows end at the noise, after as many as there
 are samples (times the models that take part in a difference).
 2. **Zeros.** The zeros of the features determine the ray even without any third of them. A mixture
 of samples vanishes where several samples happen to cancel, and such a coincidence is one column.
+Features from `last_layer` have no such witness, so their images are only certified by the gradient.
 3. **Levels.** Every pixel is proven by exhaustion of the levels that the features leave possible
 (`open_pixels`). Mixtures of samples leave none. Convolution and ReLU of the rounded image must give
 the features again, zeros included.
@@ -21,9 +23,10 @@ Samples whose slopes are close to rounding come second: those that are proven re
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Generator, Tensor, nn
 
@@ -32,6 +35,7 @@ from leakaudit.inversion.exact import (
     chain_pieces,
     extreme_rays,
     first_layer_rows,
+    last_layer,
     weak_samples,
     whole_batch,
 )
@@ -81,20 +85,27 @@ def missing(leak: GradientLeak, task: Task) -> str | None:
     """
     if leak.gaps:
         return leak.gaps
-    layer = _first_linear(task)
+    layer = first_linear(task)
     if isinstance(layer, str):
         return layer
-    why = first_layer_rows.not_leaked(leak, task, layer)
+    why = first_layer_rows.not_leaked(leak, task, layer.names)
     if why:
         return why
     if leak.theta is None:
         return "the weights of the convolutions are needed, but this adversary does not know them"
+    if not layer.rectified and last_layer.too_large(leak.batch, task.spec.classes):
+        return (
+            f"features that do not come out of a ReLU follow from the softmax, but "
+            f"{task.spec.classes} classes are too few for {leak.batch} samples"
+        )
     if leak.inner > 1:
         return f"it reads single gradients, but each is a sum over {leak.inner} inner steps"
     return None
 
 
-def recover(leak: GradientLeak, task: Task, equation: int, generator: Generator) -> Reconstruction:
+def recover(
+    leak: GradientLeak, task: Task, equation: int, generator: Generator, whole: bool = True
+) -> Reconstruction:
     """Recover the images behind one equation of a leak.
 
     Args:
@@ -102,31 +113,74 @@ def recover(leak: GradientLeak, task: Task, equation: int, generator: Generator)
         task: The learning task.
         equation: Which row of the leak.
         generator: Source of all random choices.
+        whole: Whether to search through the whole chain if layers cannot be peeled.
     """
-    layer = _first_linear(task)
+    found = samples(leak, task, equation, generator)
+    if isinstance(found, str):
+        return failed(leak, task, found)
+    return _reported(leak, task, _images(found, whole), found)
+
+
+def samples(leak: GradientLeak, task: Task, equation: int, generator: Generator) -> Found | str:
+    """Find the features behind one equation of a leak, or explain why there are none.
+
+    Args:
+        leak: Gradients or differences at known models (see `missing`).
+        task: The learning task.
+        equation: Which row of the leak.
+        generator: Source of all random choices.
+    """
+    layer = first_linear(task)
     assert not isinstance(layer, str)
-    stack = first_layer_rows.rows(leak, task, layer)
+    stack = first_layer_rows.rows(leak, task, layer.names)
     white = first_layer_rows.whiten(stack, leak, slice(equation, equation + 1))
     models = leak.combination[equation].nonzero().flatten()
     expected = leak.batch * len(models) if leak.batch else None
     span = first_layer_rows.span(white, expected, generator)
     if span is None:
-        return _failed(leak, task, "the singular values do not show the number of samples")
+        return "the singular values do not show the number of samples"
     one = span.basis[:, -1]
     cone = Cone.of(span.basis[:, :-1], one, span.sizes[: span.batch], span.noise)
 
     def accepts(ray: extreme_rays.Array) -> bool:
         return cone.firm(ray, extreme_rays.random(generator))
 
-    rays = extreme_rays.rays(cone, span.batch, accepts, generator)
+    rays = np.zeros((0, span.batch))
+    if layer.rectified:
+        rays = extreme_rays.rays(cone, span.batch, accepts, generator)
     why = _doubt(leak, span, white, expected)
-    images = _images(Found(leak, task, equation, layer, stack[equation], span, cone, rays))
-    return _reported(leak, task, images, span, why)
+    error = np.array([cone.error(ray) for ray in rays])
+    found = Found(leak, task, equation, layer.names, stack[equation], span, cone, rays, error, why)
+    if len(rays) < span.batch and layer.softmax and len(models) == 1 and not why:
+        return _by_softmax(found, generator)
+    return found
+
+
+def _by_softmax(found: Found, generator: Generator) -> Found:
+    """Find samples by the softmax behind the last layer, if that finds all of them."""
+    leak = found.leak
+    if last_layer.too_large(leak.batch, found.task.spec.classes):
+        return found
+    model = int(leak.combination[found.equation].nonzero())
+    assert leak.theta is not None
+    layout = found.task.layout.slices
+    weight, bias = (leak.theta[model].double()[layout[name]] for name in found.layer if name)
+    affine = torch.cat([weight.reshape(len(bias), -1), bias[:, None]], dim=1)
+    noise = float(leak.std[found.equation]) * found.span.noise
+    # The equation may be a multiple of the gradient.
+    rows = found.rows / leak.combination[found.equation, model]
+    seen = last_layer.inputs(rows, affine, found.span.basis, noise, leak.wire, generator)
+    if seen is None:
+        return found
+    rays = seen.rays.cpu().numpy()
+    of_space = np.array([found.cone.error(ray) for ray in rays])
+    error = np.hypot(of_space, seen.error.cpu().numpy())
+    return replace(found, rays=rays, error=error, firm=False)
 
 
 @dataclass(frozen=True)
 class Found:
-    """Rays of one equation.
+    """Samples of one equation.
 
     Attributes:
         leak: The leak.
@@ -137,6 +191,9 @@ class Found:
         span: Their space.
         cone: Its cone.
         rays: (k, b) samples.
+        error: (k,) standard deviation of a feature of each sample.
+        doubt: Why the rows do not show the number of samples with certainty; empty if they do.
+        firm: Whether zeros determine the rays.
     """
 
     leak: GradientLeak
@@ -147,6 +204,9 @@ class Found:
     span: Span
     cone: Cone
     rays: extreme_rays.Array
+    error: extreme_rays.Array
+    doubt: str
+    firm: bool = True
 
     @property
     def chains(self) -> list[tuple[list[Layer], Tensor]]:
@@ -257,7 +317,7 @@ class _Sample:
         return snapped[0] if bool((off < self.allowed).all()) else None
 
 
-def _images(found: Found) -> _Images:
+def _images(found: Found, whole: bool) -> _Images:
     """Peel every ray, close what is open, compare features, and solve the rest as a whole."""
     task = found.task
     grid = Grid.of(task)
@@ -265,7 +325,7 @@ def _images(found: Found) -> _Images:
     reasons: list[str] = []
     for k, ray in enumerate(torch.from_numpy(found.rays).to(found.rows)):
         values = ray @ found.span.basis[:, :-1]
-        error = max(found.cone.error(found.rays[k]) / float(values.max()), ROUNDED / FITS)
+        error = max(float(found.error[k]) / float(values.abs().max()), ROUNDED / FITS)
         best = _best(found, k, values, error, grid)
         if isinstance(best, str):
             reasons.append(best)
@@ -280,18 +340,21 @@ def _images(found: Found) -> _Images:
         snapped = one.image(x, grid, task)
         if snapped is None:
             close[one.ray] = task.denormalise(x.reshape(1, *task.spec.shape))[0]
-        elif one.peeled.plain:
+        elif one.peeled.plain and found.firm:
             plain[one.ray] = snapped
         else:
             other[one.ray] = snapped
-    rest = whole_batch.solve(found, {**plain, **other}, close)
-    other.update(rest.unique)
+    if whole:
+        rest = whole_batch.solve(found, {**plain, **other}, close)
+        other.update(rest.unique)
+        close = rest.close
+        reasons = [*reasons[:1], rest.why]
     none = torch.empty(0, *task.spec.shape, dtype=found.rows.dtype)
     return _Images(
         torch.stack(list(plain.values())).unique(dim=0) if plain else none,
         torch.stack(list(other.values())).unique(dim=0) if other else none,
-        torch.stack(list(rest.close.values())) if rest.close else none,
-        "; ".join(filter(None, (reasons[0] if reasons else "", rest.why))),
+        torch.stack(list(close.values())) if close else none,
+        "; ".join(filter(None, reasons[:2])),
     )
 
 
@@ -305,7 +368,7 @@ def _best(found: Found, ray: int, values: Tensor, error: float, grid: Grid) -> _
             reason = reason or one
             continue
         away = _away(one, grid)
-        allowed = torch.full_like(values, FITS * error * float(values.max()))
+        allowed = torch.full_like(values, FITS * error * float(values.abs().max()))
         if best is None or away < best[0]:
             best = away, _Sample(ray, one, chain, weight, values, error, allowed)
     return best[1] if best else reason
@@ -344,7 +407,7 @@ def _with_refined(
         grid: Grid of the pixels.
     """
     values = torch.stack([one.values for one in samples])
-    deviation = torch.tensor([found.cone.error(ray) for ray in found.rays]).to(values)
+    deviation = torch.from_numpy(found.error).to(values)
     noise = float(found.leak.std[found.equation]) * found.span.noise
     refined = weak_samples.refined(found.rows, values, deviation, known, found.leak.wire, noise)
     if refined is None:
@@ -413,15 +476,14 @@ def _rounded_off(span: Span) -> bool:
     return float(span.sizes[span.batch]) < rounding
 
 
-def _reported(
-    leak: GradientLeak, task: Task, images: _Images, span: Span, why: str
-) -> Reconstruction:
+def _reported(leak: GradientLeak, task: Task, images: _Images, found: Found) -> Reconstruction:
     """Report images with their certificates."""
-    wanted = leak.batch or span.batch
+    why = found.doubt
+    wanted = leak.batch or found.span.batch
     exact = torch.cat([images.plain, images.other])
     x = torch.cat([exact, images.close])[:wanted]
     if not len(x):
-        return _failed(leak, task, images.why or "no sample was found among the rays")
+        return failed(leak, task, images.why or "no sample was found among the rays")
     y = None
     left = 1.0
     certified = len(images.plain)
@@ -459,13 +521,39 @@ def _reported(
     )
 
 
-def _failed(leak: GradientLeak, task: Task, why: str) -> Reconstruction:
+def failed(leak: GradientLeak, task: Task, why: str) -> Reconstruction:
+    """Report that nothing was found.
+
+    Args:
+        leak: The leak.
+        task: The learning task.
+        why: The reason.
+    """
     none = torch.empty(0, *task.spec.shape)
     return Reconstruction(leak.node, "cone", none, None, Certificate.FAILED, 1.0, note=why)
 
 
-def _first_linear(task: Task) -> LinearNames | str:
-    """Return the first linear layer after convolutions with ReLU; or why there is none."""
+@dataclass(frozen=True)
+class FirstLinear:
+    """The first linear layer behind convolutions.
+
+    Attributes:
+        names: Names of its weight and bias.
+        rectified: Whether its inputs come out of a ReLU, so that they are never negative.
+        softmax: Whether it is the last layer, with softmax and cross-entropy behind it.
+    """
+
+    names: LinearNames
+    rectified: bool
+    softmax: bool
+
+
+def first_linear(task: Task) -> FirstLinear | str:
+    """Return the first linear layer behind convolutions; or why its inputs cannot be found.
+
+    Args:
+        task: The learning task.
+    """
     parts = sequential.parts(task.module)
     if parts is None:
         return f"{task.spec.model} is not a plain chain of layers"
@@ -474,10 +562,14 @@ def _first_linear(task: Task) -> LinearNames | str:
     for part in parts:
         m = part.module
         if isinstance(m, nn.Linear):
-            if not rectified:
-                return f"the inputs of {part.name} do not come out of a ReLU"
-            bias = None if m.bias is None else f"{part.name}.bias"
-            return f"{part.name}.weight", bias
+            names = (f"{part.name}.weight", None if m.bias is None else f"{part.name}.bias")
+            softmax = part is parts[-1] and task.spec.loss == "cross_entropy"
+            if not rectified and not softmax:
+                return (
+                    f"the inputs of {part.name} do not come out of a ReLU, "
+                    "and it is not the last layer with cross-entropy behind it"
+                )
+            return FirstLinear(names, rectified, softmax)
         why = _unfit(part, before)
         if why:
             return why

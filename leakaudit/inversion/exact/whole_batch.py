@@ -7,8 +7,8 @@ join in, and all samples are solved together.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 from leakaudit.inversion.exact import certify, whole_chain
 from leakaudit.inversion.exact.chain_pieces import Composed
 from leakaudit.inversion.exact.pixel_grid import Grid
-from leakaudit.inversion.exact.whole_chain import Equations
+from leakaudit.inversion.exact.whole_chain import Equations, System
 
 if TYPE_CHECKING:
     from leakaudit.inversion.exact.features import Found
@@ -79,7 +79,8 @@ class Search:
             chain: The layers before the features.
         """
         if self.left:
-            self._attempt(self.left, self._equations(chain, self.left, [], self.values[:0], 0.0))
+            one = equations(self.found, chain, self.left)
+            self._attempt(self.left, System((one,)))
 
     def together(self, chain: Composed, weight: Tensor) -> None:
         """Solve for all images from their features and the gradients of the convolutions.
@@ -105,27 +106,11 @@ class Search:
         accuracy = max(certify.ROUNDED * float(value.norm()), NOISY * noise)
         every = list(range(len(self.values)))
         slopes = found.slopes.T @ weight
-        self._attempt(every, self._equations(chain, every, gradients, slopes, accuracy))
+        one = equations(self.found, chain, every)
+        one = replace(one, gradients=gradients, slopes=slopes, accuracy=accuracy)
+        self._attempt(every, System((one,)))
 
-    def _equations(
-        self,
-        chain: Composed,
-        rays: list[int],
-        gradients: list[Tensor | None],
-        slopes: Tensor,
-        accuracy: float,
-    ) -> Equations:
-        found = self.found
-        values = self.values[rays]
-        precision = (found.leak.wire or 1.0) / torch.finfo(torch.float32).eps
-        floor = max(LEAST, ROUNDED * min(1.0, precision))
-        errors = torch.tensor([found.cone.error(found.rays[k]) for k in rays]).to(values)
-        error = (errors / values.amax(1)).clamp_min(floor)
-        grid = Grid.of(found.task)
-        level = (1 / (grid.levels * grid.std)).reshape(1, *found.task.spec.shape)
-        return Equations(chain, values, error, gradients, slopes, accuracy, level)
-
-    def _attempt(self, rays: list[int], equations: Equations) -> None:
+    def _attempt(self, rays: list[int], equations: System) -> None:
         """Solve equations of some rays, and sort the images."""
         if equations.per_pixel < FEWEST:
             self.why = SHORT.format(equations.per_pixel)
@@ -151,6 +136,25 @@ class Search:
                 self.close.pop(k, None)
             else:
                 self.close[k] = image
+
+
+def equations(found: Found, chain: Composed, rays: Sequence[int]) -> Equations:
+    """Return what the features of some rays say about their images.
+
+    Args:
+        found: Rays of one gradient.
+        chain: The layers before the features.
+        rays: Which rays.
+    """
+    chosen = torch.tensor(list(rays))
+    values = (torch.from_numpy(found.rays).to(found.rows) @ found.span.basis[:, :-1])[chosen]
+    precision = (found.leak.wire or 1.0) / torch.finfo(torch.float32).eps
+    floor = max(LEAST, ROUNDED * min(1.0, precision))
+    errors = torch.from_numpy(found.error).to(values)[chosen]
+    error = (errors / values.abs().amax(1)).clamp_min(floor)
+    grid = Grid.of(found.task)
+    level = (1 / (grid.levels * grid.std)).reshape(1, *found.task.spec.shape)
+    return Equations(chain, values, error, [], values[:0], 0.0, level)
 
 
 def solve(found: Found, known: Mapping[int, Tensor], starts: Mapping[int, Tensor]) -> Search:

@@ -5,13 +5,14 @@ unknown in the middle of a network is not free: it is a function of the pixels. 
 the unknowns are the pixels only, and every positive feature is an equation.
 
 1. **Equations.** A positive feature of sample k is the value of the output before the last ReLU.
-One that is zero bounds it from above. If all samples are there, so are the slopes of the loss in
-their features, and the gradient of the last convolution is an equation as well: sum_k d_k * h_k,
-with d_k the slopes in its outputs, which are known, and h_k its inputs.
-2. **Search.** All of this is piecewise linear in the pixels. Levenberg-Marquardt linearises it at
-the current images and solves for a step by conjugate gradients. Its damping follows the residual:
-steps are short as long as many ReLUs are guessed wrongly. Where it ends between pieces, it goes on
-after a small random change.
+One that is zero bounds it from above. A feature behind a sigmoid or tanh is always an equation. If
+all samples are there, so are the slopes of the loss in their features, and the gradient of the last
+convolution is an equation as well: sum_k d_k * h_k, with d_k the slopes in its outputs, which are
+known, and h_k its inputs. Every other known model that saw the images adds equations (`System`).
+2. **Search.** With ReLU, all of this is piecewise linear in the pixels. Levenberg-Marquardt
+linearises it at the current images and solves for a step by conjugate gradients. Its damping
+follows the residual: steps are short as long as many ReLUs are guessed wrongly. Where it ends
+between pieces, it goes on after a small random change.
 3. **Proof.** The image is rounded to the grid and must give the features again. Then `unique`
 shows that no change of the image, of one pixel or of many, keeps them on this linear piece. This is
 no proof against images on other pieces. They would have to fulfil more equations than they have
@@ -25,11 +26,12 @@ import math
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from leakaudit.inversion.exact.chain_pieces import Composed, Piece, input_slopes, weight_gradient
 from leakaudit.inversion.exact.pixel_grid import Grid
 from leakaudit.progress import expired, step
+from leakaudit.tasks.activations import ACTIVATIONS, Inverse
 
 # Maximum number of steps. With twice as many equations as pixels in a batch, ten are usual.
 STEPS = 400
@@ -50,6 +52,9 @@ PATIENCE = 8
 KICK = 8.0
 KICKS = 5
 MOST = 320
+
+# Factor by which the residual of some image falls in a good step, if there are no pieces.
+HALF = 0.5
 
 # Relative residual below which images are rounded and compared.
 CLOSE = 0.03
@@ -82,12 +87,16 @@ LONGEST = 1000
 # Relative residual of an inverse iteration above which nothing is concluded from it.
 SETTLED = 0.05
 
+# Features of a model up to which the matrix of its equations is computed for that. A choice: it has
+# 20 MB for images of CIFAR-10, and conjugate gradients take ten times as long.
+DENSE = 1000
+
 TINY = torch.finfo(torch.float64).tiny  # only prevents 0 / 0
 
 
 @dataclass(frozen=True, eq=False)
 class Equations:
-    """What is known about the outputs of a chain for several samples.
+    """What is known about the outputs of one model's chain for several samples.
 
     Attributes:
         chain: The chain.
@@ -116,33 +125,58 @@ class Equations:
     @property
     def deviation(self) -> Tensor:
         """(b, 1) error of a feature."""
-        return (self.error * self.values.amax(1))[:, None]
+        return (self.error * self.values.abs().amax(1))[:, None]
 
     @property
     def shown(self) -> Tensor:
-        """(b, m) whether a feature is certainly positive."""
-        return self.values > ZERO * self.deviation
+        """(b, m) whether a feature shows the output before the last activation.
+
+        It does so if it is certainly not zero (ReLU), or certainly not at a limit (sigmoid, tanh).
+        """
+        if self.rectified:
+            return self.values.abs() > ZERO * self.deviation
+        return self.before.slope > ZERO * self.deviation
 
     @property
-    def per_pixel(self) -> float:
-        """Number of equations per unknown pixel, of the sample that has the fewest."""
+    def rectified(self) -> bool:
+        """Whether a feature of zero is only a bound, as behind a ReLU."""
+        return self.chain.last is None or isinstance(self.chain.last, nn.ReLU)
+
+    @property
+    def before(self) -> Inverse:
+        """The outputs before the last activation."""
+        if self.chain.last is None:
+            one = torch.ones_like(self.values)
+            return Inverse(self.values, one > 0, one, one)
+        undo = ACTIVATIONS[type(self.chain.last)].undo
+        assert undo is not None  # all activations of a chain have one
+        return undo(self.chain.last, self.values, 0.0)
+
+    @property
+    def count(self) -> Tensor:
+        """(b,) number of equations of each sample, with its part of those in common."""
         common = sum(one.numel() for one in self.gradients if one is not None)
-        count = float(self.shown.sum(1).min()) + common / len(self.values)
-        return count / math.prod(self.chain.layers[0].shape)
+        return self.shown.sum(1).to(self.values) + common / len(self.values)
 
     def of(self, some: Tensor) -> Equations:
-        """Return the equations of some samples; all of them if these have equations in common.
+        """Return the equations of some samples, which have none in common with others.
 
         Args:
-            some: (b,) bool.
+            some: (b,) bool, or their indices (k,) in any order.
         """
-        if self.joint:
-            return self
-        return replace(
-            self,
-            values=self.values[some],
-            error=self.error[some],
-        )
+        return replace(self, values=self.values[some], error=self.error[some])
+
+    def predicted(self, x: Tensor) -> Tensor:
+        """Return the features (b, m) of images.
+
+        Args:
+            x: (b, *shape) as the network receives them.
+        """
+        out = self.chain.piece(x).out
+        if self.chain.last is None:
+            return out
+        features: Tensor = self.chain.last(out)
+        return features
 
     def reproduced(self, x: Tensor) -> Tensor:
         """Return which images (b,) have these features, up to errors.
@@ -150,10 +184,7 @@ class Equations:
         Args:
             x: (b, *shape) as the network receives them.
         """
-        out = self.chain.piece(x).out
-        if self.chain.ends:
-            out = out.relu()
-        away = (out - self.values) / self.deviation
+        away = (self.predicted(x) - self.values) / self.deviation
         usual = away.square().mean(1).sqrt() < USUAL
         return usual & (away.abs().amax(1) < FITS)
 
@@ -165,23 +196,29 @@ class Equations:
             faint: See `Composed.piece`.
         """
         piece = self.chain.piece(x, faint)
-        size = 1 / self.values.norm(dim=1, keepdim=True)
+        shown = self.shown
+        before = self.before
+        # An error of a feature is one of slope^-1 in the output before it.
+        weight = shown * before.slope
+        size = 1 / (weight * before.value).norm(dim=1, keepdim=True)
         least = ZERO * self.deviation
-        above = (piece.out - least).clamp_min(0)
-        rest = torch.where(self.shown, piece.out - self.values, above) * size
-        rows = (self.shown | (above > 0)).to(x) * size
+        above = torch.zeros_like(piece.out)
+        if self.rectified:
+            above = torch.where(shown, above, (piece.out - least).clamp_min(0))
+        rest = (weight * (piece.out - before.value) + above) * size
+        rows = (weight + (above > 0)) * size
         slopes: list[Tensor] = []
         common: list[Tensor | None] = []
         scale = 0.0
         if self.joint:
-            active = self.shown | ((piece.out > 0) & (piece.out <= least))
-            d = self.slopes * active if self.chain.ends else self.slopes
+            d = self.slopes * before.slope
+            if isinstance(self.chain.last, nn.ReLU):
+                d = self.slopes * (shown | ((piece.out > 0) & (piece.out <= least)))
             slopes = piece.back(d)[1]
             total = sum(float(one.square().sum()) for one in self.gradients if one is not None)
             scale = math.sqrt(len(x) / total)
             common = self._left(piece, slopes, scale)
-        moving = torch.ones(len(x), dtype=x.dtype)
-        return Linear(self, piece, rest, rows, slopes, common, scale, moving)
+        return Linear(self, piece, rest, rows, slopes, common, scale)
 
     def _left(self, piece: Piece, slopes: list[Tensor], scale: float) -> list[Tensor | None]:
         """Return what the gradients of these images differ from the known ones."""
@@ -198,7 +235,7 @@ class Equations:
 
 @dataclass(frozen=True, eq=False)
 class Linear:
-    """Equations that are linearised at some images, as functions of their levels.
+    """One model's equations, linearised at some images, as functions of their levels.
 
     Attributes:
         equations: The equations.
@@ -208,7 +245,6 @@ class Linear:
         slopes: Slopes in the outputs of the convolutions, if the equations contain gradients.
         common: For each convolution, the difference of its gradient from the known one.
         scale: Weight of the gradients.
-        moving: (b,) 0 for images that are known, 1 for others.
     """
 
     equations: Equations
@@ -218,19 +254,15 @@ class Linear:
     slopes: list[Tensor]
     common: list[Tensor | None]
     scale: float
-    moving: Tensor
 
     @property
     def misfit(self) -> Tensor:
-        """(b,) relative residual; the same for all samples if they have equations in common."""
+        """(b,) squared relative residual, with the samples' average of that in common."""
         each = self.rest.square().sum(1)
-        if not self.equations.joint:
-            return each.sqrt()
-        total = each.sum()
         for one in self.common:
             if one is not None:
-                total = total + one.square().sum()
-        return (total / len(each)).sqrt().expand(len(each))
+                each = each + one.square().sum() / len(each)
+        return each
 
     def normal(self, v: Tensor) -> Tensor:
         """Apply J^T J, with J the matrix of the equations.
@@ -249,7 +281,7 @@ class Linear:
             moved = weight_gradient(layer, changes[k], self.slopes[k]) * self.scale
             more.append(self._pulled(k, moved))
         found = self.piece.back(self.rows.square() * out, more or None)[0]
-        return found * level * _spread(self.moving, v)
+        return found * level
 
     def downhill(self) -> Tensor:
         """Return -J^T r, with r the residual."""
@@ -257,13 +289,118 @@ class Linear:
         for k, one in enumerate(self.common):
             more.append(None if one is None else self._pulled(k, one))
         found = self.piece.back(self.rows * self.rest, more or None)[0]
-        return -found * self.equations.level * _spread(self.moving, found)
+        return -found * self.equations.level
+
+    def in_errors(self) -> Linear:
+        """Return what is known, in units of its error: no bounds of features that are zero."""
+        own = self.equations
+        rows = torch.where(own.shown, own.before.slope / own.deviation, 0.0)
+        return replace(self, rows=rows, scale=1 / own.accuracy if own.joint else 0.0)
 
     def _pulled(self, k: int, weight: Tensor) -> Tensor:
         """Return the slopes in the inputs of convolution k, given those in its gradient."""
         layer = self.equations.chain.convolutions[k]
         found = input_slopes(layer, self.piece.inputs[k], self.slopes[k], weight)
         return found * self.scale
+
+
+@dataclass(frozen=True, eq=False)
+class System:
+    """The equations of the same samples at one or several models.
+
+    Attributes:
+        parts: The equations at each model.
+    """
+
+    parts: tuple[Equations, ...]
+
+    @property
+    def joint(self) -> bool:
+        """Whether the samples have equations in common."""
+        return any(one.joint for one in self.parts)
+
+    @property
+    def smooth(self) -> bool:
+        """Whether there is no ReLU, so that the equations have no pieces."""
+        chains = [one.chain for one in self.parts]
+        every = [one.last for one in chains] + [k.module for one in chains for k in one.layers]
+        return not any(isinstance(m, nn.ReLU) for m in every)
+
+    @property
+    def level(self) -> Tensor:
+        """(1, *shape) one level, in the units of the network."""
+        return self.parts[0].level
+
+    @property
+    def per_pixel(self) -> float:
+        """Number of equations per unknown pixel, of the sample that has the fewest."""
+        count = torch.stack([one.count for one in self.parts]).sum(0)
+        return float(count.min()) / math.prod(self.parts[0].chain.layers[0].shape)
+
+    def of(self, some: Tensor) -> System:
+        """Return the equations of some samples; all of them if these have equations in common.
+
+        Args:
+            some: (b,) bool.
+        """
+        if self.joint:
+            return self
+        return System(tuple(one.of(some) for one in self.parts))
+
+    def reproduced(self, x: Tensor) -> Tensor:
+        """Return which images (b,) have these features at all models, up to errors.
+
+        Args:
+            x: (b, *shape) as the network receives them.
+        """
+        return torch.stack([one.reproduced(x) for one in self.parts]).all(0)
+
+    def linearised(self, x: Tensor, faint: float = 0.0) -> LinearSystem:
+        """Linearise the equations at some images, each sample's features of a model with norm 1.
+
+        Args:
+            x: (b, *shape) as the network receives them.
+            faint: See `Composed.piece`.
+        """
+        parts = [one.linearised(x, faint) for one in self.parts]
+        return LinearSystem(parts, self.joint, torch.ones(len(x), dtype=x.dtype))
+
+
+@dataclass(frozen=True, eq=False)
+class LinearSystem:
+    """The sum of linearised equations.
+
+    Attributes:
+        parts: The equations at each model.
+        joint: Whether the samples have equations in common.
+        moving: (b,) 0 for images that are known, 1 for others.
+    """
+
+    parts: list[Linear]
+    joint: bool
+    moving: Tensor
+
+    @property
+    def misfit(self) -> Tensor:
+        """(b,) relative residual; the same for all samples if they have equations in common."""
+        each = torch.stack([one.misfit for one in self.parts]).mean(0)
+        if self.joint:
+            each = each.mean().expand(len(each))
+        return each.sqrt()
+
+    def normal(self, v: Tensor) -> Tensor:
+        """Apply J^T J, with J the matrix of all equations.
+
+        Args:
+            v: (b, *shape) changes of the images, in levels.
+        """
+        found = torch.stack([one.normal(v) for one in self.parts]).sum(0)
+        return found * _spread(self.moving, v)
+
+    def downhill(self) -> Tensor:
+        """Return -J^T r, with r the residual."""
+        found = torch.stack([one.downhill() for one in self.parts]).sum(0)
+        return found * _spread(self.moving, found)
 
     def solved(self, right: Tensor, shift: Tensor, most: int, tolerance: float) -> Tensor:
         """Solve (J^T J + shift) v = right by conjugate gradients.
@@ -295,18 +432,21 @@ class Linear:
     def product(self, v: Tensor, w: Tensor) -> Tensor:
         """Return inner products (b,), of all samples together if they have common equations."""
         each = (v * w).flatten(1).sum(1)
-        if self.equations.joint:
+        if self.joint:
             return each.sum().expand(len(each))
         return each
 
 
-def solve(equations: Equations, start: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+def solve(
+    equations: System, start: Tensor, grid: Grid, steps: int = STEPS
+) -> tuple[Tensor, Tensor]:
     """Search for images with given features.
 
     Args:
         equations: What is known of them.
         start: (b, *shape) images to start from, as the network receives them.
         grid: Grid of the images.
+        steps: Maximum number of steps.
 
     Returns:
         Images (b, *shape) as the network receives them, on the grid if they reproduce their
@@ -321,7 +461,7 @@ def solve(equations: Equations, start: Tensor, grid: Grid) -> tuple[Tensor, Tens
     waited = 0
     kicks = 0
     generator = torch.Generator().manual_seed(0)
-    for _ in range(STEPS):
+    for _ in range(steps):
         step("images", int(done.sum()), len(done))
         if bool(done.all()) or expired():
             break
@@ -340,9 +480,13 @@ def solve(equations: Equations, start: Tensor, grid: Grid) -> tuple[Tensor, Tens
             done = done | equations.reproduced(near)
             x[done] = near[done]
         waited = 0 if bool((misfit < PROGRESS * best[used]).any()) else waited + 1
+        # Smooth equations have no pieces: if a step gains little, it was not solved well enough.
+        alone = equations.smooth and not equations.joint
+        if alone and not bool((misfit < HALF * best[used]).any()):
+            iterations = min(2 * iterations, MOST)
         best[used] = torch.minimum(best[used], misfit)
         if waited > PATIENCE:
-            if kicks == KICKS:
+            if kicks == KICKS or equations.smooth:
                 break
             kicks += 1
             waited = 0
@@ -354,7 +498,7 @@ def solve(equations: Equations, start: Tensor, grid: Grid) -> tuple[Tensor, Tens
     return torch.where(_spread(done, x), _rounded(x, grid), x), done
 
 
-def unique(equations: Equations, x: Tensor) -> Tensor:
+def unique(equations: System, x: Tensor) -> Tensor:
     """Return for which images (b,) no other one of the same linear piece has these features.
 
     Let J be the derivative of the shown features, each divided by its error, in the levels of the
@@ -373,17 +517,41 @@ def unique(equations: Equations, x: Tensor) -> Tensor:
     if equations.per_pixel < ENOUGH:
         return torch.zeros(len(x), dtype=torch.bool)
     line = equations.linearised(x, FAINT)
-    # Only what is known counts, in units of its error: no bounds of features that are zero.
-    rows = torch.where(equations.shown, 1 / equations.deviation, 0.0)
-    count = equations.shown.sum(1).to(x)
+    line = replace(line, parts=[one.in_errors() for one in line.parts])
+    count = torch.stack([one.shown.sum(1) for one in equations.parts]).sum(0).to(x)
     if equations.joint:
         count = count.sum().expand(len(x))
-    line = replace(line, rows=rows, scale=1 / equations.accuracy if equations.joint else 0.0)
     limit = SHOWS * count.sqrt()
+    if not equations.joint and max(one.values.shape[1] for one in equations.parts) <= DENSE:
+        every = zip(x, limit, strict=True)
+        return torch.tensor([_exceeds(equations, k, one, at) for k, (one, at) in enumerate(every)])
     return weakest(line, x, limit) > limit
 
 
-def weakest(line: Linear, like: Tensor, floor: Tensor) -> Tensor:
+def _exceeds(equations: System, k: int, x: Tensor, limit: Tensor) -> bool:
+    """Return whether the smallest singular value for one image exceeds a limit.
+
+    It does if J^T J - limit^2 is positive definite, that is, has a Cholesky factor.
+
+    Args:
+        equations: What is known, for each model, of at most `DENSE` features.
+        k: Which sample.
+        x: (*shape) its image, as the network receives it.
+        limit: ().
+    """
+    normal = -(limit**2) * torch.eye(x.numel(), dtype=x.dtype)
+    chosen = torch.tensor([k])
+    for part in equations.parts:
+        own = part.of(chosen)
+        rows = torch.where(own.shown, own.before.slope / own.deviation, 0.0)[0]
+        # One copy of the image for each feature gives all derivatives at once.
+        piece = own.chain.piece(x.expand(len(rows), *x.shape), FAINT)
+        matrix = (piece.back(rows.diag())[0] * own.level).flatten(1)
+        normal += matrix.T @ matrix
+    return int(torch.linalg.cholesky_ex(normal).info) == 0
+
+
+def weakest(line: LinearSystem, like: Tensor, floor: Tensor) -> Tensor:
     """Return the smallest singular value (b,) of linearised equations, if it exceeds a floor.
 
     It is 0 if conjugate gradients do not converge.
@@ -410,7 +578,7 @@ def weakest(line: Linear, like: Tensor, floor: Tensor) -> Tensor:
     return found
 
 
-def _strength(line: Linear, like: Tensor) -> Tensor:
+def _strength(line: LinearSystem, like: Tensor) -> Tensor:
     """Return the mean strength (b,) of J^T J in a random direction."""
     v = torch.randn(like.shape, generator=torch.Generator().manual_seed(0), dtype=like.dtype)
     moved = line.normal(v)

@@ -1,0 +1,331 @@
+"""Inputs of the last layer of any kind, by what the softmax says about them.
+
+`extreme_rays` needs zeros. Features behind a sigmoid, tanh or an average have none. But if the loss
+is cross-entropy, the slopes in the outputs of the last layer are a known function of its inputs:
+with weights W, bias c and label y_k, those of sample k are
+
+    d_k = softmax(W phi_k + c) - e_{y_k}.
+
+The layer's gradient is sum_k d_k [phi_k 1] / b. If there are more classes than samples, its row
+space is that of the b samples, and its column space is that of their slopes. So sample k is a point
+of the row space, b - 1 unknowns, whose slopes for some label lie in the column space, one equation
+for each of the other dimensions. Levenberg-Marquardt solves them for every label at once, from
+several averages of the samples, which are the rows of classes that no sample has.
+
+1. **False solutions.** Far away, the softmax is e_y for some label, and the slopes vanish. What is
+compared is therefore the part of the slopes outside the column space, relative to all of them.
+2. **Several samples of one label.** Such a search may end at the same one every time. Samples that
+are found are subtracted from the gradient, and what is left has a smaller row and column space.
+3. **Precision.** In the end, all samples together must give the gradient. Gauss-Newton steps
+minimise the difference, and its normal equations state the error of every sample.
+
+The method was developed for leakaudit.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Generator, Tensor
+
+from leakaudit.progress import expired, step
+
+# Starts of a search, steps of each, and searches without a new sample after which it ends. A
+# choice: 16 images behind LeNet or ConvNet take two or three searches of a second each.
+STARTS = 12
+STEPS = 60
+PATIENCE = 3
+
+# Damping of the first step, relative to the mean square of the equations, and its factors after a
+# step that succeeds or fails. Usual choices.
+DAMPING = 1e-2
+SUCCEEDS = 0.2
+FAILS = 5.0
+RANGE = (1e-14, 1e8)
+
+# The part of slopes outside the column space that their computation explains, relative to these
+# slopes: that of float64, or multiples of the precision in which the softmax was computed.
+LEAST = 1e-10
+COMPUTED = 32.0
+
+# The same after samples were subtracted that are not polished yet. It only selects candidates.
+LATER = 1e-3
+
+# All samples together give the gradient if what is left is below this many standard deviations.
+FITS = 8.0
+
+# Searches from other starts if they do not.
+TRIALS = 3
+
+# Factor of the errors that the normal equations state. They assume independent errors, but those of
+# the softmax are common to a sample's whole row. Up to 4 was observed in float32, less in float64.
+DEPENDENT = 4.0
+
+# Two solutions of one label may be the same if their slopes differ by less than this, relative to
+# their size.
+SAME = 0.02
+
+# Largest number of entries of the normal equations' matrix for all samples, 400 MB. A choice.
+LARGEST = 5e7
+
+# Gauss-Newton steps for all samples together; they converge quadratically from what was found.
+POLISH = 4
+
+TINY = torch.finfo(torch.float64).tiny  # only prevents 0 / 0
+
+# Equations per unknown that a sample needs, so that a solution is no coincidence.
+ENOUGH = 2
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Inputs of the last layer.
+
+    Attributes:
+        rays: (b, b) samples in the basis of their space, with a last entry of 1.
+        error: (b,) standard deviation of a feature, because of the error of its ray.
+    """
+
+    rays: Tensor
+    error: Tensor
+
+
+def too_large(batch: int | None, classes: int) -> bool:
+    """Return whether a batch has too few equations, or too many unknowns.
+
+    Args:
+        batch: Number of samples; None if unknown.
+        classes: Number of classes. Slopes add up to zero, so they have one dimension fewer.
+    """
+    if batch is None:
+        return False
+    unknown = batch - 1
+    return classes - 1 - batch < ENOUGH * unknown or classes * batch**3 > LARGEST
+
+
+def inputs(
+    rows: Tensor, weight: Tensor, basis: Tensor, noise: float, wire: float, generator: Generator
+) -> Inputs | None:
+    """Find all samples behind the gradient of a last layer with softmax and cross-entropy.
+
+    Args:
+        rows: (C, n + 1) gradient of the weights and the bias, for the mean loss of the batch.
+        weight: (C, n + 1) weights and bias of the model.
+        basis: (b, n + 1) orthonormal rows, the space of the samples.
+        noise: Standard deviation of an entry of the rows.
+        wire: Precision in which the gradient was computed.
+        generator: Source of all random choices.
+
+    Returns:
+        The samples; None if some are missing, or do not give the gradient.
+    """
+    batch = len(basis)
+    least = max(LEAST, COMPUTED * wire)
+    inside = batch * rows @ basis.T
+    search = _Search(inside, weight @ basis.T, basis[:, -1], batch * noise, least)
+    for _ in range(TRIALS):
+        rays, labels = search.all(generator)
+        if len(rays) == batch:
+            found = search.polished(rays, labels, basis.shape[1])
+            if found is not None:
+                return found
+    return None
+
+
+@dataclass(frozen=True)
+class _Search:
+    """The gradient of a last layer in the basis of its samples.
+
+    Attributes:
+        inside: (C, b) sum of d_k a_k^T over the samples a_k.
+        weight: (C, b) weights and bias, applied to a sample.
+        one: (b,) what is 1 for every sample.
+        noise: Standard deviation of an entry of `inside`.
+        least: Relative error of slopes that their computation explains.
+    """
+
+    inside: Tensor
+    weight: Tensor
+    one: Tensor
+    noise: float
+    least: float
+
+    def slopes(self, rays: Tensor, labels: Tensor) -> Tensor:
+        """Return the slopes (k, C) of samples (k, b)."""
+        chosen = torch.nn.functional.one_hot(labels, len(self.weight))
+        return (rays @ self.weight.T).softmax(1) - chosen
+
+    def all(self, generator: Generator) -> tuple[Tensor, Tensor]:
+        """Find samples (k, b) and their labels (k,), as many as possible.
+
+        Args:
+            generator: Source of all random choices.
+        """
+        batch = len(self.one)
+        rays = self.one.new_zeros(0, batch)
+        labels = torch.zeros(0, dtype=torch.long)
+        missed = 0
+        while len(rays) < batch and missed < PATIENCE and not expired():
+            step("samples", len(rays), batch)
+            more, of = self.more(rays, labels, generator)
+            missed = 0 if len(more) else missed + 1
+            rays = torch.cat([rays, more])
+            labels = torch.cat([labels, of])
+        step("samples", len(rays), batch)
+        return rays, labels
+
+    def more(self, rays: Tensor, labels: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
+        """Find samples in what those that are found leave of the gradient.
+
+        Args:
+            rays: (k, b) samples that are found.
+            labels: (k,) their labels.
+            generator: Source of all random choices.
+
+        Returns:
+            New samples (m, b) and labels (m,).
+        """
+        left = self.inside - self.slopes(rays, labels).T @ rays
+        count = len(self.one) - len(rays)
+        columns, sizes, space = torch.linalg.svd(left)
+        outside = columns[:, count:]
+        space = space[:count]
+        # What the errors of the gradient move slopes out of their space, relative to these slopes.
+        tilt = self.noise * math.sqrt(len(left)) / float(sizes[count - 1])
+        every = torch.arange(len(left))
+        found = rays[:0]
+        names = labels[:0]
+        off = left.new_zeros(0)
+        for start in self._starts(left @ space.T, space @ self.one, generator):
+            if len(found) >= count:
+                break
+            ray = self._solved(start, space, outside, every)
+            slopes = self.slopes(ray, every)
+            away = (slopes @ outside).norm(dim=1) / slopes.norm(dim=1)
+            good = away < (LATER if len(rays) else tilt + self.least)
+            off, order = torch.cat([off, away[good]]).sort()
+            found = torch.cat([found, ray[good]])[order]
+            names = torch.cat([names, every[good]])[order]
+            different = self._different(found, names)
+            off, found, names = off[different], found[different], names[different]
+        return found[:count], names[:count]
+
+    def _different(self, rays: Tensor, labels: Tensor) -> list[int]:
+        """Return which samples (k, b) differ from all those before them.
+
+        Samples of one label with nearly the same slopes may be one. If they are not, the other one
+        is found after the first was subtracted.
+        """
+        slopes = self.slopes(rays, labels)
+        chosen: list[int] = []
+        for k, one in enumerate(slopes):
+            near = (slopes[chosen] - one).norm(dim=1) < SAME * one.norm()
+            if not bool((near & (labels[chosen] == labels[k])).any()):
+                chosen.append(k)
+        return chosen
+
+    def _starts(self, left: Tensor, one: Tensor, generator: Generator) -> Tensor:
+        """Return averages (m, q) of the samples.
+
+        The row of a class that no sample has contains the samples with positive weights. Other
+        starts are random averages of these.
+
+        Args:
+            left: (C, q) rows of what is left.
+            one: (q,) what is 1 for every sample.
+            generator: Source of random weights.
+        """
+        sums = left @ one
+        rows = left[sums > 0] / sums[sums > 0][:, None]
+        if not len(rows):
+            rows = (one / one.square().sum())[None]
+        weights = torch.randn(STARTS, len(rows), generator=generator, dtype=rows.dtype)
+        weights = weights / math.sqrt(len(rows))
+        mean = rows.mean(0)
+        wide = mean + weights @ (rows - mean)
+        best = sums[sums > 0].argsort(descending=True)[: STARTS // 2]
+        return torch.cat([rows[best], wide[len(best) :]])
+
+    def _solved(self, start: Tensor, space: Tensor, outside: Tensor, labels: Tensor) -> Tensor:
+        """Search for a sample of each label whose slopes are not outside their space.
+
+        Args:
+            start: (q,) coordinates in the space.
+            space: (q, b) orthonormal rows.
+            outside: (C, m) what slopes have no part in.
+            labels: (k,).
+
+        Returns:
+            (k, b) where the search ends.
+        """
+        one = space @ self.one
+        # All directions that keep the last entry 1.
+        free = torch.linalg.qr(one[:, None], mode="complete").Q[:, 1:].T @ space
+        ray = (start @ space).expand(len(labels), -1)
+        if not len(free):
+            return ray
+        weight = self.weight @ free.T
+        identity = torch.eye(len(free), dtype=ray.dtype)
+        damping = torch.full((len(labels),), DAMPING, dtype=ray.dtype)
+        slopes = self.slopes(ray, labels)
+        size = (slopes @ outside).square().sum(1)
+        for _ in range(STEPS):
+            p = (ray @ self.weight.T).softmax(1)
+            # d softmax / d logit = diag(p) - p p^T
+            moved = p[:, :, None] * (weight - (p @ weight)[:, None])
+            matrix = outside.T @ moved  # (k, m, q - 1)
+            normal = matrix.transpose(1, 2) @ matrix
+            strength = normal.diagonal(dim1=1, dim2=2).mean(1).clamp_min(TINY)
+            shifted = normal + (damping * strength)[:, None, None] * identity
+            right = matrix.transpose(1, 2) @ (slopes @ outside)[:, :, None]
+            change = torch.linalg.solve_ex(shifted, right)[0][:, :, 0]
+            other = ray - change.nan_to_num() @ free
+            slopes_there = self.slopes(other, labels)
+            size_there = (slopes_there @ outside).square().sum(1)
+            better = size_there < size
+            ray = torch.where(better[:, None], other, ray)
+            slopes = torch.where(better[:, None], slopes_there, slopes)
+            size = torch.where(better, size_there, size)
+            damping = torch.where(better, SUCCEEDS * damping, FAILS * damping).clamp(*RANGE)
+        return ray
+
+    def polished(self, rays: Tensor, labels: Tensor, entries: int) -> Inputs | None:
+        """Solve for all samples together; None if they do not give the gradient.
+
+        Args:
+            rays: (b, b) samples.
+            labels: (b,) their labels.
+            entries: Number of entries n + 1 of a sample.
+        """
+        b = len(rays)
+        free = torch.linalg.qr(self.one[:, None], mode="complete").Q[:, 1:]  # (b, b - 1)
+        for _ in range(POLISH):
+            matrix = self._derivative(rays, labels, free)
+            left = (self.inside - self.slopes(rays, labels).T @ rays).flatten()
+            change = torch.linalg.lstsq(matrix, left[:, None]).solution
+            rays = rays + change.reshape(b, b - 1) @ free.T
+        left = self.inside - self.slopes(rays, labels).T @ rays
+        usual = float(left.square().mean().sqrt())
+        size = float(self.inside.square().mean().sqrt())
+        if not usual < FITS * self.noise + self.least * size:
+            return None
+        # The noise is stated, but what is left shows it as well.
+        noise = max(self.noise, usual)
+        if b == 1:
+            return Inputs(rays, rays.new_zeros(1))
+        matrix = self._derivative(rays, labels, free)
+        inverse = torch.linalg.inv(torch.linalg.qr(matrix).R)
+        variance = noise**2 * inverse.square().sum(1).reshape(b, b - 1).sum(1)
+        return Inputs(rays, DEPENDENT * (variance / entries).sqrt())
+
+    def _derivative(self, rays: Tensor, labels: Tensor, free: Tensor) -> Tensor:
+        """Return the derivative (C b, b (b - 1)) of sum_k d_k a_k^T in all samples."""
+        b = len(rays)
+        p = (rays @ self.weight.T).softmax(1)
+        weight = self.weight @ free
+        moved = p[:, :, None] * (weight - (p @ weight)[:, None])  # (k, C, b - 1)
+        of_slopes = torch.einsum("kcj,ki->cikj", moved, rays)
+        of_rays = torch.einsum("kc,ij->cikj", self.slopes(rays, labels), free)
+        return (of_slopes + of_rays).reshape(-1, b * (b - 1))

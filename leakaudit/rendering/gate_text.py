@@ -90,26 +90,49 @@ def markdown(record: CheckRecord) -> str:
         A page; names from the trace are escaped.
     """
     gate = record.gate
-    leaks = []
-    for cell, rules in _causes(gate, _FINE):
-        leak = _leak(rules, _cells(gate).get(cell))
-        if leak:
-            leaks.append(f"{cell}: {leak}")
     rows = []
     for rule in gate.rules:
         what = rule_name(rule)
-        if not is_reconstruction(rule) or rule.value is None or rule.status in _EXPLAINED:
+        if not says_all(rule):
             what = _said(rule).plain
-        rows.append((outcome_word(rule), rule.cell, what, *_figures(rule)))
+        rows.append((outcome_word(rule), rule.cell, what, *figures(rule)))
     headings = ("outcome", "cell", "rule", "measured", "allowed", "p")
     parts = [
         f"# Leakage gate: {gate.verdict}",
         f"**{md.escape(record.summary)}**",
-        md.items(leaks),
+        md.items(leaks(gate)),
         md.table(headings, rows),
         md.items(_notes(record)),
     ]
     return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def leaks(gate: GatePart) -> list[str]:
+    """Return what the attacks recovered that exceeds a limit, once per cell.
+
+    Args:
+        gate: The measurements and how they were judged.
+
+    Returns:
+        Sentences that begin with the name of the cell.
+    """
+    cells = _cells(gate)
+    found = []
+    for cell, rules in _causes(gate, _FINE):
+        leak = _leak(rules, cells.get(cell))
+        if leak:
+            found.append(f"{cell}: {leak}")
+    return found
+
+
+def says_all(rule: RuleEntry) -> bool:
+    """Return whether the figures of a rule say everything, beside what leaked from its cell.
+
+    Args:
+        rule: The rule.
+    """
+    known = is_reconstruction(rule) and rule.value is not None
+    return known and rule.status not in _EXPLAINED
 
 
 def failure(gate: GatePart, complete: bool, seeds: int) -> str:
@@ -145,7 +168,7 @@ def _blocks(
         rows = []
         for rule in rules:
             if is_reconstruction(rule) and rule.value is not None:
-                rows.append((_word(rule), measured(rule.measure), *_figures(rule)))
+                rows.append((_word(rule), measured(rule.measure), *figures(rule)))
         if rows:
             limit = None if width is None else width - _INDENT
             yield _shifted(table(_used(rows), _cut(rows), limit))
@@ -225,8 +248,15 @@ def _word(rule: RuleEntry) -> Text:
     return Text.assemble((outcome_word(rule), style))
 
 
-def _figures(rule: RuleEntry) -> tuple[str, str, str]:
-    """The value, the limit and the p-value of a rule, "" if it has none."""
+def figures(rule: RuleEntry) -> tuple[str, str, str]:
+    """Return the value, the limit and the p-value of a rule with their units.
+
+    Args:
+        rule: The rule.
+
+    Returns:
+        "" for each that it does not have.
+    """
     p = decoded(rule.p)
     return (
         _figure(rule.measure, rule.value),

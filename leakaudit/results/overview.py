@@ -28,7 +28,15 @@ from leakaudit.results.model import (
     decoded,
     given,
 )
-from leakaudit.results.wording import CUT_SHORT, PASS, VERDICT_ORDER, point_of, test_words
+from leakaudit.results.wording import (
+    CUT_SHORT,
+    PASS,
+    VERDICT_ORDER,
+    figure,
+    measured,
+    point_of,
+    test_words,
+)
 from leakaudit.results.worst_case import FAILURE, is_outsider, who, whom, worst_case
 from leakaudit.verdict import Verdict
 
@@ -486,8 +494,9 @@ def _gate_facts(
         owners = named(nodes or [cell.worst.node])
         facts.append(("who leaks to whom", f"{owners} to {whom(cell.adversary)}"))
     if rule is not None and rule.limit is not None and gate.code == 1:
-        measured = f"{_number(rule.value)} ({rule.measure}), limit {_number(rule.limit)}"
-        facts.append(("measured", measured))
+        value = figure(rule.measure, decoded(rule.value) or 0.0)
+        limit = figure(rule.measure, decoded(rule.limit) or 0.0)
+        facts.append((measured(rule.measure), f"{value}, at most {limit} allowed"))
     budget = _epsilon_rule(record)
     if budget is not None:
         facts.append(("epsilon", f"exact {_number(budget.value)}, limit {_number(budget.limit)}"))

@@ -133,7 +133,7 @@ def test_formats_summary_and_results_say_the_same(
     assert shown["picture"] == "leak.png"
     assert set(shown["files"]) == {"leak.png", "leak.npz"}
     assert main(["report", "out", "-o", "page.html", "-q"]) == 0
-    assert (place / "page.html").read_text().count('src="data:image/png') == 2
+    assert (place / "page.html").read_text().count('src="data:image/png') == 4
     assert main(["report", "out", "-o", "hidden.html", "--redact", "-q"]) == 0
     assert "data:image/png" not in (place / "hidden.html").read_text()
     row = "| OVER BUDGET | ring/eavesdropper/exact | budget: records recovered bit for bit | 100.0% | 0.0% |"

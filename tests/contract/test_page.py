@@ -150,7 +150,8 @@ def test_a_gate_shows_limits_controls_and_acceptances() -> None:
         "Controls",
         "Acceptances",
         "main/node:3/exact",
-        "30 dB of node 5",
+        "node:3 reconstructs the input of node 5",
+        "30.0 dB",
     ):
         assert part in text
 

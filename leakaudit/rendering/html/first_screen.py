@@ -104,6 +104,10 @@ def first_screen(shown: Shown) -> First:
 
 def _picture(shown: Shown, finding: Finding | None) -> Picture | None:
     """The best image of a finding, or of the whole report if the finding shows none."""
+    if isinstance(shown.record, CheckRecord):
+        # One image for each cell over its limits; the closest one may be a plain one.
+        every = [one for section in shown.gallery for one in section.images]
+        return max((one for one in every if one.found is not None), key=_closeness, default=None)
     if finding is None:
         return None
     cell = given(finding.cell, None)
@@ -120,7 +124,8 @@ def _picture(shown: Shown, finding: Finding | None) -> Picture | None:
 
 
 def _closeness(one: Picture) -> tuple[bool, float]:
-    return one.certificate == "exact", -1.0 if one.psnr is None else one.psnr
+    exact = one.certificate in ("exact", "bit for bit")
+    return exact, -1.0 if one.psnr is None else one.psnr
 
 
 def _passage(shown: Shown, finding: Finding | None) -> Passage | None:

@@ -6,13 +6,12 @@ from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import TypedDict
 
-from msgspec.structs import asdict
-
+from leakaudit.rendering import gate_text
 from leakaudit.rendering.html.shades import Scene, Shade, shaded, shaded_best
 from leakaudit.results import grading
 from leakaudit.results.grading import CONTROLS
 from leakaudit.results.model import CheckRecord, RuleEntry, RunRecord, given
-from leakaudit.results.wording import outcome_word
+from leakaudit.results.wording import outcome_word, rule_name
 
 # Up to this number of rules of a kind, all are expanded; otherwise, those within their limits are
 # collapsed. A choice.
@@ -70,6 +69,7 @@ def tables(record: RunRecord) -> Mapping[str, object] | None:
         "verdict": gate.verdict,
         "stale": gate.stale,
         "groups": groups,
+        "leaks": gate_text.leaks(gate),
         "acceptances": list(gate.acceptances.items()),
     }
 
@@ -80,7 +80,18 @@ def _group(name: str, some: list[RuleEntry]) -> Group:
     for rule in some:
         level = grading.RULES.get(rule.status, "note")
         word = outcome_word(rule)
-        row = {**asdict(rule), "word": word, "level": level}
+        value, limit, p = gate_text.figures(rule)
+        row = {
+            "word": word,
+            "level": level,
+            "cell": rule.cell,
+            "name": rule_name(rule),
+            "value": value,
+            "limit": limit,
+            "p": p,
+            "says": "" if gate_text.says_all(rule) else rule.says,
+            "accepted": rule.accepted,
+        }
         if level == "note" and len(some) > FEW:
             fine.append(row)
         else:

@@ -7,7 +7,7 @@ import difflib
 import gc
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 from leakaudit._util.settings import SETTINGS, resolve
 from leakaudit.errors import LeakauditError, suggest
 
+BINARY = ("pdf", "png")  # report formats that are not text
 INCONCLUSIVE = 3  # exit code of a result about a recording that is not what it declares
 LOADING = "leakaudit: loading PyTorch ..."
 EXAMPLES = "examples:"  # heading of the examples below the options
@@ -186,6 +187,25 @@ def write(text: str, args: argparse.Namespace) -> None:
     with replacing(args.output) as file:
         file.write(page)
     say(f"{args.output}: written", args)
+
+
+def text_renderer(name: str) -> Callable[..., str]:
+    """Return a report format whose output may go to stdout.
+
+    Args:
+        name: Name of the format.
+
+    Raises:
+        LeakauditError: There is no such format, or its output is not text.
+    """
+    from leakaudit import registry
+
+    render: Callable[..., str] = registry.get("reports", name)
+    if name in BINARY:
+        raise LeakauditError(
+            f"-f: {name} is not text; write it with 'leakaudit report FOLDER -o FILE.{name}'"
+        )
+    return render
 
 
 def shared(sub: argparse.ArgumentParser, *names: str) -> None:

@@ -9,7 +9,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leakaudit.cli._options import INCONCLUSIVE, described, say, settings, shared, trust
+from leakaudit.cli._options import (
+    INCONCLUSIVE,
+    described,
+    say,
+    settings,
+    shared,
+    text_renderer,
+    trust,
+)
 from leakaudit.cli.listen import listener, listening
 from leakaudit.cli.record import pairs
 
@@ -109,12 +117,11 @@ def run(args: argparse.Namespace) -> int:
         neither certified nor scored with a truth, so that the result is inconclusive, and 130 if
         the run was interrupted.
     """
-    from leakaudit import registry
     from leakaudit.pipeline.attack_run import AttackOptions, attack_file
     from leakaudit.rendering import console, passages
 
     chosen = settings(args)
-    renderers = {name: registry.get("reports", name) for name in args.format or ["text"]}
+    renderers = {name: text_renderer(name) for name in args.format or ["text"]}
     options = AttackOptions(
         adversary=listener(args),
         nodes=None if args.node is None else tuple(args.node),

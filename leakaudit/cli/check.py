@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leakaudit.cli._options import described, say, settings, shared, show
+from leakaudit.cli._options import described, say, settings, shared, show, text_renderer
 
 if TYPE_CHECKING:
     from leakaudit.gate.config import Gate
@@ -136,7 +136,10 @@ def _format(text: str) -> tuple[str, Path | None]:
     from leakaudit import registry
 
     name, equals, file = text.partition("=")
-    registry.get("reports", name)
+    if equals:
+        registry.get("reports", name)
+    else:
+        text_renderer(name)
     return name, Path(file) if equals else None
 
 
@@ -153,12 +156,14 @@ def _show(name: str, file: Path | None, made: dict[str, Any], args: argparse.Nam
         if file is None:
             fit = console.fit()
         render = partial(render, verbose=args.verbose, **fit)
-    shown = render(made).rstrip("\n") + "\n"
+    shown = render(made)
+    if isinstance(shown, str):
+        shown = (shown.rstrip("\n") + "\n").encode()
     if file is None:
-        show(shown)
+        show(shown.decode())
         return
     with replacing(file) as out:
-        out.write(shown.encode())
+        out.write(shown)
 
 
 def _prefix(folder: Path) -> str:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from leakaudit.cli._options import described, say
+from leakaudit.cli._options import BINARY, described, say
 from leakaudit.errors import LeakauditError
 
 FORMATS = {  # suffix of the output file -> format
@@ -24,9 +24,6 @@ FORMATS = {  # suffix of the output file -> format
     ".svg": "svg",
     ".png": "png",
 }
-
-
-BINARY = ("pdf", "png")
 
 
 def add(verbs: Any) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leakaudit.api import RECORD, file_of
-from leakaudit.cli._options import INCONCLUSIVE, described, say, settings, shared
+from leakaudit.cli._options import INCONCLUSIVE, described, say, settings, shared, text_renderer
 from leakaudit.errors import LeakauditError
 
 if TYPE_CHECKING:
@@ -76,7 +76,6 @@ def run(args: argparse.Namespace) -> int:
     Returns:
         The exit code; 3 if the recording was not what it declares.
     """
-    from leakaudit import registry
     from leakaudit.pipeline import attack_run as run
     from leakaudit.pipeline import rescoring
     from leakaudit.rendering import console
@@ -86,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
     from leakaudit.traces._storage import sidecar
 
     chosen = settings(args)
-    render = registry.get("reports", args.format)
+    render = text_renderer(args.format)
     rescoring.check(args.metric)
     source = file_of(args.results)
     record = record_file.read(source)

@@ -122,7 +122,7 @@ class Cell:
         (scored,) = score(found, run.truth, own=True)
         self._scores[leak.node] = scored
         self.found.append((found, run.truth))
-        pairs = pair_up([found], [scored], run.truth)
+        pairs = pair_up([found], [scored], run.truth, own=True)
         self._keep_best(leak, scored, run.seed, pairs)
         self.seconds += time.perf_counter() - start
 

@@ -57,7 +57,10 @@ class Pair:
 
 
 def pair_up(
-    found: Sequence[Reconstruction], scores: Sequence[Score], truth: Truth | None
+    found: Sequence[Reconstruction],
+    scores: Sequence[Score],
+    truth: Truth | None,
+    own: bool = False,
 ) -> list[Pair]:
     """Return the columns of a grid, in the order of the truth if it is known.
 
@@ -68,6 +71,7 @@ def pair_up(
         found: The reconstructions.
         scores: One score for each of them.
         truth: The true records, None if they are not known.
+        own: Whether the scores count only the records of the first node of each reconstruction.
 
     Returns:
         The columns.
@@ -81,7 +85,7 @@ def pair_up(
             for image, word in zip(one.x, words, strict=True):
                 out.append(Pair(named(one.nodes), None, image, None, word))
             continue
-        originals, _ = truth.of(*one.nodes)
+        originals, _ = truth.of(one.node) if own else truth.of(*one.nodes)
         for i, (original, row) in enumerate(zip(originals, score.matched, strict=True)):
             image = None
             word = one.certificate.name.lower()

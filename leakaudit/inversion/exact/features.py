@@ -98,6 +98,12 @@ def missing(leak: GradientLeak, task: Task) -> str | None:
             f"features that do not come out of a ReLU follow from the softmax, but "
             f"{task.spec.classes} classes are too few for {leak.batch} samples"
         )
+    single = (leak.combination != 0).sum(1) == 1
+    if not layer.rectified and not bool(single.any()):
+        return (
+            "features that do not come out of a ReLU follow from the softmax of one model, but "
+            "every equation is a combination of several gradients"
+        )
     if leak.inner > 1:
         return f"it reads single gradients, but each is a sum over {leak.inner} inner steps"
     return None

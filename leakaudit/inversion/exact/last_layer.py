@@ -301,7 +301,8 @@ class _Search:
         """
         b = len(rays)
         free = torch.linalg.qr(self.one[:, None], mode="complete").Q[:, 1:]  # (b, b - 1)
-        for _ in range(POLISH):
+        # A single sample is the whole row space; nothing about it is unknown.
+        for _ in range(POLISH if b > 1 else 0):
             matrix = self._derivative(rays, labels, free)
             left = (self.inside - self.slopes(rays, labels).T @ rays).flatten()
             change = torch.linalg.lstsq(matrix, left[:, None]).solution

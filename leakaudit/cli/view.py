@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from leakaudit._util.plural import counted
 from leakaudit.cli._options import described, say, show
 from leakaudit.errors import LeakauditError
 
@@ -115,9 +116,10 @@ def _export(args: argparse.Namespace) -> int:
         say(f"{place}: {why}", args)
     if len(made.failed) > TOLD:
         say(f"{len(made.failed) - TOLD} more runs have no report", args)
+    written = counted(made.pages, "report")
     say(
-        f"{args.export}: the list and {made.pages} reports, which contain personal data if the "
-        "training data does",
+        f"{args.export}: the list and {written}, which contain personal data if the training "
+        "data does",
         args,
     )
     return UNSHOWN if made.failed else 0

@@ -68,7 +68,7 @@ def draw(content: Strips, width: float, highest: float) -> list[Figure]:
     frame = 15.0  # mm of a strip without its rows
     note = plots.wrapped(content.note, int(width / LETTER), most=3)
     foot = LINE * (note.count("\n") + 1) if note else 0.0
-    most = len(content.names)
+    most = max(1, len(content.names))
     if math.isfinite(highest):
         most = max(1, int(((highest - foot) / down - frame) / STRIP))
     figures = []

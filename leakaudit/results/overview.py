@@ -37,11 +37,30 @@ from leakaudit.results.wording import (
     point_of,
     test_words,
 )
-from leakaudit.results.worst_case import FAILURE, is_outsider, who, whom, worst_case
+from leakaudit.results.worst_case import (
+    FAILURE,
+    Outcome,
+    WorstCase,
+    is_outsider,
+    who,
+    whom,
+    worst_case,
+)
 from leakaudit.verdict import Verdict
 
 MOST = 3  # most recommendations: more are not read
+_SCORE = "leakaudit score results.json --truth trace.truth.pt"
+# Severity of the worst case of an attack; everything else is a warning.
+_LEVELS: dict[Outcome, grading.Level] = {
+    Outcome.EXACT: "error",
+    Outcome.INTERVAL: "error",
+    Outcome.NOTHING: "note",
+    Outcome.NOT_DETERMINED: "note",
+    Outcome.NOT_EXAMINED: "note",
+}
 _UNDECIDED = ("VOID", "NOT_COMPARABLE", "TOO_FEW_SEEDS", "INCONCLUSIVE")
+# Measures of a gate that concern recovered inputs, not labels or epsilon.
+_OF_INPUTS = ("gain", "psnr", "ssim", "recovered", "exact", "identified")
 # Verdicts as the first words of a sentence.
 _AUDITED = {
     Verdict.REFUTED: "A privacy claim is refuted",
@@ -125,16 +144,19 @@ def _topic(verb: str, record: RunRecord) -> str:
 def _attack(record: RunRecord) -> Overview:
     case = worst_case(record.findings, record.undetermined, record.trace.shape)
     finding = case.finding
-    unclear = [*given(record.unverified, ()), *given(record.unclear, ())]
     certainty = case.certainty
-    if unclear:
-        certainty = f"{certainty} Not verified: {'; '.join(unclear)}."
-    level = grading.most_severe(grading.level(one) for one in record.findings)
-    badges: dict[grading.Level, str] = {
-        "error": "Leak",
-        "warning": "Undecided",
-        "note": "Nothing recovered",
-    }
+    level = _LEVELS.get(case.outcome, "warning")
+    badge = case.outcome.value
+    doubts = given(record.unclear, ())
+    if doubts:
+        level = "warning"
+        badge = Outcome.CONTRADICTED.value
+        certainty = f"The recording is not what it declares: {'; '.join(doubts)}. {certainty}"
+    remarks = given(record.unverified, ())
+    if remarks:
+        certainty = f"{certainty} Not verified: {'; '.join(remarks)}."
+    if not record.complete:
+        certainty = f"{certainty} The run was interrupted; more may leak."
     adversary = ""
     if finding is not None:
         adversary = finding.adversary
@@ -145,9 +167,9 @@ def _attack(record: RunRecord) -> Overview:
         says=case.says,
         certainty=certainty,
         level=level,
-        badge=badges[level],
+        badge=badge,
         facts=_attack_facts(record, finding),
-        advice=tuple(_attack_advice(record, finding, level))[:MOST],
+        advice=tuple(_attack_advice(record, case))[:MOST],
         adversary=adversary,
         finding=finding,
     )
@@ -172,13 +194,21 @@ def _attack_facts(record: RunRecord, finding: Finding | None) -> tuple[tuple[str
     )
 
 
-def _attack_advice(
-    record: RunRecord, finding: Finding | None, level: grading.Level
-) -> list[Advice]:
-    if finding is None:
+def _attack_advice(record: RunRecord, case: WorstCase) -> list[Advice]:
+    finding = case.finding
+    if finding is None or case.outcome is Outcome.NOT_UNDERSTOOD:
         return _advice_without_leak(record)
     advice = []
-    if level == "error":
+    if case.outcome is Outcome.CONTRADICTED or given(record.unclear, ()):
+        return [
+            Advice(
+                "Check that the truth file is that of this recording, and that the program records "
+                "what it sends.",
+                "leakaudit trace lint trace.pt",
+            ),
+            Advice("Score the stored results again with the right truth.", _SCORE),
+        ]
+    if case.outcome in (Outcome.EXACT, Outcome.INTERVAL, Outcome.CLOSE, Outcome.RECOGNISABLE):
         if is_outsider(finding.adversary):
             advice.append(
                 Advice(
@@ -201,12 +231,12 @@ def _attack_advice(
         advice.append(
             Advice(
                 "Compare with the originals, if they are available.",
-                "leakaudit score results.json --truth trace.truth.pt",
+                _SCORE,
             )
         )
     advice.append(
         Advice(
-            f"Try what was not tried: {_some(record.not_tried)}.",
+            "Try other attacks and adversaries, such as curious nodes and coalitions.",
             "leakaudit attack trace.pt --as node:0",
         )
     )
@@ -246,13 +276,6 @@ def _advice_without_leak(record: RunRecord) -> list[Advice]:
             "leakaudit bound trace.pt",
         ),
     ]
-
-
-def _some(not_tried: Sequence[str]) -> str:
-    """The last entry, which names adversaries; entries before it are attacks."""
-    if not not_tried:
-        return "other attacks and adversaries"
-    return not_tried[-1]
 
 
 # ---------------------------------------------------------------------------------------------
@@ -305,6 +328,10 @@ def _audit_certainty(record: AuditRecord, one: VerdictEntry) -> str:
         )
     if one.verdict == "INCONCLUSIVE":
         return "Neither a refutation nor a confirmation: nothing follows for privacy."
+    if one.verdict == "UNSUPPORTED":
+        return "The claim may hold for another reason, but not by the argument that it rests on."
+    if one.verdict == "UNCLAIMED":
+        return "Without a claim, nothing was confirmed or refuted."
     return "This is not a proof of privacy: another attack or more trials may refute it."
 
 
@@ -431,29 +458,45 @@ def _gate(record: CheckRecord) -> Overview:
 
 
 def _passed(record: CheckRecord) -> tuple[str, str, list[Advice]]:
-    rules = record.gate.rules
+    rules = [rule for rule in record.gate.rules if rule.status is not RuleStatus.UNTESTED]
     accepted = sum(rule.status is RuleStatus.ACCEPTED for rule in rules)
-    says = f"Your program stays within its limits: {counted(len(rules), 'rule')} judged."
+    increased = sum(rule.status is RuleStatus.INCONCLUSIVE for rule in rules)
+    if not rules:
+        return (
+            "No rule was judged, so nothing was tested.",
+            PASS,
+            [Advice("Add limits: [[budget]] or a baseline in leakaudit.toml.", "leakaudit init")],
+        )
+    parts = [f"Your program stays within its limits: {counted(len(rules), 'rule')} judged"]
     if accepted:
-        says = f"{says[:-1]}, {accepted} over their limit but accepted."
-    advice = [Advice("Nothing has to be done.")]
+        parts.append(f"{accepted} over the limit but accepted")
+    if increased:
+        parts.append(f"{counted(increased, 'increase')} not significant")
+    advice = []
+    if increased:
+        advice.append(Advice("Use more seeds to decide about the increase.", "leakaudit check"))
+    else:
+        advice.append(Advice("Nothing has to be done."))
     if record.not_tried:
         advice.append(Advice(f"Consider what was not tried: {'; '.join(record.not_tried[-2:])}."))
-    return says, PASS, advice
+    return f"{', '.join(parts)}.", PASS, advice
 
 
 def _failed(record: CheckRecord, rule: RuleEntry, cell: CellEntry | None) -> tuple[str, str]:
-    seeds = record.provenance.seeds.get("count", 0)
     if rule.status is RuleStatus.CONTRADICTED:
         return (
             f"Your program does not do what it declares: {rule.says}.",
             "The recording itself contradicts its declaration.",
         )
-    if cell is None or cell.worst is None:
-        return f"Your program leaks more than its limits allow: {rule.says}.", _trials(seeds)
-    return f"{who(cell.adversary)} {_recovered(cell.worst)}, which your limits forbid.", _trials(
-        seeds
-    )
+    seeds = record.provenance.seeds.get("count", 0)
+    if cell is not None and cell.worst is not None and rule.measure in _OF_INPUTS:
+        recovered = f"{who(cell.adversary)} {_recovered(cell.worst)}"
+        return f"{recovered}, which your limits forbid.", _trials(seeds)
+    if rule.measure == "epsilon":
+        certainty = "The epsilon was computed from the protocol's equations."
+    else:
+        certainty = _trials(seeds)
+    return f"Your program leaks more than its limits allow: {rule.says}.", certainty
 
 
 def _recovered(one: NodeBest) -> str:
@@ -470,6 +513,8 @@ def _recovered(one: NodeBest) -> str:
 
 
 def _trials(seeds: int) -> str:
+    if not seeds:
+        return "This was measured by comparison with the training data of your program."
     return (
         f"This was measured in {counted(seeds, 'recorded run')} of your program, by comparison "
         "with its training data."

@@ -7,7 +7,8 @@ report: in the terminal, on pages, and in the summary of a CI job.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import Enum
 from typing import TYPE_CHECKING
 
 from msgspec import UnsetType
@@ -27,9 +28,31 @@ CLOSE = 30.0
 # Relative error up to which a certified record counts as right if the data has no grid on which it
 # could be compared bit for bit.
 ROUNDING = 1e-3
+# Relative error from which a record does not count as reconstructed: that of 20 dB, as for images.
+FAR = 0.1
+FEW_TOKENS = 0.1  # share of the tokens below which a text does not count as reconstructed
 CHANNELS = 2  # most channels that a sentence lists
 CURIOUS = 4  # most curious nodes that a sentence lists
 FAILURE = "A failed attack is not evidence of privacy."
+
+
+class Outcome(Enum):
+    """What the worst case is; the value is its badge."""
+
+    EXACT = "Leak"
+    INTERVAL = "Leak within intervals"
+    CONTRADICTED = "Inconclusive"
+    CLOSE = "Close reconstruction"
+    RECOGNISABLE = "Partly recovered"
+    IDENTIFIED = "Identified"
+    LABELS = "Labels learned"
+    TOKENS = "Tokens learned"
+    FITS = "Not verified"
+    UNUSED = "Leak not attacked"
+    NOT_UNDERSTOOD = "Not understood"
+    NOTHING = "Nothing recovered"
+    NOT_DETERMINED = "Nothing determined"
+    NOT_EXAMINED = "Nothing examined"
 
 
 @dataclass(frozen=True)
@@ -39,12 +62,14 @@ class WorstCase:
     Attributes:
         says: What was recovered from whom and by whom: one sentence.
         certainty: How certain this is: one or two sentences.
+        outcome: The kind of the worst case.
         finding: The finding that shows it best, None if there is none.
         proven: Whether the attack was certain without access to the truth.
     """
 
     says: str
     certainty: str
+    outcome: Outcome
     finding: Finding | None = None
     proven: bool = False
 
@@ -87,25 +112,66 @@ def worst_case(
     exact = _exact(findings, noun)
     if exact is not None:
         return exact
+    intervals = [one for one in findings if _is_within_intervals(one)]
+    if intervals:
+        top = max(intervals, key=harm)
+        return WorstCase(
+            f"{who(top.adversary)} recovered training data of {named(top.nodes)} to within narrow "
+            "intervals.",
+            "The intervals are certain without seeing the originals.",
+            Outcome.INTERVAL,
+            top,
+            proven=True,
+        )
+    case = _best_approximation(findings, noun)
+    unknown = {one.node for one in undetermined if one.understood is False}
+    if unknown and case.outcome is Outcome.NOTHING:
+        more = f"The messages about {counted(len(unknown), 'other node')} are not understood."
+        return replace(case, certainty=f"{case.certainty} {more}", outcome=Outcome.NOT_UNDERSTOOD)
+    return case
+
+
+def _best_approximation(findings: Sequence[Finding], noun: str) -> WorstCase:
+    """The worst case if nothing is exact: of the closest input, or else of labels or tokens."""
     top = max(findings, key=harm)
     if top.attack == "none":
         return WorstCase(
             f"What {whom(top.adversary)} observes determines gradients of "
             f"{named(top.nodes)}, but no available attack can use them.",
             FAILURE,
+            Outcome.UNUSED,
             top,
-        )
-    if top.certificate.name == "INTERVAL" and _returned(top):
-        return WorstCase(
-            f"{who(top.adversary)} recovered training data of {named(top.nodes)} to within narrow "
-            "intervals.",
-            "The intervals are certain without seeing the originals.",
-            top,
-            proven=True,
         )
     if top.scores is None:
         return _unscored(top, noun)
-    return _approximate(top, top.scores, noun)
+    case = _approximate(top, top.scores, noun)
+    if case.outcome is not Outcome.NOTHING:
+        return case
+    # Another attack may have found labels or tokens.
+    for one in sorted(findings, key=_learned, reverse=True):
+        if one.scores is not None:
+            other = _without_inputs(one, one.scores, noun)
+            if other.outcome is not Outcome.NOTHING:
+                return other
+    return case
+
+
+def _learned(finding: Finding) -> float:
+    scores = finding.scores
+    return 0.0 if scores is None else float(scores.labels_found or 0.0)
+
+
+def _is_within_intervals(finding: Finding) -> bool:
+    """Whether intervals were certified, and a truth does not contradict them."""
+    if finding.certificate.name != "INTERVAL" or not _returned(finding):
+        return False
+    if finding.scores is None:
+        return True
+    error = best(finding.scores.relative_error, min)
+    psnr = best(finding.scores.psnr, max)
+    if psnr is not None:
+        return psnr >= RECOGNISABLE
+    return error is None or error <= FAR
 
 
 def who(adversary: str) -> str:
@@ -201,15 +267,17 @@ def _exact(findings: Sequence[Finding], noun: str) -> WorstCase | None:
     chosen = _best_of_nodes(per_adversary[adversary])
     exact = sum(one.exact for _, one in chosen)
     if not exact:
-        return None
+        return _contradicted(findings)
     proven = sum(one.proven for _, one in chosen)
     wrong = sum(one.wrong for _, one in chosen)
     owners: set[int] = set()
     for finding, _ in chosen:
         owners.update(finding.nodes)
     what = _share_of(exact, _total(one for _, one in chosen), noun, named(sorted(owners)))
-    top = max((finding for finding, one in chosen if one.exact), key=harm)
-    certainty = _how_certain(exact, proven, wrong, top.scores is not None)
+    showing = [finding for finding, one in chosen if one.exact]
+    top = max(showing, key=harm)
+    scored = all(finding.scores is not None for finding in showing)
+    certainty = _how_certain(exact, proven, wrong, scored)
     if len(top.nodes) > 1:
         certainty += (
             f" Only a sum over nodes is known, so it is open which {noun} belongs to which node."
@@ -217,8 +285,26 @@ def _exact(findings: Sequence[Finding], noun: str) -> WorstCase | None:
     return WorstCase(
         f"{who(adversary)} recovered {what} exactly.",
         certainty,
+        Outcome.EXACT,
         top,
         proven=proven == exact and not wrong,
+    )
+
+
+def _contradicted(findings: Sequence[Finding]) -> WorstCase | None:
+    """The worst case if the truth contradicts certificates; None if it does not."""
+    wrong = [(finding, _tally(finding).wrong) for finding in findings]
+    count = sum(one for _, one in wrong)
+    if not count:
+        return None
+    top = max((finding for finding, one in wrong if one), key=harm)
+    return WorstCase(
+        f"{who(top.adversary)} obtained {counted(count, 'result')} that the attack proves to be "
+        "exact, but none of them equals its original.",
+        "Either the truth is that of another run, or the attack is wrong: nothing can be concluded "
+        "before this is settled.",
+        Outcome.CONTRADICTED,
+        top,
     )
 
 
@@ -228,22 +314,23 @@ def _share_of(exact: int, total: int | None, noun: str, owners: str) -> str:
     if total == 1:
         return f"the training {noun} of {owners}"
     if exact == total:
-        return f"all {total} training {noun}s of {owners}"
+        every = "both" if total == 2 else f"all {total}"
+        return f"{every} training {noun}s of {owners}"
     return f"{exact} of the {total} training {noun}s of {owners}"
 
 
 def _how_certain(exact: int, proven: int, wrong: int, scored: bool) -> str:
     if wrong:
         return (
-            "This was found by comparison with the originals. The attack also called "
-            f"{counted(wrong, 'result')} exact that is not: the truth may be that of "
-            "another run, or the attack is wrong."
+            "This was found by comparison with the originals. The attack also proves "
+            f"{counted(wrong, 'other result')} to be exact that the originals contradict: the "
+            "truth may be that of another run, or the attack is wrong."
         )
     if proven == exact:
         said = "This is certain without seeing the originals"
         if scored:
             return f"{said}, and a comparison with them agrees."
-        return f"{said}; there was no truth file to compare with."
+        return f"{said}; there was no truth to compare all of them with."
     if proven:
         return (
             f"{proven} of these results are certain without seeing the originals; "
@@ -291,7 +378,7 @@ def _tally(finding: Finding) -> _Tally:
             continue
         is_certified = row < certified
         is_exact = bool(identical) and bool(identical[record])
-        if is_certified and not is_exact:
+        if is_certified and not identical:
             error = errors[record] if errors else None
             is_exact = error is not None and error <= ROUNDING
         exact += is_exact
@@ -309,36 +396,41 @@ def _approximate(top: Finding, scores: Scores, noun: str) -> WorstCase:
     error = best(scores.relative_error, min)
     if psnr is not None:
         near = f"{psnr:.1f} dB PSNR"
-        if psnr < RECOGNISABLE:
-            says = (
-                f"{someone} recovered no recognisable training image; the closest one, of "
-                f"{owners}, has {near}."
-            )
-        else:
-            meaning = "close to the original" if psnr >= CLOSE else "recognisable"
-            says = (
-                f"{someone} reconstructed a training image of {owners} with {near}, "
-                f"which is {meaning}."
-            )
+        outcome = Outcome.CLOSE if psnr >= CLOSE else Outcome.RECOGNISABLE
+        meaning = "close to the original" if psnr >= CLOSE else "recognisable"
+        reached = psnr >= RECOGNISABLE
+        says = (
+            f"{someone} reconstructed a training image of {owners} with {near}, which is {meaning}."
+        )
+        missed = "recovered no recognisable training image"
     elif tokens is not None:
-        says = (
-            f"{someone} reconstructed a training text of {owners} with {tokens:.0%} of its tokens."
-        )
+        near = f"{tokens:.0%} of its tokens"
+        outcome = Outcome.RECOGNISABLE
+        reached = tokens >= FEW_TOKENS
+        says = f"{someone} reconstructed a training text of {owners} with {near}."
+        missed = "recovered no training text"
     elif error is not None:
-        says = (
-            f"{someone} reconstructed a training {noun} of {owners} with a relative error of "
-            f"{error:.1e}."
-        )
+        near = f"a relative error of {error:.2g}"
+        outcome = Outcome.RECOGNISABLE
+        reached = error <= FAR
+        says = f"{someone} reconstructed a training {noun} of {owners} with {near}."
+        missed = f"recovered no training {noun}"
     else:
         return _without_inputs(top, scores, noun)
-    certainty = "This was measured by comparison with the originals"
+    identified = any(values(scores.identified))
+    if not reached:
+        says = f"{someone} {missed}; the closest one, of {owners}, has {near}."
+        outcome = Outcome.IDENTIFIED if identified else Outcome.NOTHING
+    certainty = "This was measured by comparison with the originals."
     if top.certificate.name == "FAILED":
-        certainty = f"{certainty}; without them, the attack counts as failed."
-    else:
-        certainty = f"{certainty}; without them, the attack could not have told."
-    if any(values(scores.identified)):
-        certainty += " It identifies the record among all records of the data."
-    return WorstCase(says, certainty, top)
+        certainty += " By its own judgement, the attack failed."
+    elif reached:
+        certainty += " Without them, the attack could not have known how close it came."
+    if identified:
+        certainty += " The result identifies the record among all records of the data."
+    elif not reached:
+        certainty += f" {FAILURE}"
+    return WorstCase(says, certainty, outcome, top)
 
 
 def _without_inputs(top: Finding, scores: Scores, noun: str) -> WorstCase:
@@ -351,6 +443,7 @@ def _without_inputs(top: Finding, scores: Scores, noun: str) -> WorstCase:
             f"{someone} learned {scores.labels_found:.0%} of the labels of {owners}, "
             f"but recovered no training {noun}.",
             compared,
+            Outcome.LABELS,
             top,
         )
     if not isinstance(scores.tokens_found, UnsetType) and scores.tokens_found:
@@ -361,22 +454,24 @@ def _without_inputs(top: Finding, scores: Scores, noun: str) -> WorstCase:
             f"{someone} learned which tokens occur in the training texts of {owners}: "
             f"{scores.tokens_found:.0%} of them, {wrong}.",
             compared,
+            Outcome.TOKENS,
             top,
         )
-    return WorstCase(f"{someone} recovered no training {noun} of {owners}.", FAILURE, top)
+    says = f"{someone} recovered no training {noun} of {owners}."
+    return WorstCase(says, FAILURE, Outcome.NOTHING, top)
 
 
 def _unscored(top: Finding, noun: str) -> WorstCase:
     """The worst case if there was no truth to compare with, and nothing is certified."""
     someone = who(top.adversary)
     if top.certificate.name == "FAILED":
-        return WorstCase(
-            f"{someone} recovered nothing that explains what {named(top.nodes)} sent.", FAILURE, top
-        )
+        says = f"{someone} recovered nothing that explains what {named(top.nodes)} sent."
+        return WorstCase(says, FAILURE, Outcome.NOTHING, top)
     return WorstCase(
         f"{someone} computed inputs that explain what {named(top.nodes)} sent.",
         f"Whether these are the training {noun}s is not known: other inputs may explain it as "
         "well, and there was no truth file to compare with.",
+        Outcome.FITS,
         top,
     )
 
@@ -388,14 +483,20 @@ def _nothing_determined(undetermined: Sequence[Undetermined]) -> WorstCase:
             f"The messages about {counted(len(unknown), 'node')} are not understood, so it is not "
             "known what they reveal.",
             "They are not those that the declared protocol sends; nothing can be concluded.",
+            Outcome.NOT_UNDERSTOOD,
         )
     nodes = {one.node for one in undetermined}
     if not nodes:
-        return WorstCase("Nothing was examined.", FAILURE)
+        return WorstCase(
+            "Nothing was examined.",
+            "No attack was made, so nothing follows for privacy.",
+            Outcome.NOT_EXAMINED,
+        )
     return WorstCase(
         f"What was observed determines no gradient of the {counted(len(nodes), 'node')} examined.",
         "This holds for the adversaries and rounds that were tried, and is not evidence of "
         "privacy.",
+        Outcome.NOT_DETERMINED,
     )
 
 

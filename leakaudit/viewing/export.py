@@ -74,6 +74,12 @@ def _expect_free(target: Path) -> None:
     Raises:
         LeakauditError: The folder is neither new nor empty nor an earlier export.
     """
+    for path in (target, target / PAGES):
+        if path.is_symlink():
+            raise LeakauditError(
+                f"--export {target}: {path} is a link, through which other files could be "
+                "replaced; choose a new folder"
+            )
     if not target.exists():
         return
     if not target.is_dir():

@@ -166,8 +166,9 @@ def test_every_report_renders_every_record(format: str, name: str) -> None:
 def test_the_sentence_names_the_worst_case_first_and_what_was_not_tried() -> None:
     assert RECORDS["scored"]["summary"] == (
         "An eavesdropper recovered 1 of the 2 training images of nodes 0, 1 exactly. "
-        "This was found by comparison with the originals. The attack also called 1 result exact "
-        "that is not: the truth may be that of another run, or the attack is wrong. "
+        "This was found by comparison with the originals. The attack also proves 1 other result to "
+        "be exact that the originals contradict: the truth may be that of another run, or the attack "
+        "is wrong. "
         "By analytic from a difference; a record recovered bit for bit from 1 of 3 nodes; "
         "certificates of the 2 nodes attacked: 2 exact; no leak determined for 1 node; "
         "not tried: dlg, coalitions of nodes."
@@ -175,7 +176,7 @@ def test_the_sentence_names_the_worst_case_first_and_what_was_not_tried() -> Non
     assert RECORDS["vectors"]["summary"].startswith(
         "An eavesdropper recovered the training image of node 2 exactly."
     )
-    assert "there was no truth file to compare with" in RECORDS["not scored"]["summary"]
+    assert "there was no truth to compare all of them with" in RECORDS["not scored"]["summary"]
     assert RECORDS["nothing"]["summary"].startswith(
         "What was observed determines no gradient of the 1 node examined."
     )

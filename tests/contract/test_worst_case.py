@@ -9,7 +9,7 @@ from records import column, finding, record
 
 from leakaudit.results import model
 from leakaudit.results.overview import overview
-from leakaudit.results.worst_case import WorstCase, who, worst_case
+from leakaudit.results.worst_case import Outcome, WorstCase, who, worst_case
 
 
 def of(*found: dict[str, Any], **changes: Any) -> WorstCase:
@@ -74,14 +74,27 @@ def test_a_record_that_only_the_truth_shows_to_be_exact_is_not_called_certain() 
 def test_a_wrong_certificate_is_never_counted_as_exact() -> None:
     case = of(batch(0, [True, False], 2))
     assert "1 of the 2 training images" in case.says
+    assert case.outcome is Outcome.EXACT
     assert "the attack is wrong" in case.certainty
     assert not case.proven
     alone = of(batch(0, [False], 1))
-    assert "exactly" not in alone.says
+    assert alone.outcome is Outcome.CONTRADICTED
+    assert "none of them equals its original" in alone.says
+    view = overview(model.of_run(record(batch(0, [False], 1))))
+    assert (view.level, view.badge) == ("warning", "Inconclusive")
+    assert "truth" in view.advice[0].text
+
+
+def test_the_grid_decides_where_there_is_one() -> None:
+    """A certified image that is off by one grey level is not exact, however small the error."""
+    one = batch(0, [False], 1)
+    one["scores"]["relative_error"] = column(5e-4)
+    assert of(one).outcome is Outcome.CONTRADICTED
 
 
 def test_a_certified_record_without_a_grid_may_differ_by_rounding() -> None:
     one = batch(0, [False], 1)
+    del one["scores"]["exact"]
     one["scores"]["relative_error"] = column(1e-9)
     assert "recovered the training image of node 0 exactly" in of(one).says
     one["scores"]["relative_error"] = column(0.5)
@@ -91,12 +104,12 @@ def test_a_certified_record_without_a_grid_may_differ_by_rounding() -> None:
 def test_certified_without_a_truth() -> None:
     case = of(finding(0, scores=None, certificate="EXACT"))
     assert case.says == "Curious node 3 recovered the training image of node 0 exactly."
-    assert "no truth file" in case.certainty
+    assert "no truth to compare all of them with" in case.certainty
 
 
 def test_the_same_records_by_two_attacks_count_once() -> None:
     case = of(batch(0, [True, False], 0), batch(0, [True, True], 0, attack="exact"))
-    assert case.says == "Curious node 3 recovered all 2 training images of node 0 exactly."
+    assert case.says == "Curious node 3 recovered both training images of node 0 exactly."
 
 
 def test_the_adversary_that_recovers_most_comes_first() -> None:
@@ -104,7 +117,7 @@ def test_the_adversary_that_recovers_most_comes_first() -> None:
         batch(0, [True, False], 0, adversary="node:3"),
         batch(0, [True, True], 0, adversary="eavesdropper"),
     )
-    assert case.says.startswith("An eavesdropper recovered all 2")
+    assert case.says.startswith("An eavesdropper recovered both")
 
 
 @pytest.mark.parametrize(
@@ -153,3 +166,62 @@ def test_every_overview_says_what_to_do() -> None:
         assert 1 <= len(view.advice) <= 3
         assert view.says.endswith(".")
         assert view.certainty.endswith(".")
+
+
+def vectors(node: int, error: float, **changes: Any) -> dict[str, Any]:
+    """A finding about a record that is not an image."""
+    one = finding(node, certificate="FAILED", **changes)
+    scores = {
+        "relative_error": column(error),
+        "identified": column(False),
+        **{key: one["scores"][key] for key in ("chance", "labels_found", "not_recovered")},
+        "matched": [0],
+    }
+    return {**one, "scores": scores}
+
+
+@pytest.mark.parametrize("error", [0.29, 3.2])
+def test_a_failed_attack_on_a_table_recovered_nothing(error: float) -> None:
+    made = model.of_run(record(vectors(0, error)))
+    case = worst_case(made.findings, made.undetermined, (2,))
+    assert case.outcome is Outcome.NOTHING
+    assert "recovered no training record" in case.says
+
+
+def test_intervals_that_the_truth_contradicts_are_not_certain() -> None:
+    case = of(finding(0, 5.0, certificate="INTERVAL"))
+    assert "interval" not in case.says
+    assert of(finding(0, 40.0, certificate="INTERVAL")).outcome is Outcome.INTERVAL
+
+
+def test_unscored_intervals_come_before_a_scored_failure() -> None:
+    case = of(
+        finding(0, 5.0, certificate="FAILED"), finding(1, scores=None, certificate="INTERVAL")
+    )
+    assert case.outcome is Outcome.INTERVAL
+
+
+def test_labels_are_named_if_no_input_was_recovered() -> None:
+    labels = finding(0, None, attack="labels")
+    labels["scores"]["labels_found"] = 1.0
+    case = of(finding(0, 8.0, certificate="FAILED"), labels)
+    assert case.outcome is not Outcome.NOTHING
+
+
+def test_what_is_not_understood_is_named_beside_a_failure() -> None:
+    strange = {"node": 7, "adversary": "node:3", "reason": "strange", "understood": False}
+    one = finding(0, 5.0, certificate="FAILED")
+    one["scores"]["identified"] = column(False)
+    case = of(one, undetermined=(strange,))
+    assert case.outcome is Outcome.NOT_UNDERSTOOD
+    assert "not understood" in case.certainty
+
+
+def test_a_comparison_is_claimed_only_for_what_was_compared() -> None:
+    case = of(batch(0, [True], 1), finding(1, scores=None, certificate="EXACT"))
+    assert "agrees" not in case.certainty
+
+
+def test_an_interrupted_run_says_so() -> None:
+    made = model.of_run({**record(finding(0, 22.0)), "complete": False})
+    assert "interrupted" in overview(made).certainty

@@ -571,6 +571,23 @@ def test_an_export_has_the_list_and_every_report(folder: Path, tmp_path: Path) -
     assert 'http-equiv="Content-Security-Policy"' in page
 
 
+def test_an_export_does_not_follow_links(folder: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    theirs = other / "0123456789abcdef.html"
+    theirs.write_text("mine")
+    site = tmp_path / "site"
+    assert main(["view", str(folder), "--export", str(site), "-q"]) == 0
+    shutil.rmtree(site / "runs")
+    (site / "runs").symlink_to(other)
+    assert main(["view", str(folder), "--export", str(site), "-q"]) == 2
+    link = tmp_path / "link"
+    link.symlink_to(other)
+    assert main(["view", str(folder), "--export", str(link), "-q"]) == 2
+    assert [file.name for file in other.iterdir()] == [theirs.name]
+    assert theirs.read_text() == "mine"
+
+
 def test_an_export_is_repeated_and_other_files_are_kept(folder: Path, tmp_path: Path) -> None:
     root = tmp_path / "root"
     shutil.copytree(folder / "faces/all", root / "a")

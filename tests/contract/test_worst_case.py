@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
-from records import column, finding, record
+from records import RECORDS, column, finding, record
 
 from leakaudit.results import model
 from leakaudit.results.overview import overview
@@ -220,6 +221,19 @@ def test_what_is_not_understood_is_named_beside_a_failure() -> None:
 def test_a_comparison_is_claimed_only_for_what_was_compared() -> None:
     case = of(batch(0, [True], 1), finding(1, scores=None, certificate="EXACT"))
     assert "agrees" not in case.certainty
+
+
+@pytest.mark.parametrize("measure", ["labels", "epsilon"])
+def test_a_gate_names_an_image_only_if_a_limit_on_inputs_is_exceeded(measure: str) -> None:
+    of = copy.deepcopy(RECORDS["gate"])
+    assert "reconstructs" in overview(model.of_run(of)).says
+    for rule in of["gate"]["rules"]:
+        if rule["kind"] == "budget":
+            rule |= {"measure": measure, "says": f"{measure} over its limit"}
+    view = overview(model.of_run(of))
+    assert "reconstructs" not in view.says
+    assert f"{measure} over its limit" in view.says
+    assert ("measured" in view.certainty) == (measure == "labels")
 
 
 def test_an_interrupted_run_says_so() -> None:

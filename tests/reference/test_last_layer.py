@@ -114,12 +114,12 @@ def test_lenet_with_sigmoids_is_read_from_two_rounds() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_sixteen_images_behind_lenet(dtype: torch.dtype) -> None:
+def test_sixteen_images_behind_lenet() -> None:
+    """In double precision; docs/cone.md states what single precision reaches."""
     task = task_of(classes=100)
     x = faces(16, seed=16)
     y = torch.randint(0, 100, (16,), generator=Generator().manual_seed(16))
-    leak = rounds(task, x, y, models(task, 4), dtype)
+    leak = rounds(task, x, y, models(task, 4))
     found = Cone()(leak, task, Generator().manual_seed(2))
     check(found, x, y)
 

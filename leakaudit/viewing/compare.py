@@ -106,5 +106,6 @@ def in_time(runs: Sequence[Run]) -> tuple[Run, Run] | None:
     return before, now
 
 
-def _started(run: Run) -> str:
-    return run.started
+def _started(run: Run) -> tuple[str, str]:
+    """The start in whole seconds; runs of the same second are in the order of their places."""
+    return run.started, run.place

@@ -16,7 +16,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 import leakaudit.rendering
-from leakaudit.results.wording import clean
+from leakaudit.results.wording import SEVERITIES, clean
 from leakaudit.viewing import compare, filters
 from leakaudit.viewing.filters import Query
 from leakaudit.viewing.index import RUNS, Listing
@@ -217,6 +217,7 @@ def _environment() -> Environment:
     )
     made.globals["style"] = Markup(_style())
     made.globals["list"] = LIST
+    made.globals["severities"] = SEVERITIES
     made.filters |= {"duration": duration, "number": _number, "folder": _folder}
     made.globals["values_of"] = filters.values
     return made

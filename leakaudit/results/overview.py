@@ -438,7 +438,7 @@ def _gate(record: CheckRecord) -> Overview:
     badges: dict[int, tuple[grading.Level, str]] = {
         0: ("note", "Within the limits"),
         1: ("error", "Over the limits"),
-        3: ("warning", "Inconclusive"),
+        3: ("warning", Outcome.CONTRADICTED.value),
     }
     level, badge = badges[gate.code]
     adversary = cell.adversary if cell is not None else ""

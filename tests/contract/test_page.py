@@ -9,7 +9,7 @@ import re
 
 import pytest
 from effort import counted
-from records import RECORDS, audit, gate_of_two_checks, rendered
+from records import EXACT, RECORDS, audit, gate_of_two_checks, record, rendered
 
 
 class Reader(html.parser.HTMLParser):
@@ -183,3 +183,13 @@ def test_a_gate_of_several_checks_draws_each_ones_network() -> None:
     text = Reader(rendered("html", gate_of_two_checks())).text
     assert "As observed by the adversary node:3 in check main." in text
     assert "As observed by the adversary node:0 in check wide." in text
+
+
+def test_no_node_is_red_if_the_recording_is_not_what_it_declares() -> None:
+    sure = rendered("html", record(EXACT))
+    assert 'class="node s5"' in sure
+    doubtful = {**record(EXACT), "unclear": ["its noise is not the declared one"]}
+    page = rendered("html", doubtful)
+    assert '<strong class="badge warning">Inconclusive</strong>' in page
+    assert 'class="node s5"' not in page
+    assert 'class="node s2"' in page

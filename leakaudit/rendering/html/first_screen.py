@@ -15,12 +15,12 @@ from leakaudit.results import grading
 from leakaudit.results.model import AuditRecord, CheckRecord, Finding, RunRecord, given
 from leakaudit.results.overview import Advice, Overview, overview
 from leakaudit.results.wording import point_of
-from leakaudit.results.worst_case import RECOGNISABLE, whom
+from leakaudit.results.worst_case import RECOGNISABLE, Outcome, whom
 from leakaudit.verdict import Verdict
 
 # How the verdicts of an audit shade a node: the same colours as for what was recovered.
 _LEVELS = {"error": len(STEPS) - 1, "warning": 2, "note": 0}
-# Under an inconclusive gate, a node is never shown as if the leak were established.
+# Under an inconclusive headline, a node is never shown as if the leak were established.
 _UNDECIDED = 2
 
 
@@ -150,11 +150,16 @@ def _network(record: RunRecord, view: Overview) -> Markup | None:
     scene = gated.scene(record)
     shades = [one for one in scene.shades if one.adversary == view.adversary]
     steps = worst_steps(shades)
-    if isinstance(record, CheckRecord) and record.gate.code == 3:
+    if _is_undecided(view):
         capped = {node: min(step, _UNDECIDED) for node, step in steps.items()}
         words = dict.fromkeys(capped, "not decided")
         return topology.network(scene.trace, view.adversary, capped, words)
     return topology.network(scene.trace, view.adversary, steps, rounds=_rounds(shades))
+
+
+def _is_undecided(view: Overview) -> bool:
+    """Whether the headline says that nothing can be concluded."""
+    return view.badge == Outcome.CONTRADICTED.value
 
 
 def _rounds(shades: Iterable[Shade]) -> Mapping[int, Sequence[tuple[int, int]]]:
@@ -183,6 +188,6 @@ def _caption(record: RunRecord, view: Overview) -> str:
     shade = "red, recovered exactly"
     if isinstance(record, AuditRecord):
         shade = "red, refuted or unsupported; light, undecided"
-    elif isinstance(record, CheckRecord) and record.gate.code == 3:
+    elif _is_undecided(view):
         shade = "light, undecided"
     return f"Thick lines: observed by {whom(view.adversary)}. Shade of a node: {shade}."

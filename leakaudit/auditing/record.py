@@ -82,7 +82,7 @@ def build(
         schema=model.SCHEMA,
         version=model.VERSION,
         complete=simulated.complete,
-        summary=audit_headline(verdicts, simulated.complete).text,
+        summary=audit_headline(verdicts, simulated.complete),
         trace=findings.trained(trace),
         findings=found,
         undetermined=(),

@@ -79,7 +79,7 @@ def build(judged: Judged) -> CheckRecord:
         schema=SCHEMA,
         version=VERSION,
         complete=judged.complete,
-        summary=gate_headline(gate, judged.complete, judged.gate.seeds).text,
+        summary=gate_headline(gate, judged.complete, judged.gate.seeds),
         trace=next(iter(judged.networks.values())),
         findings=(),
         undetermined=(),

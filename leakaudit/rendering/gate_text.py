@@ -146,7 +146,7 @@ def failure(gate: GatePart, complete: bool, seeds: int) -> str:
     Returns:
         Several lines.
     """
-    summary = Text(gate_headline(gate, complete, seeds).text)
+    summary = Text(gate_headline(gate, complete, seeds))
     blocks = _blocks(gate, None, (*_FINE, RuleStatus.ACCEPTED))
     return printed([summary, Text(), *blocks], None, False).rstrip("\n")
 

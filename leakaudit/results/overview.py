@@ -6,7 +6,6 @@ fields of the record.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from leakaudit._util.plural import counted, named
@@ -36,6 +35,7 @@ from leakaudit.results.wording import (
     measured,
     point_of,
     test_words,
+    worst_verdict,
 )
 from leakaudit.results.worst_case import (
     FAILURE,
@@ -285,7 +285,7 @@ def _advice_without_leak(record: RunRecord) -> list[Advice]:
 
 def _audit(record: AuditRecord) -> Overview:
     verdicts = record.audit.verdicts
-    one = _decisive(verdicts)
+    one = worst_verdict(verdicts)
     level = grading.most_severe(grading.VERDICTS[each.verdict] for each in verdicts)
     badges = [v.words for v in VERDICT_ORDER if any(each.verdict == v.name for each in verdicts)]
     badge = badges[0] if badges else "Nothing tested"
@@ -307,15 +307,6 @@ def _audit(record: AuditRecord) -> Overview:
         adversary=one.adversary,
         finding=_shown_by(record, one),
     )
-
-
-def _decisive(verdicts: Sequence[VerdictEntry]) -> VerdictEntry | None:
-    """The first of the most severe verdicts; among undecided ones, one that trials can decide."""
-    for verdict in VERDICT_ORDER:
-        some = [one for one in verdicts if one.verdict == verdict.name]
-        if some:
-            return min(some, key=lambda one: one.p is not None and one.needs is None)
-    return None
 
 
 def _audit_certainty(record: AuditRecord, one: VerdictEntry) -> str:

@@ -211,7 +211,7 @@ class _Redactor:
             shown = replace(shown, audit=self.audit(shown.audit))
         if isinstance(shown, CheckRecord):
             shown = replace(shown, gate=self.gate(shown.gate), location=_location(shown.location))
-        said = headline(shown).text
+        said = headline(shown)
         remarks = given(shown.unverified, ())
         return replace(shown, summary=warned(said, remarks, given(shown.unclear, ())))
 

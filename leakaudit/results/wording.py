@@ -185,21 +185,6 @@ PASS = (
 CUT_SHORT = "the run was interrupted"
 
 
-@dataclass(frozen=True)
-class Headline:
-    """The summary of a record and its two parts.
-
-    Attributes:
-        text: The summary as it is stored.
-        worst: The worst case as a sentence.
-        rest: How much was counted and what was not tried; "" if there is nothing to add.
-    """
-
-    text: str
-    worst: str
-    rest: str
-
-
 def clean(text: object) -> str:
     """Return a value as one line of printable text.
 
@@ -218,7 +203,7 @@ def clean(text: object) -> str:
 # ---------------------------------------------------------------------------------------------
 
 
-def headline(record: RunRecord) -> Headline:
+def headline(record: RunRecord) -> str:
     """Summarise a record in one sentence, the worst case first.
 
     Args:
@@ -260,7 +245,7 @@ def summary(
     Returns:
         The worst case, then the number of nodes, then what was not tried.
     """
-    return attack_headline(findings, undetermined, not_tried, shape, complete=complete).text
+    return attack_headline(findings, undetermined, not_tried, shape, complete=complete)
 
 
 def attack_headline(
@@ -270,7 +255,7 @@ def attack_headline(
     shape: Sequence[int],
     *,
     complete: bool,
-) -> Headline:
+) -> str:
     """Return the headline of an attack.
 
     Args:
@@ -296,10 +281,10 @@ def attack_headline(
     rest.append(f"not tried: {', '.join(not_tried) or 'anything else'}")
     worst = clean(f"{case.says} {case.certainty}")
     more = f"{_capital(clean('; '.join(rest)))}."
-    return Headline(text=f"{worst} {more}", worst=worst, rest=more)
+    return f"{worst} {more}"
 
 
-def audit_headline(verdicts: Sequence[VerdictEntry], complete: bool) -> Headline:
+def audit_headline(verdicts: Sequence[VerdictEntry], complete: bool) -> str:
     """Return the headline of an audit.
 
     Args:
@@ -317,18 +302,23 @@ def audit_headline(verdicts: Sequence[VerdictEntry], complete: bool) -> Headline
     rest = [", ".join(counts) or "nothing was tested"]
     if not complete:
         rest.append("the run was interrupted and is incomplete")
-    worst = _worst_verdict(verdicts)
+    worst = worst_verdict(verdicts)
     if worst is None:
-        text = f"{'; '.join(rest)}. {NO_PROOF}"
-        return Headline(text=text, worst=text, rest="")
+        return f"{'; '.join(rest)}. {NO_PROOF}"
     where = f"{test_words(worst)}, adversary {worst.adversary}, {point_of(worst.epsilon)}"
     first = f"{Verdict[worst.verdict].words}: {where}: {worst.says}"
-    counted = f"{'; '.join(rest)}. {NO_PROOF}"
-    return Headline(text=f"{first}; {counted}", worst=_sentence(first), rest=_capital(counted))
+    return f"{first}; {'; '.join(rest)}. {NO_PROOF}"
 
 
-def _worst_verdict(verdicts: Sequence[VerdictEntry]) -> VerdictEntry | None:
-    """The first of the most severe verdicts; those that no number of trials can change are last."""
+def worst_verdict(verdicts: Sequence[VerdictEntry]) -> VerdictEntry | None:
+    """Return the first of the most severe verdicts.
+
+    Args:
+        verdicts: All verdicts of an audit; those that no number of trials can change count last.
+
+    Returns:
+        The verdict, None if there are none.
+    """
     telling = []
     for one in verdicts:
         if one.verdict != "INCONCLUSIVE" or one.needs or one.p is None:
@@ -340,7 +330,7 @@ def _worst_verdict(verdicts: Sequence[VerdictEntry]) -> VerdictEntry | None:
     return None
 
 
-def gate_headline(gate: GatePart, complete: bool, seeds: int) -> Headline:
+def gate_headline(gate: GatePart, complete: bool, seeds: int) -> str:
     """Return the headline of a gate.
 
     Args:
@@ -364,7 +354,7 @@ def gate_headline(gate: GatePart, complete: bool, seeds: int) -> Headline:
     if increased:
         covered += f", {counted(increased, 'increase')} not significant"
     worst = clean(f"No limit is exceeded{covered}: {count}")
-    return Headline(text=f"{worst}. {PASS}", worst=f"{worst}.", rest=PASS)
+    return f"{worst}. {PASS}"
 
 
 def _violation(rule: RuleEntry, cells: Sequence[CellEntry]) -> str:
@@ -398,8 +388,8 @@ def _undecided(rules: Sequence[RuleEntry], complete: bool) -> str:
     return ""
 
 
-def _two(worst: str, count: str) -> Headline:
-    return Headline(text=clean(f"{worst}. {count}."), worst=f"{clean(worst)}.", rest=f"{count}.")
+def _two(worst: str, count: str) -> str:
+    return clean(f"{worst}. {count}.")
 
 
 def sweep_headline(cells: Sequence[SweptCell], points: Sequence[SweepPoint], missing: int) -> str:
@@ -442,10 +432,6 @@ def _share_recovered(point: SweepPoint) -> tuple[float, int]:
 
 def _capital(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}"
-
-
-def _sentence(text: str) -> str:
-    return f"{text.rstrip('.')}."
 
 
 def _how(finding: Finding) -> str:

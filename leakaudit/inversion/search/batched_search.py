@@ -33,6 +33,11 @@ STEP = 20
 # needs more than this takes the direction of steepest descent instead.
 TRIES = 20
 
+# Number of trials, and of steps without a decrease of 3 %, after which a search leaves a number
+# format other than its last: beyond this, rounding decides what is accepted. Choices.
+EARLY_TRIES = 6
+EARLY_PATIENCE = 3
+
 # Maximum number of bytes for the pairs of all searches; more searches are split into several parts.
 MEMORY = 512 << 20
 
@@ -55,10 +60,11 @@ class SearchSchedule:
         steps: Maximum number of steps, of 20 evaluations each.
         history: Number of pairs of L-BFGS.
         patience: A search has converged if its objective decreased by less than 3 % in this many
-            steps. It then continues in the next format, as does a search that reached its goal.
+            steps.
         formats: Number formats, one after the other. float32 approaches the solution at half the
-            cost of float64, which refines it. In a loop, in which float32 gains nothing, only the
-            last one is used.
+            cost of float64, which refines it. A search continues in the next format, with its
+            pairs, once it reached its goal or rounding stops it. In a loop, in which float32 gains
+            nothing, only the last one is used.
     """
 
     steps: int = 300
@@ -167,20 +173,25 @@ def _search(
     """Search from points (K, n) that fit in memory together, in one format after another."""
     left = {k: SearchRun(problems.split(x)) for k, x in enumerate(flat)}
     formats = schedule.formats[-1:] if problems.chunk == 1 else schedule.formats
+    pairs: dict[int, Memory] = {}
     for dtype in formats:
+        early = dtype != formats[-1]
         places = torch.tensor(list(left), device=flat.device)
         rows = [torch.cat([t.flatten() for t in run.point]) for run in left.values()]
         done = [run.steps for run in left.values()]
         chosen = problems.of_these(places).to(dtype)
-        batch = _Batch(chosen, torch.stack(rows).to(dtype), done, schedule)
+        memory = Memory.joined([pairs.pop(k) for k in left]) if pairs else None
+        batch = _Batch(chosen, torch.stack(rows).to(dtype), done, schedule, early, memory)
         for row, found in batch.run(what, partial(_at, needless, places.tolist())):
             k = int(places[row])
             run = replace(found, point=problems.split(found.point[0].to(flat))).after(left[k])
             left[k] = run
             over = run.ended == "out of time" or run.steps >= schedule.steps
-            if dtype == formats[-1] or over or needless(k):
+            if not early or over or needless(k):
                 del left[k]
                 yield k, run
+            else:
+                pairs[k] = batch.pairs.pop(row)
         if not left:
             return
 
@@ -238,15 +249,33 @@ class _Batch:
     """The remaining searches, in one format."""
 
     def __init__(
-        self, problems: Problems, x: Tensor, done: list[int], schedule: SearchSchedule
+        self,
+        problems: Problems,
+        x: Tensor,
+        done: list[int],
+        schedule: SearchSchedule,
+        early: bool,
+        memory: Memory | None,
     ) -> None:
-        """Evaluate the starts x (K, n); done: steps that each search has already taken."""
+        """Evaluate the starts.
+
+        Args:
+            problems: K problems.
+            x: (K, n) points to start from.
+            done: Steps that each search has already taken.
+            schedule: The schedule of each search.
+            early: Whether another format follows, in which the searches continue.
+            memory: Pairs from an earlier format; None for none.
+        """
         self.problems = problems
         self.schedule = schedule
+        self.early = early
+        self.patience = min(EARLY_PATIENCE, schedule.patience) if early else schedule.patience
+        self.pairs: dict[int, Memory] = {}  # of the searches that ended, if another format follows
         self.count = 1  # evaluations
         value, g = problems(x)
         f = value.double()
-        past = (len(x), schedule.patience + 1)
+        past = (len(x), self.patience + 1)
         place = torch.arange(len(x), device=x.device)
         self.at = _State(
             place=place,
@@ -260,8 +289,12 @@ class _Batch:
             past=torch.full(past, math.inf, dtype=torch.float64, device=x.device),
             stuck=~f.isfinite(),
         )
-        self.memory = Memory(x, schedule.history)
+        self.memory = memory or Memory(x, schedule.history)
         self.brackets = Brackets(f, _along(g, self.at.d))
+        if memory:
+            none = torch.zeros_like(x)
+            direction = memory.update(torch.zeros_like(self.at.stuck), none, none, g)
+            self._turn(~self.at.stuck, direction)
 
     def run(self, what: str, needless: Callable[[int], bool]) -> Iterator[tuple[int, SearchRun]]:
         """Continue until all have ended; yield the index and the run of each."""
@@ -271,7 +304,12 @@ class _Batch:
                 point = (self.at.x[row].clone(),)
                 steps = -(-self.count // STEP)
                 run = SearchRun(point, float(self.at.f[row]), steps, self.count, why)
-                yield int(self.at.place[row]), run
+                place = int(self.at.place[row])
+                if self.early:
+                    self.pairs[place] = self.memory.of_these(
+                        torch.tensor([row], device=self.at.x.device)
+                    )
+                yield place, run
             if ends:
                 self._keep([row for row in range(len(self.at.x)) if row not in ends])
             if len(self.at.x):
@@ -313,11 +351,14 @@ class _Batch:
         self.count += 1
         at.tries = at.tries + 1
         accepted, at.t = self.brackets.judge(at.t, value, _along(g, at.d))
-        # A search without an accepted step discards its pairs and takes the direction of steepest
-        # descent; without pairs, it ends.
-        lost = ~accepted & (at.tries >= TRIES)
-        at.stuck = lost & (self.memory.count == 0)
-        self.memory.forget(lost)
+        if self.early:
+            at.stuck = lost = ~accepted & (at.tries >= EARLY_TRIES)
+        else:
+            # A search without an accepted step discards its pairs and takes the direction of
+            # steepest descent; without pairs, it ends.
+            lost = ~accepted & (at.tries >= TRIES)
+            at.stuck = lost & (self.memory.count == 0)
+            self.memory.forget(lost)
         steps = trial - at.x
         changes = g - at.g
         at.x = torch.where(accepted[:, None], trial, at.x)
@@ -350,7 +391,7 @@ class _Batch:
         index = torch.tensor(rows, dtype=torch.long, device=self.at.x.device)
         self.at = self.at.of_these(index)
         self.problems = self.problems.of_these(index)
-        self.memory.keep(index)
+        self.memory = self.memory.of_these(index)
         self.brackets.keep(index)
 
 

@@ -13,6 +13,9 @@ two-loop recursion.
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -29,7 +32,8 @@ LEAST = 1e-10
 class Memory:
     """The last m pairs of K searches over n variables, stored cyclically.
 
-    The capacity r grows from 16 to m as pairs are added.
+    The capacity r grows from 16 to m as pairs are added. Slopes may have more digits than the pairs
+    that are kept: a direction need not be exact.
 
     Attributes:
         m: Maximum number of pairs.
@@ -51,13 +55,38 @@ class Memory:
         self.yy = torch.zeros(k, room, room, dtype=torch.float64, device=like.device)
         self.count = torch.zeros(k, dtype=torch.long, device=like.device)
 
-    def keep(self, index: Tensor) -> None:
-        """Continue with only these searches."""
-        self.s = self.s[index]
-        self.y = self.y[index]
-        self.sy = self.sy[index]
-        self.yy = self.yy[index]
-        self.count = self.count[index]
+    def of_these(self, index: Tensor) -> Memory:
+        """Return the pairs of some searches.
+
+        Args:
+            index: Their indices.
+        """
+        chosen = copy.copy(self)
+        chosen.s = self.s[index]
+        chosen.y = self.y[index]
+        chosen.sy = self.sy[index]
+        chosen.yy = self.yy[index]
+        chosen.count = self.count[index]
+        return chosen
+
+    @classmethod
+    def joined(cls, parts: Sequence[Memory]) -> Memory:
+        """Return the pairs of several memories of equal m and n, one after the other.
+
+        Args:
+            parts: At least one memory.
+        """
+        room = max(part.s.shape[1] for part in parts)
+        whole = copy.copy(parts[0])
+        grown = [copy.copy(part) for part in parts]
+        for part in grown:
+            part._grow(room - part.s.shape[1])
+        whole.s = torch.cat([part.s for part in grown])
+        whole.y = torch.cat([part.y for part in grown])
+        whole.sy = torch.cat([part.sy for part in grown])
+        whole.yy = torch.cat([part.yy for part in grown])
+        whole.count = torch.cat([part.count for part in grown])
+        return whole
 
     def forget(self, which: Tensor) -> None:
         """Discard all pairs of the searches selected by `which` (K,)."""
@@ -85,10 +114,10 @@ class Memory:
         if room < self.m and len(new) and int(self.count[new].max()) >= room:
             self._grow(min(2 * room, self.m) - room)
         at = self.count[new] % self.m
-        self.s[new, at] = step[new]
-        self.y[new, at] = change[new]
+        self.s[new, at] = step[new].to(self.s)
+        self.y[new, at] = change[new].to(self.y)
         # (K, 2, n): one pass over s and y serves the direction and the products.
-        both = torch.stack([slope, change], dim=1)
+        both = torch.stack([slope, change], dim=1).to(self.s)
         by_s = torch.bmm(both, self.s.transpose(1, 2)).double()
         by_y = torch.bmm(both, self.y.transpose(1, 2)).double()
         self.sy[new, :, at] = by_s[new, 1]
@@ -130,6 +159,6 @@ class Memory:
         p = torch.linalg.solve_triangular(r.transpose(1, 2), right, upper=False)[..., 0]
         # -c u are the coefficients of Y
         by_step = torch.zeros_like(p).scatter_(1, order, p)
-        back = torch.stack([by_step, -c * by_slot], dim=1).to(slope)
+        back = torch.stack([by_step, -c * by_slot], dim=1).to(self.s)
         turned = torch.bmm(back[:, :1], self.s)[:, 0] + torch.bmm(back[:, 1:], self.y)[:, 0]
-        return -(c.to(slope) * slope + turned)
+        return -(c.to(slope) * slope + turned.to(slope))

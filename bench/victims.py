@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import torch
 from _loops import LOOPS, Loop
 
-from leakaudit.kept import Kept
+from leakaudit.payload import Kept
 from leakaudit.protocols import recording
 from leakaudit.protocols.scenario import Scenario
 from leakaudit.tasks.task import Problem, Task

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from leakaudit.display import Displayed
 from leakaudit.errors import LeakauditError
-from leakaudit.kept import Kept, Span
+from leakaudit.payload import Kept, Span
 from leakaudit.sketch import NUMBERS
 
 Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
@@ -214,8 +214,8 @@ class Messages:
         secure: (m,) bool, whether an outsider sees that it was sent, but not its content.
         payload: (rows, columns).
         kinds: Names of the kinds of messages.
-        stored: (rows, width) everything that the file holds of each payload, in the order of
-            `leakaudit.kept.Kept`; None if it holds only `payload`, which is the first part of it.
+        stored: (rows, width) everything that the file holds of each message, in the order of
+            `leakaudit.payload.Kept`; it starts with `payload`. None if there is nothing else.
     """
 
     round: Tensor

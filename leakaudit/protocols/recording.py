@@ -15,7 +15,7 @@ from torch import Generator, Tensor
 from leakaudit import registry
 from leakaudit._util.seeds import generators as generators
 from leakaudit.errors import LeakauditError, suggest
-from leakaudit.kept import Kept
+from leakaudit.payload import Kept
 from leakaudit.protocols import topology as graphs
 from leakaudit.protocols.scenario import Scenario
 from leakaudit.relations.declare import outline

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from leakaudit.errors import LeakauditError
-from leakaudit.kept import Kept
+from leakaudit.payload import Kept
 from leakaudit.progress import step
 from leakaudit.trace import Messages, Trace
 from leakaudit.traces import trace_file

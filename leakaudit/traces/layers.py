@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
 from leakaudit.errors import LeakauditError, suggest
-from leakaudit.kept import Kept
+from leakaudit.payload import Kept
 from leakaudit.trace import Layout
 
 ALL = "all"

@@ -22,7 +22,7 @@ from leakaudit import registry
 from leakaudit._util.files import replacing
 from leakaudit._util.vocabulary import Vocabulary, finite
 from leakaudit.errors import LeakauditError
-from leakaudit.kept import Kept
+from leakaudit.payload import Kept
 from leakaudit.tasks import build_task
 from leakaudit.tasks.task import Task
 from leakaudit.trace import RECORDING, Graph, Json, Layout, TaskSpec, Trace, Truth

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from leakaudit.errors import LeakauditError
-from leakaudit.kept import Kept
+from leakaudit.payload import Kept
 from leakaudit.progress import step
 from leakaudit.sketch import NUMBERS
 from leakaudit.trace import Json, Messages, Trace

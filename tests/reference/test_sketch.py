@@ -17,8 +17,8 @@ import torch
 
 import leakaudit as la
 from leakaudit.errors import LeakauditError
-from leakaudit.kept import Kept
 from leakaudit.lint import conformance
+from leakaudit.payload import Kept
 from leakaudit.sketch import NUMBERS, ROWS, WIDTH, Sketch
 from leakaudit.trace import Graph, Layout, Messages, TaskSpec, Trace
 from leakaudit.traces import convert, layers, trace_file, trace_info

@@ -13,7 +13,7 @@ from torch import Generator, Tensor
 
 from leakaudit.capture.gloo.board import Board
 from leakaudit.capture.gloo.faults import Fault
-from leakaudit.kept import Kept
+from leakaudit.payload import Kept
 from leakaudit.protocols.recording import Plan
 from leakaudit.protocols.scenario import Scenario
 from leakaudit.trace import Graph, TaskSpec

@@ -15,7 +15,7 @@ from torch import Tensor
 from leakaudit._util.decoding import Misfit, decoded
 from leakaudit._util.forms import present
 from leakaudit.errors import LeakauditError
-from leakaudit.kept import Kept
+from leakaudit.payload import Kept
 from leakaudit.sketch import ROWS, WIDTH
 from leakaudit.trace import Graph, Layout, Messages, TaskSpec
 

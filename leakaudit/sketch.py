@@ -110,4 +110,5 @@ class Sketch:
     @cached_property
     def _scaled(self) -> Tensor:
         """The signs over sqrt(ROWS), (ROWS, rows of a vector)."""
-        return signs(self.seed, ROWS, -(-self.size // WIDTH)) / ROWS**0.5
+        scaled: Tensor = signs(self.seed, ROWS, -(-self.size // WIDTH)) / ROWS**0.5
+        return scaled

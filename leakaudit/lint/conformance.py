@@ -212,17 +212,17 @@ def _obstacle(trace: Trace, truth: Truth | None, task: Task | None) -> str:
 def _consistency(case: Case) -> Iterator[Deviation]:
     """Test the relations between messages."""
     failure = inconsistency(case)
-    where = ""
+    about = "messages"
     if failure is None and case.trace.kept is not None:
         failure = inconsistency(case, of_sketch=True)
-        where = " in the sketch of all columns"
+        about = "sketch"
     if failure is not None:
         says = (
-            f"{failure.lines[0].text} does not hold in round {failure.round}{where}: "
-            f"its two sides differ by {failure.residual:.2g} of their largest term, and rounding "
-            f"explains {failure.allowed:.1g}, whatever the gradients are"
+            f"{failure.lines[0].text} does not hold in round {failure.round}: its two sides differ "
+            f"by {failure.residual:.2g} of their largest term, and rounding explains "
+            f"{failure.allowed:.1g}, whatever the gradients are"
         )
-        yield Deviation("messages", says)
+        yield Deviation(about, says)
 
 
 def _noise(case: Case) -> Iterator[Deviation]:

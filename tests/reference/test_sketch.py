@@ -188,8 +188,22 @@ def test_a_tampered_column_that_was_not_recorded_is_found(
     # The recorded columns are those of the honest run.
     assert torch.equal(found.messages[0].payload, recorded_again(whole, honest).messages[0].payload)
     (deviation,) = conformance.examine(found).deviations
-    assert deviation.about == "messages"
-    assert "in the sketch of all columns" in deviation.sentence
+    assert deviation.about == "sketch"
+    assert "inconsistent in columns that were not recorded" in deviation.sentence
+
+
+def test_a_copy_that_differs_in_a_column_that_was_not_recorded_is_found() -> None:
+    """D-PSGD sends one vector to all neighbours: its two copies must have one sketch."""
+    whole, _ = la.record(replace(SMALL, victim="dpsgd", layers="all"))
+    (table,) = whole.messages
+    separate = replace(table, row=torch.arange(len(table)))  # every copy with a payload of its own
+    apart = replace(whole, messages=(separate,))
+    payload = table.payload[table.row.long()]
+    assert not conformance.examine(recorded_again(apart, payload)).deviations
+    tampered = payload.clone()
+    tampered[3, 100] += 0.01
+    (deviation,) = conformance.examine(recorded_again(apart, tampered)).deviations
+    assert deviation.about == "copies"
 
 
 def test_a_sketch_satisfies_the_relations_up_to_rounding() -> None:

@@ -14,13 +14,14 @@ import argparse
 import json
 import time
 import zlib
+from typing import Any
 
 import numpy as np
 import torch
 
 import leakaudit as la
 
-RUNS = {
+RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "dpsgd": ("dpsgd", {}),
     "dpsgd, noise 1e-3": ("dpsgd", {"sigma": 1e-3}),
     "dpsgd, adam": ("dpsgd", {"optimiser": "adam", "alpha": 1e-3}),

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import torch
 
+from leakaudit.payload import Kept
 from leakaudit.protocols import recording
 from leakaudit.protocols.scenario import Scenario
 from leakaudit.tasks.task import Task
@@ -49,7 +50,7 @@ def plan(model: str, nodes: int, rounds: int, samples: int) -> recording.Plan:
     )
 
 
-def chosen(text: str, task: Task) -> layers.Kept:
+def chosen(text: str, task: Task) -> Kept:
     """Return what is recorded."""
     first = task.first_linear or task.layout.names[:1]
     return layers.kept(text, task.layout, first, task.last_linear)

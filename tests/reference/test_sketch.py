@@ -16,9 +16,12 @@ import pytest
 import torch
 
 import leakaudit as la
+from leakaudit.capture.gloo import engine
+from leakaudit.capture.gloo.setup import Spread
 from leakaudit.errors import LeakauditError
 from leakaudit.lint import conformance
 from leakaudit.payload import Kept
+from leakaudit.protocols import recording
 from leakaudit.sketch import NUMBERS, ROWS, WIDTH, Sketch
 from leakaudit.trace import Graph, Layout, Messages, TaskSpec, Trace
 from leakaudit.traces import convert, layers, trace_file, trace_info
@@ -140,6 +143,26 @@ def test_selected_columns_are_those_of_a_full_recording(
     known = ~norms.isnan()
     assert bool(known.all()) != (victim == "pdmm" and "quantize" not in constants)
     assert torch.allclose(norms[known], full.payload[known].norm(dim=1), rtol=1e-5)
+
+
+@pytest.mark.parametrize("victim", ["pdmm", "dpsgd"])
+def test_nodes_in_threads_record_the_same(victim: str) -> None:
+    chosen = replace(SMALL, victim=victim)
+    apart = engine.record(recording.plan(chosen), None, Spread(2), threads=True).trace
+    together, _ = la.record(chosen)
+    assert apart.kept == together.kept
+    for first, second in zip(by_message(apart), by_message(together), strict=True):
+        assert float((first - second).norm()) <= 1e-5 * float(second.norm())
+
+
+def by_message(trace: Trace) -> list[torch.Tensor]:
+    """Return what is linear in each message, in the order of rounds, senders and receivers."""
+    assert trace.kept is not None
+    (table,) = trace.messages
+    assert table.stored is not None
+    columns = (table.round, table.src, table.dst, table.row)
+    found = sorted(zip(*(column.tolist() for column in columns), strict=True))
+    return [table.stored[row, : trace.kept.linear] for *_, row in found]
 
 
 def recorded_again(whole: Trace, payload: torch.Tensor, path: Path | None = None) -> Trace:

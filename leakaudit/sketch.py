@@ -9,7 +9,8 @@ The numbers of a vector are written in rows of WIDTH, and row i has ROWS random 
 of x. If y has a non-zero number in column c, the sum of this column vanishes for at most half of
 all signs, and so all ROWS sums vanish with probability at most 2^-ROWS (without rounding, for a y
 that was not chosen with the signs in mind). The map is a product of two matrices: one pass over the
-numbers. Source of random projections that preserve lengths: Achlioptas 2003, Theorem 1.1.
+numbers. Projections by random signs are those of Achlioptas 2003; here, the numbers of a row share
+their signs.
 """
 
 from __future__ import annotations

@@ -347,11 +347,19 @@ class Trace(Displayed):
     def sketched(self) -> Trace | None:
         """The run of the sketches, whose messages follow the same relations; None without them.
 
-        Its model is the sketch, and public models are sketched.
+        Its model is the sketch, and public models are sketched. A relation may use a constant of
+        the protocol as a vector with this value in every coordinate, so constants become public
+        vectors, the sketches of these.
         """
         if self.kept is None or self.kept.sketch is None:
             return None
-        public = dict(self.public)
+        ones = self.kept.sketched(torch.ones(1, self.layout.size, dtype=self.dtype))[0]
+        public = {
+            name: value * ones
+            for name, value in self.params.items()
+            if isinstance(value, int | float)
+        }
+        public |= self.public
         for name, value in public.items():
             if value.shape == (self.layout.size,) and value.is_floating_point():
                 public[name] = self.kept.sketched(value[None])[0]

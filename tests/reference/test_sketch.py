@@ -48,6 +48,7 @@ PROTOCOLS: list[tuple[str, dict[str, Any]]] = [
     ("fedsplit", {}),
     ("dpadmmserver", {}),
     ("fedavg", {}),
+    ("secured", {"group_size": 2, "partitions": 3, "lam0": 0.5}),
 ]
 
 
@@ -125,9 +126,12 @@ def test_selected_columns_are_those_of_a_full_recording(
     victim: str, constants: dict[str, Any], tmp_path: Path
 ) -> None:
     chosen = replace(SMALL, victim=victim, set={"hidden": 32, **constants})
+    if victim == "secured":
+        chosen = replace(chosen, graph="complete")
     trace, _ = la.record(chosen, tmp_path / "trace.pt")
     whole, _ = la.record(replace(chosen, layers="all"))
     assert len(trace.spans) == 2
+    assert not conformance.examine(trace).deviations
     (table,), (full,) = trace.messages, whole.messages
     for name in ("round", "src", "dst", "kind", "row"):
         assert torch.equal(getattr(table, name), getattr(full, name))

@@ -149,6 +149,36 @@ def test_selected_columns_are_those_of_a_full_recording(
     assert torch.allclose(norms[known], full.payload[known].norm(dim=1), rtol=1e-5)
 
 
+def test_attacks_use_the_recorded_columns_only() -> None:
+    """A sketch changes neither the leaks nor the reconstructions; every record comes back."""
+    chosen = replace(SMALL, victim="dpsgd", layers="first,sketch")
+    trace, truth = la.record(chosen)
+    plain, _ = la.record(replace(chosen, layers="first"))
+    assert trace.kept is not None
+    leaks = la.leaks(trace, la.Adversary())
+    for leak, other in zip(leaks, la.leaks(plain, la.Adversary()), strict=True):
+        assert leak.columns == other.columns
+        assert torch.equal(leak.value, other.value)
+    found = la.attack(leaks, "auto", generator=torch.Generator().manual_seed(0))
+    scores = la.score(found, truth)
+    assert len(scores) == SMALL.nodes
+    assert min(psnr for score in scores for psnr in score.psnr) > 60
+
+
+def test_leaks_of_the_sketch_are_sketches_of_leaks() -> None:
+    chosen = replace(SMALL, victim="dpsgd", dtype="float64")
+    trace, _ = la.record(chosen)
+    whole, _ = la.record(replace(chosen, layers="all"))
+    assert trace.kept is not None
+    assert trace.sketched is not None
+    sums = la.leaks(trace.sketched, la.Adversary())
+    full = la.leaks(whole, la.Adversary())
+    for leak, other in zip(sums, full, strict=True):
+        exact = trace.kept.sketched(other.value)
+        assert torch.equal(leak.combination, other.combination)
+        assert float((leak.value - exact).norm()) < 1e-10 * float(exact.norm())
+
+
 @pytest.mark.parametrize("victim", ["pdmm", "dpsgd"])
 def test_nodes_in_threads_record_the_same(victim: str) -> None:
     chosen = replace(SMALL, victim=victim)

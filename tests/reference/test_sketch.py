@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ import torch
 import leakaudit as la
 from leakaudit.capture.gloo import engine
 from leakaudit.capture.gloo.setup import Spread
+from leakaudit.capture.tap import merge
 from leakaudit.errors import LeakauditError
 from leakaudit.lint import conformance
 from leakaudit.payload import Kept
@@ -413,3 +415,13 @@ def test_columns_and_layers_exclude_each_other() -> None:
             columns=(0, 5),
             layers="first",
         )
+
+
+def test_a_tapped_program_with_two_half_formats_is_stored_exactly() -> None:
+    """float16 ends at 65504, and bfloat16 has eight digits: neither holds the numbers of the other."""
+    both = [torch.float16, torch.bfloat16]
+    sent: Any = [SimpleNamespace(message=SimpleNamespace(dtype=dtype)) for dtype in both]
+    assert merge._widest(sent) == torch.float32
+    for dtype in (*both, torch.float32, torch.float64):
+        only: Any = [SimpleNamespace(message=SimpleNamespace(dtype=dtype))]
+        assert merge._widest(only) == dtype

@@ -49,6 +49,7 @@ from leakaudit.lint import conformance
 from leakaudit.payload import Kept
 from leakaudit.protocols import topology
 from leakaudit.sketch import NUMBERS
+from leakaudit.tasks._torchvision import torchvision
 from leakaudit.trace import Graph, Layout, TaskSpec
 from leakaudit.traces import layers, trace_file, trace_info
 from leakaudit.traces.recorder import Recorder
@@ -81,10 +82,8 @@ class Run:
             first = min(9408, self.parameters // 10)
             shapes = ((first,), (self.parameters - first - 10,), (10,))
             return Layout(("conv1.weight", "layer1.weight", "fc.bias"), shapes)
-        import torchvision
-
         with torch.device("meta"):
-            model = torchvision.models.resnet50()
+            model = torchvision().models.resnet50()
         named = {name: tuple(value.shape) for name, value in model.named_parameters()}
         return Layout(tuple(named), tuple(named.values()))
 

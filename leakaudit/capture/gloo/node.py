@@ -62,6 +62,7 @@ class NodeRecorder:
         graph: The communication graph.
         public: Public tensors.
         kept: What is recorded of each message.
+        columns: (start, stop) of the flat vector that is recorded; of several spans, the first.
         here: The nodes of this process.
         reached: Number of exchanges in which this process has taken part.
     """
@@ -96,6 +97,7 @@ class NodeRecorder:
         self.graph = setup.graph
         self.public = setup.public
         self.kept = setup.kept
+        self.columns = setup.kept.columns
         self.here = setup.here(rank)
         self.reached = 0
         self._stop = stop

@@ -66,6 +66,11 @@ def tap(lines: Sequence[Line]) -> list[Row]:
     ]
 
 
+def layers(lines: Sequence[Line]) -> list[Row]:
+    """CPU time of a run of which some layers are recorded relative to one that is not recorded."""
+    return [Row(r.name, r.ratio, r.unit, r.target, MOST) for r in plain(lines)]
+
+
 def victims(lines: Sequence[Line]) -> list[Row]:
     """Speed relative to the loop (minimum), and cost relative to the floor and to fewer nodes
     (maximum).
@@ -205,6 +210,7 @@ SUITE = (
     Bench("relations", ("values", "mu"), 60, relations),
     Bench("exact", ("--dtype", "float64", "--seeds", "1"), 60, exact),
     Bench("recorder", ("--megabytes", "128", "--repetitions", "5"), 60),
+    Bench("layers", ("--rounds", "3", "--repetitions", "2"), 120, layers),
     Bench("tap", (), 120, tap),
     Bench("sweep", (), 240),
     Bench("inverting", ("--speed", "--pictures", "8", "--steps", "600"), 120, inverting),
@@ -225,6 +231,8 @@ LEFT_OUT = {
     "verbs.py": "it compares two installations, but a checkout contains one",
     "view.py": "it compares with limits of time and memory, not with a peer",
     "gate.py": "it counts how often a gate is right, in ten minutes; it compares no times",
+    "large.py": "it compares with limits of time, memory and disk, in half an hour",
+    "compress.py": "it compares sizes, not times",
 }
 
 

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import torch
 from _loops import LOOPS, Loop
 
+from leakaudit.payload import Kept
 from leakaudit.protocols import recording
 from leakaudit.protocols.scenario import Scenario
 from leakaudit.tasks.task import Problem, Task
@@ -150,7 +151,7 @@ class Warm(Clocked):
         count = int(row.max()) + 1
         return self.rows.setdefault(
             (kind, int(src[0] < dst[0]), count),
-            torch.ones(count, self.columns[1] - self.columns[0], dtype=self.dtype),
+            torch.ones(count, self.kept.width, dtype=self.dtype),
         )
 
     def state(self, *_: Any) -> None:
@@ -333,7 +334,7 @@ def _images(name: str, model: str, nodes: int) -> recording.Plan:
         task=task,
         graph=graph,
         wires=[],
-        columns=(0, task.layout.size),
+        kept=Kept(task.layout.size, ((0, task.layout.size),)),
     )
 
 

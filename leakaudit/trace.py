@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, TypeAlias
 
@@ -14,6 +14,8 @@ from torch import Tensor
 
 from leakaudit.display import Displayed
 from leakaudit.errors import LeakauditError
+from leakaudit.payload import Kept, Span
+from leakaudit.sketch import NUMBERS
 
 Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
 # A hyper-parameter of an attack, or a constant of a victim or a model, as users type it.
@@ -212,6 +214,8 @@ class Messages:
         secure: (m,) bool, whether an outsider sees that it was sent, but not its content.
         payload: (rows, columns).
         kinds: Names of the kinds of messages.
+        stored: (rows, width) everything that the file holds of each message, in the order of
+            `leakaudit.payload.Kept`; it starts with `payload`. None if there is nothing else.
     """
 
     round: Tensor
@@ -222,6 +226,7 @@ class Messages:
     secure: Tensor
     payload: Tensor
     kinds: tuple[str, ...]
+    stored: Tensor | None = None
 
     def __len__(self) -> int:
         """Number of messages m."""
@@ -245,6 +250,7 @@ class Trace(Displayed):
         graph: The network.
         layout: Position of each parameter in the flat model vector.
         columns: (start, stop) of the flat model vector that was recorded; (0, layout.size) for all.
+            If several spans were recorded, the first one.
         rounds: Number of rounds.
         messages: One table per file of the recording: one, or one per shard.
         public: Named tensors that everyone knows, such as ``w0`` (d,), the common initial model.
@@ -252,6 +258,8 @@ class Trace(Displayed):
             runs with the same id.
         complete: False if the recording was interrupted.
         provenance: When and how it was recorded.
+        kept: Everything that was recorded of each message, if that is more than `columns`: other
+            spans of columns, a sketch and the norm; else None.
     """
 
     protocol: str
@@ -266,6 +274,7 @@ class Trace(Displayed):
     id: str = ""
     complete: bool = True
     provenance: Mapping[str, Json] = field(default_factory=dict)
+    kept: Kept | None = None
 
     def __len__(self) -> int:
         """Number of messages in all tables."""
@@ -310,6 +319,61 @@ class Trace(Displayed):
     def dtype(self) -> torch.dtype:
         """Number format of the messages."""
         return self.messages[0].payload.dtype
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        """All recorded spans of columns, (start, stop)."""
+        return (self.columns,) if self.kept is None else self.kept.spans
+
+    def of_span(self, span: Span) -> Trace:
+        """Return the trace with another recorded span of columns as its only one.
+
+        Args:
+            span: One of `spans`.
+
+        Raises:
+            LeakauditError: It was not recorded.
+        """
+        if span not in self.spans:
+            known = ", ".join(f"{a}:{b}" for a, b in self.spans)
+            raise LeakauditError(
+                f"columns {span[0]}:{span[1]} were not recorded as a whole; the trace has {known}"
+            )
+        if self.kept is None:
+            return self
+        return self._with(span, self.kept.places[span])
+
+    @cached_property
+    def sketched(self) -> Trace | None:
+        """The run of the sketches, whose messages follow the same relations; None without them.
+
+        Its model is the sketch, and public models are sketched. A relation may use a constant of
+        the protocol as a vector with this value in every coordinate, so constants become public
+        vectors, the sketches of these.
+        """
+        if self.kept is None or self.kept.sketch is None:
+            return None
+        ones = self.kept.sketched(torch.ones(1, self.layout.size, dtype=self.dtype))[0]
+        public = {
+            name: value * ones
+            for name, value in self.params.items()
+            if isinstance(value, int | float)
+        }
+        public |= self.public
+        for name, value in public.items():
+            if value.shape == (self.layout.size,) and value.is_floating_point():
+                public[name] = self.kept.sketched(value[None])[0]
+        place = slice(self.kept.raw, self.kept.linear)
+        layout = Layout(("sketch",), ((NUMBERS,),))
+        return replace(self._with((0, NUMBERS), place), layout=layout, public=public)
+
+    def _with(self, columns: Span, place: slice) -> Trace:
+        """Return the trace with a part of each stored row as its payload."""
+        tables = []
+        for table in self.messages:
+            assert table.stored is not None
+            tables.append(replace(table, payload=table.stored[:, place], stored=None))
+        return replace(self, columns=columns, messages=tuple(tables), kept=None)
 
     def kinds(self) -> Iterator[str]:
         """Names of the kinds of messages, each once."""

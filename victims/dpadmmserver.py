@@ -106,7 +106,6 @@ class DPADMMServer(Victim):
         clients = torch.tensor([i for i, _ in wires], dtype=torch.long)
         server = graph.nodes - 1
         servers = torch.full_like(clients, server)
-        columns = slice(*recorder.columns)
         w = recorder.public["w0"].to(problem.x.device)
         v = w.repeat(server, 1)
         gam = torch.zeros_like(v)
@@ -129,8 +128,8 @@ class DPADMMServer(Victim):
                 w[part] = (v[:, part] - gam[:, part] / self.rho).mean(0)
                 gam[:, part] = gam[:, part] - self.rho * (v[:, part] - w[part])
             if len(clients):
-                recorder.send_many(t, clients, servers, "up").copy_(v[clients, columns])
-                recorder.send(t, server, clients.tolist(), "down", w[columns])
+                recorder.kept.cut(v, recorder.send_many(t, clients, servers, "up"), clients)
+                recorder.send(t, server, clients.tolist(), "down", w)
             recorder.state("w", t, v)
             recorder.state("gam", t, gam)
             curves.observe(t, v, gam=gam)

@@ -87,7 +87,6 @@ class FedSplit(Victim):
         clients = torch.tensor([i for i, _ in wires], dtype=torch.long)
         server = graph.nodes - 1
         servers = torch.full_like(clients, server)
-        columns = slice(*recorder.columns)
         w = recorder.public["w0"].to(problem.x.device).repeat(server, 1)
         z = w.clone()
         weight = torch.full((server, 1), self.rho, dtype=w.dtype, device=w.device)
@@ -103,11 +102,11 @@ class FedSplit(Victim):
                     torch.add(g[:, part], w[:, part] - z[:, part], alpha=self.rho, out=g[:, part])
                     w[:, part].sub_(g[:, part], alpha=self.alpha)
             if len(clients):
-                recorder.send_many(t, servers, clients, "down").copy_(z[clients, columns])
+                recorder.kept.cut(z, recorder.send_many(t, servers, clients, "down"), clients)
             for part in blocks(z):
                 z[:, part].neg_().add_(w[:, part], alpha=2)  # sent to the server
             if len(clients):
-                recorder.send_many(t, clients, servers, "up").copy_(z[clients, columns])
+                recorder.kept.cut(z, recorder.send_many(t, clients, servers, "up"), clients)
             torch.sub(2 * z.mean(0), z, out=z)
             recorder.state("w", t, w)
             curves.observe(t, w, z=z)

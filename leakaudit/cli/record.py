@@ -29,7 +29,11 @@ CHOICES = {
     ),
     "dtype": (str, "number format: float32 or float64 (default float32)"),
     "wires": (str, "channels to record: all, none, node:3 or 0-1,1-2 (default all)"),
-    "layers": (str, "parameters to record: all, first (first layer), or names (default all)"),
+    "layers": (
+        str,
+        "parameters to record: all, or first, last (layer), names of parameters or modules, and "
+        "sketch for sums of all columns that verify the others, joined by commas (default all)",
+    ),
 }
 
 

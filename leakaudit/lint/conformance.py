@@ -5,8 +5,9 @@ was never sent. So "nothing is determined" and "nothing was recovered" are only 
 what is known about the recording itself.
 
 - The messages are compared with those that the protocol sends (`protocols.expected`).
-- Relations that contain only messages must hold, whatever the gradients are (`equations`), and the
-  messages must contain the declared noise (`noise`).
+- Relations that contain only messages must hold, whatever the gradients are (`equations`), in the
+  recorded columns and in the sketch of all columns. The messages must contain the declared noise
+  (`noise`).
 - With the truth, the gradients of its records are substituted (`substitute`, `values`).
 """
 
@@ -211,13 +212,17 @@ def _obstacle(trace: Trace, truth: Truth | None, task: Task | None) -> str:
 def _consistency(case: Case) -> Iterator[Deviation]:
     """Test the relations between messages."""
     failure = inconsistency(case)
+    about = "messages"
+    if failure is None and case.trace.kept is not None:
+        failure = inconsistency(case, of_sketch=True)
+        about = "sketch"
     if failure is not None:
         says = (
             f"{failure.lines[0].text} does not hold in round {failure.round}: its two sides differ "
             f"by {failure.residual:.2g} of their largest term, and rounding explains "
             f"{failure.allowed:.1g}, whatever the gradients are"
         )
-        yield Deviation("messages", says)
+        yield Deviation(about, says)
 
 
 def _noise(case: Case) -> Iterator[Deviation]:

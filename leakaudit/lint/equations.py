@@ -162,11 +162,13 @@ def examine(case: Case) -> Examined | None:
     return Examined(failure, tuple(tests.untested()), rounds)
 
 
-def inconsistency(case: Case) -> Failure | None:
+def inconsistency(case: Case, of_sketch: bool = False) -> Failure | None:
     """Return the first relation that the messages contradict, whatever the gradients are.
 
     Args:
         case: The input, of any declared protocol.
+        of_sketch: Whether the relations are tested on the sketches of the messages, which follow
+            them as well, instead of on recorded columns.
 
     Returns:
         The failure; its line is the relation. None if there is none, or if nothing is declared.
@@ -178,14 +180,21 @@ def inconsistency(case: Case) -> Failure | None:
         relations = protocol_of(case.trace, rounds).whole
     except LeakauditError:
         return None
+    read = case
+    if of_sketch:
+        if case.trace.sketched is None:
+            return None
+        read = Case(case.trace.sketched)
     # With many vectors, fewer coordinates are tested.
     most = NUMBERS // max(1, len(relations.vectors))
     if most < FEWEST:
         return None
     lines = [Line(k, one.text) for k, one in enumerate(relations.relations)]
     declared = Declared(relations, lines, [None] * len(relations.vectors))
-    known = _known(case, declared, whole=False, most=most)
-    return _Tests(case, declared, known, None).failure
+    known = _known(read, declared, whole=False, most=most)
+    # A sketch has the length of the whole vector, and so has that of the error of a channel.
+    length = case.trace.layout.size if of_sketch else None
+    return _Tests(read, declared, known, None, length).failure
 
 
 def not_testable(case: Case) -> list[str]:
@@ -340,15 +349,22 @@ class _Tests:
         declared: The declaration.
         known: Recorded vectors by their place.
         task: Computes gradients; None if they are unknown.
+        length: Length of the vectors whose sketches are tested; None if no sketch is tested.
     """
 
     def __init__(
-        self, case: Case, declared: Declared, known: Mapping[int, Tensor], task: Task | None
+        self,
+        case: Case,
+        declared: Declared,
+        known: Mapping[int, Tensor],
+        task: Task | None,
+        length: int | None = None,
     ) -> None:
         self.case = case
         self.declared = declared
         self.known = known
         self.task = task
+        self.length = length
         self.rounding = ROUNDING * torch.finfo(case.trace.dtype).eps
         self.values: dict[int, _Value] = {}
         for k, value in known.items():
@@ -369,7 +385,7 @@ class _Tests:
         size = float(value.norm())
         error = self.rounding * size
         if vector.kind == "message":
-            error += CHANNEL * vector.std * math.sqrt(len(value))
+            error += CHANNEL * vector.std * math.sqrt(self.length or len(value))
         return _Value(value, size, error, frozenset())
 
     @property

@@ -130,12 +130,13 @@ class Sums:
         self.rule = rule
         self.recorder = recorder
         self.around = Around(graph, w)
-        self.columns = slice(*recorder.columns)
+        self.kept = recorder.kept
         self.s = torch.zeros_like(w)
         self.t = torch.zeros_like(w)
         at = {wire: k for k, wire in enumerate(sorted(set(wires)))}
         self.ends = torch.tensor(list(at), dtype=torch.long).reshape(-1, 2).T
-        self.z = w.new_zeros(2, len(at), self.columns.stop - self.columns.start)
+        # The rule is linear, so a sketch of z follows it, with sketches of the models.
+        self.z = w.new_zeros(2, len(at), self.kept.linear)
         for (i, j), z in rule.drawn(graph, w, generator):
             there, back = z
             self.t[i] += there
@@ -143,7 +144,7 @@ class Sums:
             self.t[j] -= back
             self.s[j] -= there
             if (i, j) in at:
-                self.z[:, at[i, j]] = z[:, self.columns]
+                self.z[:, at[i, j]] = self.kept.project(z)
         if rule.z0:
             for out, z in zip(self._outgoing(0, "z0", secure=True), self.z, strict=False):
                 out.copy_(z)
@@ -174,7 +175,7 @@ class Sums:
         """
         rule = self.rule
         outs = self._outgoing(t, rule.kind)
-        w = w[:, self.columns]
+        w = self.kept.project(w)
         if rule.theta == 1:
             self.s, self.t = self.t, self.s
         direct = rule.differential and self.z.is_cpu
@@ -195,10 +196,12 @@ class Sums:
         """Reserve a round's rows of the recording: messages i -> j, then messages j -> i."""
         if not self.ends.numel():
             return []
-        return [
-            self.recorder.send_many(t, src, dst, kind, secure=secure)
-            for src, dst in (self.ends, self.ends.flip(0))
-        ]
+        found = []
+        for src, dst in (self.ends, self.ends.flip(0)):
+            out = self.recorder.send_many(t, src, dst, kind, secure=secure)
+            out[:, self.kept.linear :] = torch.nan  # whole messages, and so norms, are not computed
+            found.append(out[:, : self.kept.linear])
+        return found
 
 
 class Wires:

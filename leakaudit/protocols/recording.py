@@ -15,12 +15,14 @@ from torch import Generator, Tensor
 from leakaudit import registry
 from leakaudit._util.seeds import generators as generators
 from leakaudit.errors import LeakauditError, suggest
+from leakaudit.payload import Kept
 from leakaudit.protocols import topology as graphs
 from leakaudit.protocols.scenario import Scenario
 from leakaudit.relations.declare import outline
 from leakaudit.tasks import data, models
 from leakaudit.tasks.task import Problem, Task
 from leakaudit.trace import Graph
+from leakaudit.traces import layers
 from leakaudit.traces.recorder import Recorder, human, plan_size
 
 if TYPE_CHECKING:
@@ -43,7 +45,7 @@ class Plan:
         task: The model and its loss.
         graph: Communication graph.
         wires: Undirected edges that are recorded.
-        columns: First column of the model vector that is recorded, and the one after the last.
+        kept: What is recorded of each message.
         random: Generators by name, including those of the model and the run.
     """
 
@@ -54,8 +56,13 @@ class Plan:
     task: Task
     graph: Graph
     wires: list[tuple[int, int]]
-    columns: tuple[int, int]
+    kept: Kept
     random: Mapping[str, Generator]
+
+    @property
+    def columns(self) -> tuple[int, int]:
+        """First recorded column of the model vector, and the one after the last of its span."""
+        return self.kept.columns
 
     @cached_property
     def messages(self) -> int:
@@ -76,21 +83,21 @@ class Plan:
         self,
         rounds: int | None = None,
         wires: list[tuple[int, int]] | None = None,
-        columns: tuple[int, int] | None = None,
+        kept: Kept | None = None,
     ) -> int:
         """Return the size of the recording in bytes, or of a smaller recording.
 
         Args:
             rounds: Length of the run; None for the scenario's.
             wires: Undirected edges that are recorded; None for the plan's.
-            columns: Columns of the model vector that are recorded; None for the plan's.
+            kept: What is recorded of each message; None for the plan's.
         """
-        start, stop = columns or self.columns
+        width = (kept or self.kept).width
         messages = self.messages
         if rounds is not None or wires is not None:
             asked = self.wires if wires is None else wires
             messages = self.count(rounds or self.scenario.rounds, asked)
-        return plan_size(messages, stop - start, self.task.dtype)
+        return plan_size(messages, width, self.task.dtype)
 
     def fit(self, limit: int) -> None:
         """Check that the recording is not too large.
@@ -109,7 +116,7 @@ class Plan:
         options = {
             f"--rounds {fewer}": self.size(rounds=fewer),
             "--wires node:0": self.size(wires=[e for e in self.graph.edges if 0 in e]),
-            "--layers first": self.size(columns=_columns("first", self.task)),
+            "--layers first": self.size(kept=_kept("first", self.task)),
         }
         sizes = ", ".join(f"{flag} {human(n)}" for flag, n in options.items())
         raise LeakauditError(
@@ -162,7 +169,7 @@ def plan(
         task,
         graph,
         _wires(scenario.wires, graph),
-        _columns(scenario.layers, task),
+        _kept(scenario.layers, task),
         random,
     )
 
@@ -251,7 +258,7 @@ def opened(
         messages=plan.messages,
         rows=plan.messages,
         dtype=plan.task.dtype,
-        columns=plan.columns,
+        layers=plan.kept,
         public=public,
         keep_states=scenario.states,
         keep_curves=scenario.curves,
@@ -304,19 +311,7 @@ def _wires(text: str, graph: Graph) -> list[tuple[int, int]]:
     return sorted(chosen)
 
 
-def _columns(text: str, task: Task) -> tuple[int, int]:
-    """Return the columns of the model vector that are recorded."""
+def _kept(text: str, task: Task) -> Kept:
+    """Return what is recorded of each message."""
     layout = task.layout
-    if text == "all":
-        return 0, layout.size
-    if text == "first":
-        names = [n for n in task.first_linear or layout.names[:1] if n]
-    else:
-        names = text.split(",")
-    for name in names:
-        if name not in layout.names:
-            raise LeakauditError(
-                f"layers: the model has no parameter {name!r}{suggest(name, layout.names)}"
-            )
-    spans = [layout.slices[n] for n in names]
-    return min(s.start for s in spans), max(s.stop for s in spans)
+    return layers.kept(text, layout, task.first_linear or layout.names[:1], task.last_linear)

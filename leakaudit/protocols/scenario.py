@@ -33,8 +33,9 @@ class Scenario:
         dtype: ``float32`` or ``float64``.
         seed: Determines all randomness of the run.
         wires: Undirected edges that are recorded: ``all``, ``none``, ``node:3`` or ``0-1,1-2``.
-        layers: Columns of the model vector that are recorded: ``all``, ``first``, or parameter
-            names joined by commas.
+        layers: Columns of the model vector that are recorded: ``all``; or ``first``, ``last`` and
+            names of parameters or modules, and ``sketch`` for a sketch of all columns, joined by
+            commas.
         states: Whether the truth contains the private vectors.
         curves: Whether the truth contains loss, accuracy, consensus and norms of every round.
     """

@@ -28,5 +28,6 @@ def exchange(
     if not clients:
         return
     recorder.send(t, server, clients, "w", w)
-    rows = recorder.send_many(t, torch.tensor(clients), torch.full((len(clients),), server), kind)
-    rows.copy_(sent[clients][:, slice(*recorder.columns)])
+    senders = torch.tensor(clients)
+    rows = recorder.send_many(t, senders, torch.full_like(senders, server), kind)
+    recorder.kept.cut(sent, rows, senders)

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from leakaudit.errors import LeakauditError
+from leakaudit.payload import Kept
 from leakaudit.progress import step
 from leakaudit.trace import Messages, Trace
 from leakaudit.traces import trace_file
@@ -57,7 +58,8 @@ def convert(
         _record(trace, target, max_bytes, shard_bytes)
         return
     rows = sum(len(m.payload) for m in trace.messages)
-    size = plan_size(len(trace), trace.columns[1] - trace.columns[0], trace.dtype, rows)
+    width = trace.columns[1] - trace.columns[0] if trace.kept is None else trace.kept.width
+    size = plan_size(len(trace), width, trace.dtype, rows)
     if size > max_bytes:
         raise LeakauditError(
             f"convert: {new} requires {human(size)}, but max_bytes allows {human(max_bytes)}"
@@ -80,7 +82,7 @@ def _record(
         messages=len(trace),
         rows=sum(len(m.payload) for m in trace.messages),
         dtype=trace.dtype,
-        columns=trace.columns,
+        layers=trace.kept or Kept(trace.layout.size, (trace.columns,)),
         public=trace.public,
         id=trace.id,
         truth=False,
@@ -124,4 +126,5 @@ def _send(recorder: Recorder, m: Messages, group: Places) -> None:
         bool(m.secure[first]),
         row=row,
     )
-    torch.index_select(m.payload, 0, torch.from_numpy(rows), out=out)
+    stored = m.payload if m.stored is None else m.stored
+    torch.index_select(stored, 0, torch.from_numpy(rows), out=out)

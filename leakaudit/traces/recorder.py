@@ -22,10 +22,11 @@ from leakaudit import registry
 from leakaudit._util.files import replacing
 from leakaudit._util.vocabulary import Vocabulary, finite
 from leakaudit.errors import LeakauditError
+from leakaudit.payload import Kept
 from leakaudit.tasks import build_task
 from leakaudit.tasks.task import Task
 from leakaudit.trace import RECORDING, Graph, Json, Layout, TaskSpec, Trace, Truth
-from leakaudit.traces import callers, trace_file
+from leakaudit.traces import callers, layers, trace_file
 from leakaudit.traces._storage.arrays import integers, tensor
 from leakaudit.traces._storage.recording_file import RecordingFile
 from leakaudit.traces._storage.sizes import estimate, human, plan_size, refuse_above
@@ -63,6 +64,9 @@ class Recorder:
             nodes; by default the same.
         dtype: Number format of the payloads.
         columns: (start, stop) of the recorded part of the flat vector; by default all of it.
+        layers: What is recorded of each message, in place of `columns`: ``all``, ``first``,
+            ``last``, names of parameters or modules, and ``sketch`` for a sketch of all columns and
+            the norm (`leakaudit.traces.layers`); or a `Kept`.
         public: Tensors that are known to everybody, by name.
         secure_kinds: Kinds of messages that are sent encrypted.
         id: Identifier of the recording, equal in trace and truth; random if None. Runs with the
@@ -81,6 +85,8 @@ class Recorder:
 
     Attributes:
         partial: Whether some nodes run in other processes.
+        kept: What is recorded of each message.
+        columns: Its columns; of several spans, the first.
 
     Raises:
         LeakauditError: Before anything is created: the arguments are inconsistent, a protocol or
@@ -104,6 +110,7 @@ class Recorder:
         rows: int | None = None,
         dtype: torch.dtype = torch.float32,
         columns: tuple[int, int] | None = None,
+        layers: str | Sequence[str] | Kept | None = None,
         public: Mapping[str, Any] | None = None,
         secure_kinds: Sequence[str] = (),
         id: str | None = None,
@@ -126,7 +133,8 @@ class Recorder:
         self.task, self.layout = _described(task, layout)
         if self.task.is_program:
             self.task = _with_sha256(self.task)
-        self.columns = columns or (0, self.layout.size)
+        self.kept = _kept(task, self.layout, columns, layers)
+        self.columns = self.kept.columns
         self.keep_curves = keep_curves
         self._keep_states = keep_states
         self._secure_kinds = frozenset(secure_kinds)
@@ -136,8 +144,8 @@ class Recorder:
 
         # Reject what cannot be recorded, before anything is created.
         sizes = {"rounds": rounds, "messages": messages, "rows": rows}
-        _check(dtype, self.columns, self.layout, sizes)
-        width = self.columns[1] - self.columns[0]
+        _check(dtype, self.kept, sizes)
+        width = self.kept.width
         if rows is None:
             rows = messages
         if messages is not None:
@@ -186,6 +194,7 @@ class Recorder:
             public=self.public,
             id=self.id,
             provenance=said,
+            kept=None if self.kept.is_plain else self.kept,
         )
         format = TableFormat(trace_file.head(described), width, dtype)
         in_folder = path is not None and (os.fspath(path).endswith("/") or Path(path).is_dir())
@@ -243,8 +252,8 @@ class Recorder:
             src: Its sender.
             dst: Its receiver, or receivers.
             kind: Name of its kind.
-            value: (c,) the recorded columns, or (d,) the whole vector; from torch, numpy or
-                anything with DLPack or ``__array__``.
+            value: (d,) the whole vector, or (c,) what is recorded of it: the columns, or the result
+                of ``kept.cut``; from torch, numpy or anything with DLPack or ``__array__``.
             secure: Whether it is sent encrypted.
 
         Raises:
@@ -283,7 +292,8 @@ class Recorder:
                 several nodes; by default each has its own.
 
         Returns:
-            (max(row) + 1, c) the payloads, to be filled before the round ends.
+            (max(row) + 1, c) the payloads, to be filled before the round ends: with the recorded
+            columns, or with several spans or a sketch, with the result of ``kept.cut``.
 
         Raises:
             LeakauditError: As for `send`, or src, dst and row differ in length.
@@ -330,12 +340,8 @@ class Recorder:
         """
         src, dst, row, used = arcs.recorded
         if len(src):
-            columns = slice(*self.columns)
-            if len(used) == len(values):
-                sent = values[:, columns]
-            else:
-                sent = values[used.to(values.device), columns]
-            self.send_many(round, src, dst, kind, secure=secure, row=row).copy_(sent)
+            out = self.send_many(round, src, dst, kind, secure=secure, row=row)
+            self.kept.cut(values, out, None if len(used) == len(values) else used)
         return values
 
     def end_round(self, round: int) -> None:
@@ -420,17 +426,18 @@ class Recorder:
     def _vector(self, value: Any) -> Tensor:
         """Return the recorded columns of a vector, which may be complete or already cut."""
         vector = tensor(value, "value")
-        start, stop = self.columns
-        lengths = (stop - start, self.layout.size)
+        lengths = (self.kept.width, self.layout.size)
         if vector.dim() != 1 or len(vector) not in lengths or vector.is_complex():
             expected = " or ".join(str(n) for n in dict.fromkeys(lengths))
             raise LeakauditError(
                 f"value: expected a vector of {expected} real numbers, "
                 f"got {vector.dtype} of shape {tuple(vector.shape)}"
             )
-        if len(vector) == stop - start:
+        if len(vector) != self.layout.size:
             return vector
-        return vector[start:stop]
+        if self.kept.is_plain:
+            return self.kept.project(vector[None])[0]
+        return self.kept.cut(vector[None])[0]
 
     def _append(
         self, round: int, src: Integers, dst: Integers, kind: str, secure: bool, row: Integers
@@ -509,17 +516,40 @@ def _followed(path: Path) -> Path:
     return path.resolve() if path.is_symlink() else path
 
 
-def _check(
-    dtype: torch.dtype, columns: tuple[int, int], layout: Layout, sizes: Mapping[str, int | None]
-) -> None:
-    """Raise LeakauditError for a type, columns or sizes that a recording cannot have."""
+def _kept(
+    task: TaskSpec | Task,
+    layout: Layout,
+    columns: tuple[int, int] | None,
+    chosen: str | Sequence[str] | Kept | None,
+) -> Kept:
+    """Return what is recorded of each message."""
+    if chosen is None:
+        span = columns or (0, layout.size)
+        if len(span) != 2:
+            raise LeakauditError(f"columns: expected (start, stop), got {columns}")
+        return Kept(layout.size, (span,))
+    if columns is not None:
+        raise LeakauditError("columns and layers both choose what is recorded; give one of them")
+    if isinstance(chosen, Kept):
+        if chosen.size != layout.size:
+            raise LeakauditError(
+                f"layers: expected vectors of {layout.size} numbers, got {chosen.size}"
+            )
+        return chosen
+    if isinstance(task, Task):
+        return layers.kept(chosen, layout, task.first_linear, task.last_linear)
+    return layers.kept(chosen, layout)
+
+
+def _check(dtype: torch.dtype, kept: Kept, sizes: Mapping[str, int | None]) -> None:
+    """Raise LeakauditError for a type, a sketch or sizes that a recording cannot have."""
     if dtype not in FLOATS:
         known = ", ".join(str(d).removeprefix("torch.") for d in FLOATS)
         raise LeakauditError(f"dtype: expected {known}, got {dtype}")
-    if len(columns) != 2 or not 0 <= columns[0] < columns[1] <= layout.size:
+    if kept.seed is not None and dtype.itemsize < torch.float32.itemsize:
         raise LeakauditError(
-            f"columns: expected (start, stop) within a model of {layout.size} parameters, "
-            f"got {columns}"
+            f"layers: a sketch of messages in {str(dtype).removeprefix('torch.')} verifies "
+            "nothing, because their rounding is too coarse; record without it"
         )
     for name, size in sizes.items():
         if size is not None and size < 0:

@@ -16,7 +16,7 @@ from leakaudit._util.files import replacing
 from leakaudit.errors import LeakauditError
 from leakaudit.trace import Trace, Truth
 from leakaudit.traces._storage import shards, sidecar, tree
-from leakaudit.traces._storage.tree import TRACE, TRUTH, VERSION, head
+from leakaudit.traces._storage.tree import TRACE, TRUTH, VERSION, head, version
 
 __all__ = [
     "TRACE",
@@ -28,6 +28,7 @@ __all__ = [
     "same_run",
     "save_truth",
     "truth_path",
+    "version",
     "write_sidecar",
 ]
 

@@ -10,9 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from leakaudit.errors import LeakauditError
+from leakaudit.payload import Kept
 from leakaudit.progress import step
+from leakaudit.sketch import NUMBERS
 from leakaudit.trace import Json, Messages, Trace
 from leakaudit.traces import gaps, trace_file
 from leakaudit.traces._storage import shards, sidecar
@@ -37,7 +40,7 @@ def info(path: str | os.PathLike[str]) -> dict[str, Json]:
     return {
         "path": str(path),
         "format": trace_file.TRACE,
-        "version": trace_file.VERSION,
+        "version": trace_file.version(trace),
         "id": trace.id,
         "protocol": trace.protocol,
         "params": dict(trace.params),
@@ -53,12 +56,23 @@ def info(path: str | os.PathLike[str]) -> dict[str, Json]:
         "dtype": str(trace.dtype).removeprefix("torch."),
         "d": trace.layout.size,
         "columns": list(trace.columns),
+        **_kept(trace),
         "public": {name: list(t.shape) for name, t in trace.public.items()},
         "files": len(files),
         "bytes": sum(file.stat().st_size for file in files),
         "sha256": sidecar.recorded(path if path.is_file() else shards.place(path)),
         "provenance": dict(trace.provenance),
     }
+
+
+def _kept(trace: Trace) -> dict[str, Json]:
+    """Return all spans and the sketch, if there are more numbers than those of `columns`."""
+    if trace.kept is None:
+        return {}
+    spans = [list(span) for span in trace.spans]
+    if trace.kept.seed is None:
+        return {"spans": spans}
+    return {"spans": spans, "sketch": {"seed": trace.kept.seed, "numbers": NUMBERS}}
 
 
 def _missing(trace: Trace) -> dict[str, Json]:
@@ -108,6 +122,8 @@ def verify(path: str | os.PathLike[str]) -> dict[str, Json]:
             if not bool(finite.all()):
                 first = int((~finite).any(dim=1).int().argmax())
                 _name_worst(m, at + first, path)
+            if trace.kept is not None and m.stored is not None:
+                _check_kept(trace.kept, m.stored[at : at + rows], at, path)
             done += len(part)
             step("checking", done, total)
     return {
@@ -117,6 +133,28 @@ def verify(path: str | os.PathLike[str]) -> dict[str, Json]:
         "values": sum(m.payload.numel() for m in trace.messages),
         **_missing(trace),
     }
+
+
+def _check_kept(kept: Kept, stored: Tensor, first: int, path: Path) -> None:
+    """Raise LeakauditError for numbers beside the first span that no message can have.
+
+    Args:
+        kept: What is stored of a message.
+        stored: (n, width) rows of the file.
+        first: Number of the first of these payloads.
+        path: The file, for the error.
+    """
+    wrong = ~torch.isfinite(stored[:, : kept.linear]).all(dim=1)
+    says = "values that are not finite in another span or its sketch"
+    if kept.seed is not None and not bool(wrong.any()):
+        norms = stored[:, kept.linear]
+        # The norm is NaN if it was not computed. Both norms are rounded sums of many squares.
+        least = torch.linalg.vector_norm(stored[:, : kept.raw].double(), dim=1) * (1 - 1e-3)
+        wrong = torch.isinf(norms) | (norms < least)
+        says = "a norm that is smaller than that of its recorded columns, or infinite"
+    if bool(wrong.any()):
+        payload = first + int(wrong.int().argmax())
+        raise LeakauditError(f"{path}: payload {payload} has {says}; record again")
 
 
 def _name_worst(m: Messages, row: int, path: Path) -> None:

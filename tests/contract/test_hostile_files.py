@@ -428,9 +428,9 @@ FORMS: dict[str, tuple[Callable[[Tree], object], str]] = {
         lambda t: t.__setitem__("format", "leakaudit.truth"),
         "is a truth file; expected a trace",
     ),
-    "version 2": (
-        lambda t: t.__setitem__("version", 2),
-        "format version 2, but this program reads version 1; update leakaudit",
+    "version 3": (
+        lambda t: t.__setitem__("version", 3),
+        "format version 3, but this program reads version 2; update leakaudit",
     ),
     "version true": (lambda t: t.__setitem__("version", True), "format version True"),
     "no version": (lambda t: t.pop("version"), "format version None"),

@@ -61,7 +61,8 @@ class NodeRecorder:
         keep_curves: Whether `curve` records anything.
         graph: The communication graph.
         public: Public tensors.
-        columns: (start, stop) of the flat vector that is recorded.
+        kept: What is recorded of each message.
+        columns: (start, stop) of the flat vector that is recorded; of several spans, the first.
         here: The nodes of this process.
         reached: Number of exchanges in which this process has taken part.
     """
@@ -95,7 +96,8 @@ class NodeRecorder:
         self.board = board
         self.graph = setup.graph
         self.public = setup.public
-        self.columns = setup.columns
+        self.kept = setup.kept
+        self.columns = setup.kept.columns
         self.here = setup.here(rank)
         self.reached = 0
         self._stop = stop
@@ -226,7 +228,7 @@ class NodeRecorder:
             used, at = arcs.row[some].unique(return_inverse=True)
             self.log.write(
                 "send",
-                values[used, slice(*self.columns)],
+                self.kept.cut(values, rows=used),
                 None,
                 self.reached,
                 round=round,

@@ -13,6 +13,7 @@ from torch import Generator, Tensor
 
 from leakaudit.capture.gloo.board import Board
 from leakaudit.capture.gloo.faults import Fault
+from leakaudit.payload import Kept
 from leakaudit.protocols.recording import Plan
 from leakaudit.protocols.scenario import Scenario
 from leakaudit.trace import Graph, TaskSpec
@@ -51,7 +52,7 @@ class Setup:
         spec: The task.
         graph: The communication graph.
         wires: Undirected edges that are recorded.
-        columns: (start, stop) of the flat vector that is recorded.
+        kept: What is recorded of each message.
         public: Public tensors.
         random: Initial state of the generator, common to all processes.
         options: The distribution of the run over processes.
@@ -63,7 +64,7 @@ class Setup:
     spec: TaskSpec
     graph: Graph
     wires: tuple[tuple[int, int], ...]
-    columns: tuple[int, int]
+    kept: Kept
     public: Mapping[str, Tensor]
     random: Tensor
     options: Spread
@@ -114,14 +115,13 @@ class Setup:
         """
         tree = torch.load(folder / "setup.pt", weights_only=True)
         told = json.loads(tree["meta"])
-        start, stop = told["columns"]
         return cls(
             folder,
             scenario=Scenario(**told["scenario"]),
             spec=TaskSpec.from_json(told["spec"]),
             graph=Graph(told["nodes"], _pairs(told["edges"])),
             wires=_pairs(told["wires"]),
-            columns=(start, stop),
+            kept=Kept(told["size"], _pairs(told["spans"]), told["sketch"]),
             public=tree["public"],
             random=tree["random"],
             options=Spread(
@@ -153,7 +153,9 @@ def write(
         "nodes": plan.graph.nodes,
         "edges": plan.graph.edges,
         "wires": plan.wires,
-        "columns": plan.columns,
+        "size": plan.kept.size,
+        "spans": plan.kept.spans,
+        "sketch": plan.kept.seed,
         "procs": options.procs,
         "timeout": options.timeout,
         "faults": [asdict(f) for f in options.faults],

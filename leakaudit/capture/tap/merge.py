@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import reduce
 from itertools import groupby
 from pathlib import Path
 from zipfile import ZipFile
@@ -136,9 +137,11 @@ def write(
 
 
 def _widest(sent: Iterable[Sent]) -> torch.dtype:
-    """Return the widest number format of the messages; float16 rather than bfloat16."""
-    dtypes = {one.message.dtype for one in sent}
-    return max(dtypes, key=lambda dtype: (dtype.itemsize, dtype != torch.bfloat16))
+    """Return the narrowest number format that holds all messages exactly.
+
+    For messages in float16 and in bfloat16, this is float32: neither holds the other's numbers.
+    """
+    return reduce(torch.promote_types, {one.message.dtype for one in sent})
 
 
 def _grouped(sent: Iterable[Sent]) -> list[list[Sent]]:

@@ -1,9 +1,10 @@
 """Conversion of a trace or a truth to the nested dictionary that its file contains, and back.
 
-Version 1 of a trace file, as `torch.load` shows it:
+A trace file, as `torch.load` shows it:
 
-    format "leakaudit.trace", version 1
-    meta (JSON text): protocol, params, task, nodes, layout {names, shapes}, columns, id, provenance
+    format "leakaudit.trace", version 1, or 2 if `meta` has an entry `kept`
+    meta (JSON text): protocol, params, task, nodes, layout {names, shapes}, columns, id,
+        provenance; kept {spans, sketch {seed, rows, width} or null} if not only one span is stored
     topology (edges, 2) int32; public {name: tensor}
     messages {written (4,) int64: rows, messages, last round, closed;
               kinds (4096,) uint8: names, each on a line;
@@ -26,13 +27,16 @@ from typing import Any, cast
 import torch
 
 from leakaudit.errors import LeakauditError
+from leakaudit.sketch import ROWS, WIDTH
 from leakaudit.trace import Json, Trace, Truth
 from leakaudit.traces._storage import safe_reader, wellformed
 from leakaudit.traces._storage.wellformed import Bad
 
-VERSION = 1
 TRACE = "leakaudit.trace"
 TRUTH = "leakaudit.truth"
+VERSION = 1
+KEPT = 2  # version of a trace with spans or a sketch, which a program of version 1 cannot read
+NEWEST = {TRACE: KEPT, TRUTH: VERSION}
 _WORDS = {TRACE: "a trace", TRUTH: "a truth file"}
 _FOREIGN = "not a file of leakaudit"
 
@@ -58,10 +62,10 @@ def read(path: Path, kind: str) -> dict[str, Any]:
             what = _WORDS.get(found, _FOREIGN)
         raise LeakauditError(f"{path} is {what}; expected {_WORDS[kind]}")
     version = tree.get("version")
-    if type(version) is not int or version != VERSION:
+    if type(version) is not int or not VERSION <= version <= NEWEST[kind]:
         raise LeakauditError(
             f"{path} has format version {ascii(version)[:20]}, "
-            f"but this program reads version {VERSION}; update leakaudit"
+            f"but this program reads version {NEWEST[kind]}; update leakaudit"
         )
     return tree
 
@@ -92,7 +96,7 @@ def head(trace: Trace) -> dict[str, Any]:
     Raises:
         LeakauditError: The result could not be read again.
     """
-    about = {
+    about: dict[str, object] = {
         "protocol": trace.protocol,
         "params": trace.params,
         "task": trace.task.to_json(),
@@ -102,10 +106,15 @@ def head(trace: Trace) -> dict[str, Any]:
         "id": trace.id,
         "provenance": trace.provenance,
     }
+    if trace.kept is not None:
+        sketch = None
+        if trace.kept.seed is not None:
+            sketch = {"seed": trace.kept.seed, "rows": ROWS, "width": WIDTH}
+        about["kept"] = {"spans": trace.kept.spans, "sketch": sketch}
     edges = torch.tensor(trace.graph.edges, dtype=torch.int32).reshape(-1, 2)
     tree = {
         "format": TRACE,
-        "version": VERSION,
+        "version": version(trace),
         "meta": to_json(about),
         "topology": edges,
         "public": dict(trace.public),
@@ -115,6 +124,15 @@ def head(trace: Trace) -> dict[str, Any]:
     except Bad as why:
         raise LeakauditError(f"this cannot be recorded: {why}") from None
     return tree
+
+
+def version(trace: Trace) -> int:
+    """Return the version of the format of a trace's file.
+
+    Args:
+        trace: The trace.
+    """
+    return VERSION if trace.kept is None else KEPT
 
 
 def decode(tree: Mapping[str, Any], where: str) -> Trace:
@@ -133,7 +151,8 @@ def decode(tree: Mapping[str, Any], where: str) -> Trace:
         if not isinstance(table, dict):
             table = {}
         width = trace.columns[1] - trace.columns[0]
-        messages, rounds, closed = wellformed.messages(table, trace.graph.nodes, width)
+        stored = None if trace.kept is None else trace.kept.width
+        messages, rounds, closed = wellformed.messages(table, trace.graph.nodes, width, stored)
     except Bad as why:
         raise LeakauditError(f"{where} is rejected: {why}") from None
     return replace(trace, messages=(messages,), rounds=rounds, complete=closed)
@@ -150,18 +169,20 @@ def _without_messages(tree: Mapping[str, Any]) -> Trace:
     layout = wellformed.layout(about.layout)
     task = wellformed.spec(about.task)
     edges = wellformed.tensor(tree, "topology", (torch.int32, torch.int64), 2)
+    columns = wellformed.columns(about.columns, layout.size)
     return Trace(
         protocol=about.protocol,
         params=_plain(about.params),
         task=task,
         graph=wellformed.graph(about.nodes, edges),
         layout=layout,
-        columns=wellformed.columns(about.columns, layout.size),
+        columns=columns,
         rounds=0,
         messages=(),
         public=wellformed.tensors(tree, "public"),
         id=about.id,
         provenance=_plain(about.provenance),
+        kept=wellformed.kept(about.kept, columns, layout.size),
     )
 
 

@@ -14,6 +14,9 @@ from torch import Tensor
 
 from leakaudit._util.decoding import Misfit, decoded
 from leakaudit._util.forms import present
+from leakaudit.errors import LeakauditError
+from leakaudit.payload import Kept
+from leakaudit.sketch import ROWS, WIDTH
 from leakaudit.trace import Graph, Layout, Messages, TaskSpec
 
 T = TypeVar("T")
@@ -74,6 +77,32 @@ class LayoutEntry(_Open, frozen=True, kw_only=True):
     shapes: tuple[tuple[int, ...], ...]
 
 
+class SketchEntry(_Open, frozen=True, kw_only=True):
+    """The sketch of every message (`leakaudit.sketch`).
+
+    Attributes:
+        seed: Determines the signs.
+        rows: Signs per row of numbers.
+        width: Length of a row of numbers.
+    """
+
+    seed: int
+    rows: int
+    width: int
+
+
+class KeptEntry(_Open, frozen=True, kw_only=True):
+    """What is stored of every message, if that is more than one span of columns.
+
+    Attributes:
+        spans: First recorded column of each span, and the first one after it.
+        sketch: The sketch; then the norm of each message is stored as well.
+    """
+
+    spans: tuple[tuple[int, int], ...]
+    sketch: SketchEntry | None
+
+
 class TraceEntry(_Open, frozen=True, kw_only=True):
     """The description of a trace.
 
@@ -84,6 +113,7 @@ class TraceEntry(_Open, frozen=True, kw_only=True):
         nodes: Number of nodes.
         layout: Position of each parameter in the flat vector.
         columns: First recorded column of the flat vector, and the first one after them.
+        kept: What is stored of every message, if that is more than these columns.
         id: Identifier of the recording.
         provenance: How it was made.
     """
@@ -94,6 +124,7 @@ class TraceEntry(_Open, frozen=True, kw_only=True):
     nodes: int
     layout: LayoutEntry
     columns: tuple[int, ...]
+    kept: KeptEntry | UnsetType = UNSET
     id: str
     provenance: dict[str, _Free]
 
@@ -208,6 +239,33 @@ def columns(value: tuple[int, ...], size: int) -> tuple[int, int]:
     return value[0], value[1]
 
 
+def kept(value: KeptEntry | UnsetType, columns: tuple[int, int], size: int) -> Kept | None:
+    """Return what is stored of every message, if that is more than one span of columns.
+
+    Args:
+        value: The entry of the description.
+        columns: The recorded columns, which are the first span.
+        size: Length of the flat vector.
+
+    Raises:
+        Bad: The spans are invalid, or the sketch is another one than this version computes.
+    """
+    if value is UNSET:
+        return None
+    seed = None
+    if value.sketch is not None:
+        seed = value.sketch.seed
+        if (value.sketch.rows, value.sketch.width) != (ROWS, WIDTH):
+            bad(f"its sketch is not one of {ROWS} x {WIDTH} sums")
+    try:
+        found = Kept(size, value.spans, seed)
+    except LeakauditError as why:
+        bad(f"what it keeps of a message is invalid: {why}")
+    if found.columns != columns:
+        bad(f"its columns {list(columns)} are not the first of its spans")
+    return found
+
+
 def graph(nodes: int, edges: Tensor) -> Graph:
     """Return the topology.
 
@@ -274,13 +332,16 @@ def tensors(tree: Mapping[str, Any], name: str) -> dict[str, Tensor]:
     return found
 
 
-def messages(table: Mapping[str, Any], nodes: int, width: int) -> tuple[Messages, int, bool]:
+def messages(
+    table: Mapping[str, Any], nodes: int, width: int, stored: int | None = None
+) -> tuple[Messages, int, bool]:
     """Return the messages that were committed.
 
     Args:
         table: The dictionary ``messages`` of the file.
         nodes: Number of nodes of the network.
         width: Number of columns of a payload, according to the description.
+        stored: Number of numbers that are stored of a payload; None for only its columns.
 
     Returns:
         The messages, the last round, and whether the recording is complete.
@@ -292,8 +353,9 @@ def messages(table: Mapping[str, Any], nodes: int, width: int) -> tuple[Messages
     index = {name: tensor(table, name, (torch.int32,), 1) for name in INDEX}
     secure = tensor(table, "secure", (torch.bool,), 1)
     payload = tensor(table, "payload", FLOATS, 2)
-    if payload.shape[1] != width:
-        bad(f"its payload has {payload.shape[1]} columns, but its description states {width}")
+    stated = width if stored is None else stored
+    if payload.shape[1] != stated:
+        bad(f"its payload has {payload.shape[1]} columns, but its description states {stated}")
     held = all(0 <= count <= len(column) for column in (*index.values(), secure))
     if not 0 <= rows <= len(payload) or not held or not 0 <= last < INT32:
         bad(
@@ -311,7 +373,13 @@ def messages(table: Mapping[str, Any], nodes: int, width: int) -> tuple[Messages
             bad("its column 'secure' contains a value that is neither true nor false")
         # The program may have been killed between writing the counters of messages and of rounds.
         last = max(last, int(index["round"].max()))
-    committed = Messages(**index, secure=secure[:count], payload=payload[:rows], kinds=names)
+    committed = Messages(
+        **index,
+        secure=secure[:count],
+        payload=payload[:rows, :width],
+        kinds=names,
+        stored=None if stored is None else payload[:rows],
+    )
     return committed, last, closed == 1
 
 

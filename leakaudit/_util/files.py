@@ -1,8 +1,14 @@
-"""Atomic writing of files: the new content appears completely or not at all."""
+"""Writing of files: completely or not at all, and readable by their owner only.
+
+Most of what leakaudit writes contains personal data or what was computed from them, so every file
+and folder is private when it is created.
+"""
 
 from __future__ import annotations
 
 import os
+import secrets
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +20,36 @@ if TYPE_CHECKING:
     import numpy as np
 
 UNFINISHED = ".tmp"  # suffix of files that have not been moved to their final place
+PRIVATE = 0o600  # permissions of a file
+PRIVATE_FOLDER = 0o700  # permissions of a folder
+
+
+def mode(path: Path) -> int:
+    """Return the permissions of a file to be written or replaced; stricter ones are kept.
+
+    Args:
+        path: The file, which need not exist.
+    """
+    try:
+        return stat.S_IMODE(path.stat().st_mode) & PRIVATE
+    except OSError:
+        return PRIVATE
+
+
+def private_folder(path: Path) -> None:
+    """Create a folder and those above it, unless they exist; the permissions of others are kept.
+
+    Args:
+        path: The folder.
+
+    Raises:
+        OSError: It cannot be created, or is not a folder.
+    """
+    if path.is_dir():
+        return
+    if path.parent != path:
+        private_folder(path.parent)
+    path.mkdir(PRIVATE_FOLDER, exist_ok=True)
 
 
 @contextmanager
@@ -31,11 +67,13 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     Raises:
         LeakauditError: The file cannot be written.
     """
-    beside = path.with_name(f".{path.name}.{os.getpid()}{UNFINISHED}")
+    # Nobody else can plant a file or a link of this name, and no other process writes to it.
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}{UNFINISHED}")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(path.parent)
         try:
-            with beside.open("wb") as file:
+            with os.fdopen(os.open(beside, flags, mode(path)), "wb") as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
@@ -60,8 +98,8 @@ def unfinished(folder: Path) -> dict[Path, str]:
     """
     found = {}
     for path in folder.glob(f".*{UNFINISHED}"):
-        process = path.with_suffix("")  # ends with the process number
-        found[path] = process.stem.removeprefix(".")
+        named = path.with_suffix("")  # ends with a random number
+        found[path] = named.stem.removeprefix(".")
     return found
 
 

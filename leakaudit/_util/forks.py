@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from multiprocessing import forkserver, get_context, resource_tracker
 from multiprocessing.context import ForkServerContext
 
 PRELOADED = ["leakaudit.sweeping.work"]
 # BLAS reads these variables when it is imported; a process that forks must have one thread.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+# A new Python would otherwise import the modules of the current folder in place of its own.
+SAFE_PATH = {"PYTHONSAFEPATH": "1"}
 
 
 def context(preloaded: Sequence[str] = PRELOADED) -> ForkServerContext:
@@ -29,17 +32,30 @@ def context(preloaded: Sequence[str] = PRELOADED) -> ForkServerContext:
         The context with which to start children.
     """
     forkserver.set_forkserver_preload(list(preloaded))
-    resource_tracker.ensure_running()  # it unblocks SIGINT when it starts, so start it first
-    own = {name: os.environ.get(name) for name in ONE_THREAD}
-    kept = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    os.environ.update(ONE_THREAD)
+    with environment(SAFE_PATH | ONE_THREAD):
+        resource_tracker.ensure_running()  # it unblocks SIGINT when it starts, so start it first
+        kept = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            forkserver.ensure_running()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, kept)
+    return get_context("forkserver")
+
+
+@contextmanager
+def environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables, and restore them at the end.
+
+    Args:
+        values: Variables by name.
+    """
+    own = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
     try:
-        forkserver.ensure_running()
+        yield
     finally:
         for name, value in own.items():
             if value is None:
-                del os.environ[name]
+                os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-        signal.pthread_sigmask(signal.SIG_SETMASK, kept)
-    return get_context("forkserver")

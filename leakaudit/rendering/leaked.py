@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from leakaudit._util.files import replacing
+from leakaudit._util.files import private_folder, replacing
 from leakaudit.errors import LeakauditError
 from leakaudit.rendering import gallery, pictures
 from leakaudit.rendering.pictures import Pair
@@ -35,7 +35,7 @@ def save(pairs: Mapping[str, Pair], folder: Path) -> bool:
         (folder / name).unlink(missing_ok=True)
     if not pairs:
         return False
-    folder.mkdir(parents=True, exist_ok=True)
+    private_folder(folder)
     pictures.save(pictures.grid(list(pairs.values())), folder / PICTURE)
     arrays = {}
     for name, pair in pairs.items():

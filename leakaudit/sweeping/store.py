@@ -18,7 +18,7 @@ from typing import TypeVar
 import msgspec
 
 from leakaudit._util.decoding import Misfit, decoded
-from leakaudit._util.files import replacing, unfinished
+from leakaudit._util.files import PRIVATE, replacing, unfinished
 from leakaudit.errors import LeakauditError
 from leakaudit.results import model
 from leakaudit.results.provenance import digest
@@ -164,7 +164,7 @@ class Store:
             timing: Timing of the cell.
         """
         path = self.folder / f"times-{shard}.jsonl"
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, PRIVATE)
         try:
             os.write(handle, json.dumps(model.plain(timing)).encode() + b"\n")
         finally:

@@ -10,10 +10,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Generator, Tensor, nn
 
+from leakaudit._util import own_code
+from leakaudit._util.own_code import Trust
 from leakaudit.errors import LeakauditError, suggest
 from leakaudit.registry import configure
 from leakaudit.tasks import _torchvision, adapters
@@ -111,15 +114,15 @@ def convex(spec: TaskSpec) -> bool:
     return spec.model in MODELS and MODELS[spec.model].convex
 
 
-def module(spec: TaskSpec, generator: Generator, trusted: bool) -> nn.Module:
+def module(spec: TaskSpec, generator: Generator, trusted: Trust) -> nn.Module:
     """Build the module in evaluation mode, with batch normalisation according to the spec's ``bn``.
 
     Args:
         spec: Description of the task.
         generator: Source of the initial parameters.
-        trusted: Whether a ``package.module:factory`` may be imported and called. A spec read from a
-            trace may come from a stranger, and calling the factory that it names would execute
-            arbitrary code.
+        trusted: The ``package.module:factory`` that may be imported and called; True for the one
+            that the spec names. A spec read from a trace may come from a stranger, and calling the
+            factory that it names would execute arbitrary code.
 
     Raises:
         LeakauditError: A name or argument is unknown, a factory is not trusted, or a size exceeds
@@ -485,22 +488,23 @@ def _check_shape(spec: TaskSpec, net: Program) -> None:
         )
 
 
-def _own(spec: TaskSpec, args: Mapping[str, Json], trusted: bool) -> nn.Module:
+def _own(spec: TaskSpec, args: Mapping[str, Json], trusted: Trust) -> nn.Module:
     """Import and call a user's factory."""
-    if not trusted:
+    if trusted is not True and trusted != spec.model:
         raise LeakauditError(
             f"model {spec.model!r} is code outside leakaudit; to run it, "
-            "pass --trust-model (in Python trusted=True)"
+            f"pass --trust-model {spec.model} (in Python trusted=True)"
         )
-    factory = _imported(spec)
-    try:
-        net = adapters.built(factory, args, spec.shape, spec.classes, outputs(spec))
-    except LeakauditError as error:
-        raise LeakauditError(f"model {spec.model!r}: {error}") from None
-    except Exception as error:  # a user's code may raise anything
-        raise LeakauditError(
-            f"model {spec.model!r} with {dict(args)} raised {type(error).__name__}: {error}"
-        ) from error
+    with own_code.importable():
+        factory = _imported(spec)
+        try:
+            net = adapters.built(factory, args, spec.shape, spec.classes, outputs(spec))
+        except LeakauditError as error:
+            raise LeakauditError(f"model {spec.model!r}: {error}") from None
+        except Exception as error:  # a user's code may raise anything
+            raise LeakauditError(
+                f"model {spec.model!r} with {dict(args)} raised {type(error).__name__}: {error}"
+            ) from error
     if not isinstance(net, nn.Module):
         raise LeakauditError(
             f"model {spec.model!r}: expected a torch.nn.Module, got {type(net).__name__}"
@@ -528,9 +532,12 @@ def _imported(spec: TaskSpec) -> Callable[..., object]:
         raise LeakauditError(
             f"model {spec.model!r}: importing {where} raised {type(error).__name__}: {error}"
         ) from error
-    if not callable(factory):
+    # The classes of transformers that choose a model by its configuration are not modules.
+    chooses = package == "transformers" and hasattr(factory, "from_config")
+    is_module = isinstance(factory, type) and issubclass(factory, nn.Module)
+    if not (is_module or chooses or own_code.defined_in(factory, where)):
         raise LeakauditError(
-            f"model {spec.model!r}: expected a function or class that returns a torch module, "
-            f"got {type(factory).__name__}"
+            f"model {spec.model!r}: expected a subclass of torch.nn.Module, or a function that "
+            f"{where} itself defines and that returns a module, got {factory!r:.60}"
         )
-    return factory
+    return cast("Callable[..., object]", factory)

@@ -1,0 +1,337 @@
+"""Defects that an independent review found, each with the test that fails if it comes back.
+
+Those of the review that other tests cover are listed in docs/reliability.md.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from leakaudit._util import own_code
+from leakaudit._util.files import mode, private_folder, replacing
+from leakaudit.capture.tap.messages import description
+from leakaudit.cli import main
+from leakaudit.errors import LeakauditError
+from leakaudit.results import provenance
+from leakaudit.tasks.task import Task
+from leakaudit.trace import TaskSpec
+
+# Modules that leakaudit, torch and Python import early, late, or only for some commands.
+SHADOWED = ("fractions", "scipy", "torch", "numpy", "selectors", "tempfile", "matplotlib", "joblib")
+PLANTED = "open(__file__ + '.was-imported', 'w').close()\n"
+COMMAND = Path(sys.executable).with_name("leakaudit")
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def trapped(place: Path) -> Iterator[Path]:
+    """A current folder with modules that report when they are imported; none may be."""
+    for name in SHADOWED:
+        (place / f"{name}.py").write_text(PLANTED)
+    yield place
+    assert not list(place.rglob("*.was-imported"))
+
+
+def said(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    """Run a call that must be refused in one line."""
+    assert main([*argv]) == 2
+    err = capsys.readouterr().err
+    assert len(err.strip().splitlines()) == 1, err
+    return err
+
+
+# --- code that nobody allowed -------------------------------------------------------------------
+
+RECORD = ("record", "fedsgd", "--nodes", "2", "--rounds", "1", "--model", "mlp", "-q")
+PLAN = """
+[scenario]
+victim = "fedsgd"
+nodes = 2
+rounds = 1
+model = "logistic"
+[sweep]
+attacks = ["labels"]
+seeds = 1
+"""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [[str(COMMAND)], [sys.executable, "-P", "-m", "leakaudit"]],
+    ids=["command", "safe path"],
+)
+def test_modules_of_the_current_folder_are_not_imported(trapped: Path, command: list[str]) -> None:
+    """Neither by the command nor by the processes that it starts (4)."""
+    (trapped / "plan.toml").write_text(PLAN)
+    environment = {**os.environ, "PYTHONSAFEPATH": ""}
+    for words in (
+        (*RECORD, "-o", "trace.pt"),
+        (*RECORD, "-o", "gloo.pt", "--engine", "gloo"),
+        ("attack", "trace.pt", "-q"),
+        ("sweep", "plan.toml", "--workers", "2", "-o", "swept", "-q"),
+    ):
+        done = subprocess.run(
+            [*command, *words],
+            cwd=trapped,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, (words, done.stderr)
+
+
+def test_python_m_imports_nothing_from_the_current_folder_after_its_start(place: Path) -> None:
+    """Python itself may do so before our first line runs; then `-P` is needed (6)."""
+    for name in ("fractions", "torch", "scipy", "numpy"):
+        (place / f"{name}.py").write_text(PLANTED)
+    words = [sys.executable, "-m", "leakaudit", *RECORD, "-o", "trace.pt"]
+    environment = {**os.environ, "PYTHONSAFEPATH": ""}
+    subprocess.run(words, cwd=place, env=environment, check=True)
+    assert not list(place.glob("*.was-imported"))
+
+
+def test_the_action_runs_the_command_and_isolated_pythons(project: Path) -> None:
+    """A folder leakaudit/ of the repository must not be what runs (6)."""
+    script = (project / "action.yml").read_text()
+    commands = [line for line in script.splitlines() if not line.strip().startswith("#")]
+    assert not [line for line in commands if "python" in line and "-m leakaudit" in line]
+    assert all("python -I" in line or "python -P" in line for line in commands if "python -" in line)
+
+
+OWN = """
+import subprocess
+from os import system
+from subprocess import run
+from torch import nn
+from torch.nn import Linear
+made = []
+def net(shape, classes):
+    made.append(shape)
+    return nn.Sequential(nn.Flatten(), nn.Linear(shape[0], classes))
+class Net(nn.Sequential):
+    def __init__(self, shape, classes):
+        super().__init__(nn.Flatten(), nn.Linear(shape[0], classes))
+short = lambda shape, classes: net(shape, classes)
+class Plain:
+    def __new__(cls):
+        open("PWNED", "w").close()
+"""
+
+
+@pytest.fixture
+def own(place: Path) -> Iterator[Path]:
+    (place / "own_nets.py").write_text(OWN)
+    yield place
+    sys.modules.pop("own_nets", None)
+
+
+@pytest.mark.parametrize(
+    ("model", "args"),
+    [
+        ("os:system", {"command": "touch PWNED"}),
+        ("subprocess:run", {"args": ["touch", "PWNED"]}),
+        ("torch.hub:load", {"repo_or_dir": ".", "model": "x", "source": "local"}),
+        ("builtins:exec", {}),
+        ("own_nets:system", {"command": "touch PWNED"}),
+        ("own_nets:run", {"args": ["touch", "PWNED"]}),
+        ("own_nets:Plain", {}),
+    ],
+)
+def test_a_factory_is_a_module_class_or_a_function_of_its_module(
+    own: Path, model: str, args: dict[str, object]
+) -> None:
+    """(5), even if the user trusts the name."""
+    spec = TaskSpec(model, args, shape=(4,), classes=2)  # type: ignore[arg-type]
+    with pytest.raises(LeakauditError, match="a subclass of torch.nn.Module, or a function that"):
+        Task.build(spec, trusted=model)
+    assert not (own / "PWNED").exists()
+
+
+@pytest.mark.parametrize("model", ["own_nets:net", "own_nets:Net", "own_nets:short"])
+def test_trust_names_one_factory(own: Path, model: str) -> None:
+    spec = TaskSpec(model, {}, shape=(4,), classes=2)
+    path = list(sys.path)
+    for other in (False, "own_nets:other", "own_nets", ""):
+        with pytest.raises(LeakauditError, match=f"pass --trust-model {model}"):
+            Task.build(spec, trusted=other)
+    assert "own_nets" not in sys.modules
+    assert Task.build(spec, trusted=model).layout.size == 10
+    assert sys.path == path
+
+
+def test_installed_modules_come_before_those_of_an_importable_folder(trapped: Path) -> None:
+    """A folder becomes importable for a trusted factory, but not in place of what is installed."""
+    sys.modules.pop("fractions", None)
+    with own_code.importable(str(trapped)):
+        import fractions
+    assert Path(fractions.__file__).parent != trapped
+
+
+@pytest.mark.parametrize("verb", ["merge", "tap"])
+def test_a_description_runs_no_code_by_itself(
+    own: Path, verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A tap description is a file like any other (5)."""
+    text = (
+        'payload = "weights"\n[model]\nname = "own_nets:net"\nshape = [4]\nclasses = 2\n'
+    )
+    (own / "tap.toml").write_text(text)
+    (own / "log.tap").mkdir()
+    words = ["tap", "merge", "log.tap", "--describe", "tap.toml"]
+    if verb == "tap":
+        words = ["tap", "--describe", "tap.toml", "--", sys.executable, "-c", "pass"]
+    assert "--trust-model own_nets:net" in said(capsys, *words)
+    assert "own_nets" not in sys.modules
+    assert description.read(own / "tap.toml", "own_nets:net").sizes == (8, 2, 10)
+
+
+def test_a_scenario_of_the_gate_cannot_name_any_function(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """(5)"""
+    scenario = '{ victim = "fedsgd", nodes = 2, rounds = 1, model = "os:system", '
+    scenario += 'set = { command = "touch PWNED" } }'
+    (place / "leakaudit.toml").write_text(f"[gate]\nseeds = 1\n[check.a]\nscenario = {scenario}\n")
+    assert "a subclass of torch.nn.Module" in said(capsys, "check", "-q")
+    assert not (place / "PWNED").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("download = true", "a file cannot allow downloads (line 1)"),
+        ('output = "/other/.config"', "expected a folder inside that of the file"),
+        ('output = "../elsewhere"', "expected a folder inside that of the file"),
+        ('output = "linked/results"', "expected a folder inside that of the file"),
+    ],
+)
+@pytest.mark.parametrize("file", ["leakaudit.toml", "pyproject.toml"])
+def test_a_configuration_neither_downloads_nor_writes_elsewhere(
+    place: Path, text: str, complaint: str, file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """(13)"""
+    head = "[tool.leakaudit]\n" if file == "pyproject.toml" else ""
+    (place / file).write_text(head + text + "\n")
+    (place / "linked").symlink_to(place.parent)
+    line = 2 if head else 1
+    assert complaint.replace("line 1", f"line {line}") in said(capsys, "config", "show")
+
+
+def test_a_gate_does_not_write_its_baseline_elsewhere(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """(13)"""
+    scenario = '{ victim = "fedsgd", nodes = 2, rounds = 1, model = "logistic" }'
+    text = f'[gate]\nseeds = 1\nbaseline = "../b.json"\n[check.a]\nscenario = {scenario}\n'
+    (place / "leakaudit.toml").write_text(text)
+    complaint = said(capsys, "baseline", "update", "--reason", "x", "-q")
+    assert "expected a file inside the folder of the configuration" in complaint
+
+
+# --- privacy of what is written -----------------------------------------------------------------
+
+
+def test_the_command_line_of_a_tapped_program_is_not_recorded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """(10)"""
+    words = ["/bin/leakaudit", "tap", "-o", "t.pt", "--", "/home/me/prog.py", "--api-key", "SECRET"]
+    monkeypatch.setattr(sys, "argv", words)
+    assert provenance.command() == "leakaudit tap -o t.pt -- prog.py"
+    monkeypatch.setattr(sys, "argv", words[:5])
+    assert provenance.command() == "leakaudit tap -o t.pt --"
+
+
+def test_all_that_is_written_is_private(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever the umask allows to others (11)."""
+    before = os.umask(0)
+    try:
+        assert main([*RECORD, "-o", "trace.pt"]) == 0
+        assert main([*RECORD, "-o", "shards/"]) == 0
+        assert main(["attack", "trace.pt", "-o", "out/deep", "-q"]) == 0
+        assert main(["report", "out/deep", "-o", "page.html", "-q"]) == 0
+        assert main(["trace", "convert", "trace.pt", "trace.npz"]) == 0
+        (place / "plan.toml").write_text(PLAN)
+        assert main(["sweep", "plan.toml", "--workers", "1", "-o", "swept", "-q"]) == 0
+    finally:
+        os.umask(before)
+    (place / "plan.toml").unlink()
+    open_to_others = {
+        str(path.relative_to(place)): oct(path.stat().st_mode)
+        for path in place.rglob("*")
+        if path.stat().st_mode & 0o077
+    }
+    assert open_to_others == {}
+    assert len(list(place.rglob("*"))) > 15
+
+
+def test_stricter_permissions_of_a_file_are_kept(place: Path) -> None:
+    """(11)"""
+    file = place / "trace.pt"
+    assert mode(file) == 0o600
+    file.touch()
+    for given, expected in ((0o644, 0o600), (0o600, 0o600), (0o400, 0o400)):
+        file.chmod(given)
+        with replacing(file) as out:
+            out.write(b"new")
+        assert stat.S_IMODE(file.stat().st_mode) == expected
+
+
+def test_an_existing_folder_keeps_its_permissions(place: Path) -> None:
+    (place / "shared").mkdir()
+    (place / "shared").chmod(0o755)
+    private_folder(place / "shared" / "a" / "b")
+    private_folder(place / "shared")
+    modes = [stat.S_IMODE((place / name).stat().st_mode) for name in ("shared", "shared/a")]
+    assert modes == [0o755, 0o700]
+
+
+def test_a_planted_link_is_neither_followed_nor_guessed(place: Path) -> None:
+    """(15): the temporary file has a random name, and a link at the final name is replaced."""
+    (place / "victim.txt").write_text("mine")
+    (place / "results.json").symlink_to("victim.txt")
+    (place / f".results.json.{os.getpid()}.tmp").symlink_to(place / "victim.txt")
+    names = set()
+    for _ in range(2):
+        with replacing(place / "results.json") as out:
+            names |= {path.name for path in place.glob(".results.json.*.tmp")}
+            out.write(b"{}")
+    assert len(names) == 3
+    assert (place / "victim.txt").read_text() == "mine"
+    assert not (place / "results.json").is_symlink()
+    assert (place / "results.json").read_text() == "{}"
+
+
+def test_two_runs_may_start_in_one_folder(place: Path) -> None:
+    """(16): no name is common to the probes of two processes."""
+    from leakaudit.pipeline.attack_run import ready
+
+    out = place / "out"
+    with ready(out), ready(out):
+        assert not list(out.glob("*probe*"))
+
+
+def test_the_trace_names_no_secret_of_the_environment(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("API_TOKEN", "ENVSECRET123")
+    assert main([*RECORD, "-o", "trace.pt", "--curves"]) == 0
+    for path in place.rglob("*"):
+        assert path.is_dir() or b"ENVSECRET123" not in path.read_bytes()
+
+
+torch.set_num_threads(1)

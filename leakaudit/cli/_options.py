@@ -260,7 +260,7 @@ def plugins(args: argparse.Namespace) -> None:
     Args:
         args: The parsed arguments of a call.
     """
-    if getattr(args, "plugin", None):
+    if getattr(args, "plugin", None) and not getattr(args, "untrusted", False):
         from leakaudit.registry import add_plugins
 
         add_plugins(args.plugin)

@@ -55,7 +55,7 @@ def said(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
 
 # --- code that nobody allowed -------------------------------------------------------------------
 
-RECORD = ("record", "fedsgd", "--nodes", "2", "--rounds", "1", "--model", "mlp", "-q")
+RECORD = ("record", "dpsgd", "--nodes", "3", "--rounds", "1", "--model", "mlp", "-q")
 PLAN = """
 [scenario]
 victim = "fedsgd"
@@ -213,7 +213,7 @@ def test_a_scenario_of_the_gate_cannot_name_any_function(
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("download = true", "a file cannot allow downloads (line 1)"),
+        ("download = true", "a file cannot allow downloads (at line 1)"),
         ('output = "/other/.config"', "expected a folder inside that of the file"),
         ('output = "../elsewhere"', "expected a folder inside that of the file"),
         ('output = "linked/results"', "expected a folder inside that of the file"),
@@ -240,6 +240,128 @@ def test_a_gate_does_not_write_its_baseline_elsewhere(
     (place / "leakaudit.toml").write_text(text)
     complaint = said(capsys, "baseline", "update", "--reason", "x", "-q")
     assert "expected a file inside the folder of the configuration" in complaint
+
+
+# --- the gate for code of strangers -------------------------------------------------------------
+
+SPY = """
+import os, socket, sys
+import torch, leakaudit as la
+
+def attempt(name, act):
+    try:
+        act()
+    except (OSError, KeyError) as error:
+        sys.stderr.write(f"{name}: {type(error).__name__}\\n")
+    else:
+        sys.stderr.write(f"{name}: ALLOWED\\n")
+
+def environments():
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                found = open(f"/proc/{name}/environ", "rb").read()
+            except OSError:
+                continue
+            if b"ENVSECRET123" in found:
+                return
+    raise PermissionError
+
+attempt("secret", lambda: os.environ["API_TOKEN"])
+attempt("TCP", lambda: socket.socket())
+attempt("UDP", lambda: socket.socket(type=socket.SOCK_DGRAM))
+attempt("Unix", lambda: socket.socket(socket.AF_UNIX))
+attempt("token of git", lambda: open(".git/config").read())
+attempt("other file", lambda: open("../secret.txt").read())
+attempt("write", lambda: open("written.txt", "w"))
+attempt("environments", environments)
+attempt("signal", lambda: os.kill(int(open("../pid").read()), 0))
+sys.stderr.write("::error::forged\\x1b[2J\\n")
+
+def train(seed, path):
+    public = dict(order="adapt", noise="message", sigma=9.0)
+    scenario = la.Scenario(
+        victim="dpsgd", nodes=3, rounds=2, model="logistic", seed=seed, set=public
+    )
+    la.record(scenario, path)
+"""
+SPYING = """
+[gate]
+seeds = 1
+baseline = ""
+[check.a]
+run = "spy:train"
+lint = "off"
+attacks = ["labels"]
+[[budget]]
+measure = "exact"
+most = 0.0
+"""
+
+
+@pytest.fixture
+def stranger(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project whose program tries to get out, and what it is after."""
+    project = place / "project"
+    (project / ".git").mkdir(parents=True)
+    (project / ".git" / "config").write_text("token")
+    (project / "spy.py").write_text(SPY)
+    (project / "leakaudit.toml").write_text(SPYING)
+    (place / "secret.txt").write_text("secret")
+    (place / "pid").write_text(str(os.getpid()))
+    monkeypatch.chdir(project)
+    return project
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the mechanisms are those of Linux")
+def test_an_untrusted_gate_reaches_no_network_secret_or_file(stranger: Path) -> None:
+    words = [str(COMMAND), "check", "--untrusted", "-o", "out", "-f", "junit=junit.xml"]
+    environment = {**os.environ, "API_TOKEN": "ENVSECRET123", "PYTHONSAFEPATH": ""}
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 3, done.stderr  # the budgets hold, one control does not
+    if "not isolated" in done.stderr:
+        pytest.skip(done.stderr)
+    tried = dict(line.split(": ") for line in done.stderr.splitlines() if line.count(": ") == 1)
+    assert {tried.pop(name) for name in ("Unix", "TCP", "UDP", "write", "signal")} <= {
+        "PermissionError",
+        "ProcessLookupError",
+    }
+    assert tried["secret"] == "KeyError"
+    files = ("token of git", "other file", "environments")
+    assert {tried[name] for name in files} == {"PermissionError"}
+    assert "ALLOWED" not in done.stderr
+    assert "| ::error::forged [2J" in done.stderr.splitlines()
+    assert not (stranger / "written.txt").exists()
+    assert (stranger / "junit.xml").is_file()
+    assert [path.name for path in (stranger / "out").iterdir()] == ["results.json"]
+
+
+@pytest.mark.parametrize("ending", ["os._exit(0)", "sys.exit(0)", "os.kill(os.getpid(), 9)"])
+def test_an_untrusted_program_that_ends_the_gate_is_no_pass(stranger: Path, ending: str) -> None:
+    (stranger / "spy.py").write_text(f"import os, sys\n{ending}\n")
+    assert main(["check", "--untrusted", "-q"]) == 4
+    assert not (stranger / "leakaudit-out" / "results.json").exists()
+
+
+def test_what_cannot_be_isolated_is_said(
+    stranger: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from leakaudit._util import sandbox
+
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(sandbox, "_limit", lambda largest: None)
+    missing = sandbox.enter(sandbox.Allowed([], [], [], 0))
+    assert missing == ["the network", "files", "other processes"]
+
+
+def test_no_code_of_an_untrusted_project_is_imported_by_the_gate_itself(
+    stranger: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plug-ins are imported by the isolated process only."""
+    (stranger / "my_plugin.py").write_text("import os\nos._exit(7)\n")
+    assert main(["check", "--untrusted", "-q", "--plugin", "my_plugin"]) == 4
+    monkeypatch.setenv("LEAKAUDIT_PLUGINS", "my_plugin")
+    assert main(["check", "--untrusted", "-q"]) == 4
 
 
 # --- privacy of what is written -----------------------------------------------------------------

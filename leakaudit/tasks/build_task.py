@@ -28,10 +28,11 @@ from leakaudit.trace import Json, TaskSpec
 
 SETTINGS = ("l2", "bn")  # keys of spec.args that belong to the task, not to the model
 OF_USERS = ("dropout", "tokens", "sha256")  # the same, for models that are not registered
-# A trace may come from a stranger and request more memory than available. Both limits are choices:
-# a GiB of float32 parameters, and inputs of 64 MiB.
+# A trace may come from a stranger and request more memory than available. The limits are
+# choices: a GiB of float32 parameters, and inputs of 64 MiB.
 LARGEST_MODEL = 2**28
 LARGEST_INPUT = 2**24
+LARGEST_ACTIVATIONS = 2**28  # numbers that one input may cause, a GiB of float32
 LinearNames = tuple[str, str | None]
 BatchNorm = nn.modules.batchnorm._BatchNorm
 
@@ -415,13 +416,43 @@ def _registered(spec: TaskSpec, args: Mapping[str, Json]) -> nn.Module:
             f"model that reads tokens ({known}), and these need data of tokens (--data text)"
         )
     with torch.device("meta"):
-        size = sum(p.numel() for p in model(spec.shape, outputs(spec)).parameters())
+        outline = model(spec.shape, outputs(spec))
+    size = sum(p.numel() for p in outline.parameters())
     if size > LARGEST_MODEL:
         raise LeakauditError(
             f"model {spec.model} would have {size} parameters, but the limit is {LARGEST_MODEL}; "
             "use smaller layers"
         )
+    values = _activations(outline, spec)
+    if values > LARGEST_ACTIVATIONS:
+        raise LeakauditError(
+            f"model {spec.model} would compute {values} activations from an input of shape "
+            f"{tuple(spec.shape)}, but the limit is {LARGEST_ACTIVATIONS}; use smaller inputs"
+        )
     return model(spec.shape, outputs(spec))
+
+
+def _activations(outline: nn.Module, spec: TaskSpec) -> int:
+    """Count the outputs of all layers for one input, without computing or allocating them.
+
+    Args:
+        outline: The model on the device ``meta``.
+        spec: Description of the task.
+    """
+    total = 0
+
+    def add(_: nn.Module, __: tuple[Tensor, ...], out: Tensor) -> None:
+        nonlocal total
+        total += out.numel()
+
+    for layer in outline.modules():
+        layer.register_forward_hook(add)
+    dtype = torch.long if spec.is_text else torch.float32
+    x = torch.empty(1, *spec.shape, dtype=dtype, device="meta")
+    # What does not accept its inputs is rejected later, with the reason.
+    with torch.no_grad(), suppress(Exception):
+        outline.eval()(x)
+    return total
 
 
 def _program(spec: TaskSpec, args: Mapping[str, Json]) -> Program:

@@ -15,7 +15,7 @@ import torch
 from leakaudit._util.files import replacing
 from leakaudit.errors import LeakauditError
 from leakaudit.trace import Trace, Truth
-from leakaudit.traces._storage import shards, sidecar, tree
+from leakaudit.traces._storage import shards, sidecar, tree, wellformed
 from leakaudit.traces._storage.tree import TRACE, TRUTH, VERSION, head
 
 __all__ = [
@@ -50,6 +50,10 @@ def load(path: str | os.PathLike[str], verify: bool | None = None) -> Trace:
     else:
         sidecar.check(path, verify)
         found = tree.decode(tree.read(path, TRACE), str(path))
+    try:
+        wellformed.rounds(found.rounds, len(found))
+    except wellformed.Bad as why:
+        raise LeakauditError(f"{path} is rejected: {why}") from None
     if not found.task.is_program:
         return found
     # The trace names its program by the name of a file beside it.

@@ -36,6 +36,7 @@ VERBS = (
     "report",
     "view",
     "score",
+    "purge",
     "trace",
     "tap",
     "selfcheck",

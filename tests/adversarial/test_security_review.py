@@ -5,17 +5,23 @@ Those of the review that other tests cover are listed in docs/reliability.md.
 
 from __future__ import annotations
 
+import hashlib
+import io
+import json
 import os
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
+from zipfile import ZIP_DEFLATED, ZipFile
 
+import numpy as np
 import pytest
 import torch
 
-from leakaudit._util import own_code
+from leakaudit._util import npz, own_code
 from leakaudit._util.files import mode, private_folder, replacing
 from leakaudit.capture.tap.messages import description
 from leakaudit.cli import main
@@ -454,6 +460,218 @@ def test_the_trace_names_no_secret_of_the_environment(
     assert main([*RECORD, "-o", "trace.pt", "--curves"]) == 0
     for path in place.rglob("*"):
         assert path.is_dir() or b"ENVSECRET123" not in path.read_bytes()
+
+
+# --- numbers of a file, against its size ---------------------------------------------------------
+
+
+def edited(path: Path, change: Callable[[dict[str, Any], dict[str, Any]], None]) -> str:
+    """Write a trace whose description or tensors were changed."""
+    assert main([*RECORD, "-o", "honest.pt"]) == 0
+    tree = torch.load("honest.pt", weights_only=True)
+    meta = json.loads(tree["meta"])
+    change(meta, tree)
+    torch.save({**tree, "meta": json.dumps(meta)}, path)
+    return str(path)
+
+
+def last_round(number: int) -> Callable[[dict[str, Any], dict[str, Any]], None]:
+    def change(meta: dict[str, Any], tree: dict[str, Any]) -> None:
+        tree["messages"]["round"][-1] = number
+
+    return change
+
+
+def constants(**values: int) -> Callable[[dict[str, Any], dict[str, Any]], None]:
+    return lambda meta, tree: meta["params"].update(values)
+
+
+@pytest.mark.parametrize("verb", [("trace", "info"), ("bound",), ("explain",), ("attack",)])
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (lambda meta, tree: meta.update(nodes=10**6), "its topology has 1000000 nodes"),
+        (last_round(2**31 - 1), "go up to round 2147483647, expected at most 100400 rounds"),
+    ],
+    ids=["nodes", "rounds"],
+)
+def test_nodes_and_rounds_go_with_the_size_of_the_file(
+    place: Path,
+    verb: tuple[str, ...],
+    change: Callable[[dict[str, Any], dict[str, Any]], None],
+    complaint: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """(8)"""
+    assert complaint in said(capsys, *verb, edited(place / "trace.pt", change))
+
+
+@pytest.mark.parametrize("name", ["samples", "batch"])
+def test_an_attack_does_not_allocate_what_a_file_declares(
+    place: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """(8)"""
+    trace = edited(place / "trace.pt", constants(**{name: 10**9}))
+    assert "declares 1000000000 records of shape (1, 25, 25)" in said(capsys, "attack", trace, "-q")
+
+
+def test_a_model_is_not_run_before_its_activations_are_counted() -> None:
+    """(8)"""
+    spec = TaskSpec("convnet", {"width": 8}, shape=(1, 4096, 4096), classes=2)
+    with pytest.raises(LeakauditError, match=r"parameters|activations"):
+        Task.build(spec)
+    spec = TaskSpec("resnet10", {}, shape=(3, 2048, 2048), classes=2)
+    with pytest.raises(LeakauditError, match="would compute [0-9]+ activations"):
+        Task.build(spec)
+
+
+def test_a_declaration_ends_at_its_deadline_and_at_its_size(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """(8): `params.steps = 10**9` is a loop of the protocol's declaration."""
+    from leakaudit.progress import watching
+    from leakaudit.relations import declare
+
+    def endless() -> None:
+        declared = declare.Relations()
+        for t in declared.rounds(10**9):
+            declared.secret("s", 0, t)
+
+    with watching(seconds=0.0), pytest.raises(LeakauditError, match="the time limit was reached"):
+        endless()
+    monkeypatch.setattr(declare, "LARGEST", 100_000)
+    with pytest.raises(LeakauditError, match="more than 100,000 relations and vectors"):
+        endless()
+
+
+def test_a_sweep_has_a_number_of_seeds_that_can_be_run(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """(8)"""
+    (place / "plan.toml").write_text(PLAN.replace("seeds = 1", "seeds = 2000000000"))
+    complaint = said(capsys, "sweep", "plan.toml", "-q")
+    assert "expected at most 1000000 seeds, got 2000000000" in complaint
+
+
+def archive(path: Path, shape: tuple[int, ...], zeros: int) -> Path:
+    """An .npz whose array x has some zeros, and a header that declares any shape."""
+    head = io.BytesIO()
+    np.lib.format.write_array_header_1_0(
+        head, {"descr": "|u1", "fortran_order": False, "shape": shape}
+    )
+    with ZipFile(path, "w", ZIP_DEFLATED) as file, file.open("x.npy", "w", force_zip64=True) as out:
+        out.write(head.getvalue())
+        for _ in range(zeros >> 20):
+            out.write(bytes(1 << 20))
+    return path
+
+
+def test_an_npz_does_not_unpack_to_gigabytes(place: Path) -> None:
+    """(8): pictures, records of a tap and weights of LPIPS are all read in this way."""
+    file = archive(place / "bomb.npz", (300 << 20,), 300 << 20)
+    assert file.stat().st_size < 1 << 20
+    with pytest.raises(ValueError, match="it unpacks to [0-9]+ bytes, expected at most 268435456"):
+        npz.Npz(file)
+    with npz.Npz(archive(place / "lies.npz", (10**12,), 1 << 20)) as lies:
+        with pytest.raises(ValueError, match="it declares 1000000000000 bytes, expected at most"):
+            lies["x"]
+    with npz.Npz(archive(place / "sound.npz", (1 << 20,), 1 << 20)) as sound:
+        assert sound["x"].sum() == 0
+    np.savez(place / "objects.npz", x=np.array([{}], dtype=object))
+    with npz.Npz(place / "objects.npz") as objects, pytest.raises(ValueError, match="never loaded"):
+        objects["x"]
+    (place / "none.npz").write_bytes(b"PK no archive")
+    with pytest.raises(ValueError, match="not a zip file"):
+        npz.Npz(place / "none.npz")
+
+
+@pytest.mark.parametrize("file", ["reconstructions.npz", "originals.npz"])
+@pytest.mark.parametrize("damage", ["bomb", "cut"])
+def test_hostile_pictures_of_results_are_refused(
+    place: Path, file: str, damage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """(8, 23): also if results.json has the digest of the hostile file."""
+    assert main([*RECORD, "-o", "trace.pt"]) == 0
+    assert main(["attack", "trace.pt", "-o", "out", "-q"]) == 0
+    hostile = place / "out" / file
+    if damage == "cut":
+        data = bytearray(hostile.read_bytes())
+        data[80:200] = bytes(120)
+        hostile.write_bytes(data)
+    else:
+        archive(hostile, (300 << 20,), 300 << 20)
+    record = json.loads((place / "out/results.json").read_text())
+    record["files"][file] = hashlib.sha256(hostile.read_bytes()).hexdigest()
+    (place / "out/results.json").write_text(json.dumps(record))
+    capsys.readouterr()
+    assert "could not read" in said(capsys, "report", "out", "-o", "page.html", "-q")
+    if file == "reconstructions.npz":
+        words = ("score", "out", "--truth", "trace.truth.pt", "-q")
+        assert "reconstruction" in said(capsys, *words)
+
+
+def test_a_peer_of_a_tap_log_is_a_process(place: Path) -> None:
+    """(8): a graph of 2**32 nodes would follow from one number of a log."""
+    from leakaudit.capture.tap.log.reading import read_logs
+    from leakaudit.capture.tap.log.writing import Log
+    from leakaudit.capture.tap.messages import wires
+
+    text = 'payload = "weights"\n[model]\nname = "logistic"\nshape = [4]\nclasses = 2\n'
+    (place / "tap.toml").write_text(text)
+    with Log(place / "log.tap", 0) as log:
+        for _ in range(2):
+            log.write("send", torch.zeros(10), peer=1 << 32)
+    with pytest.raises(LeakauditError, match="names rank 4294967296, expected at most 100000"):
+        wires.plan(description.read(place / "tap.toml"), read_logs(place / "log.tap"))
+
+
+# --- purge --------------------------------------------------------------------------------------
+
+
+def test_purge_deletes_images_and_truths_and_keeps_figures(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*RECORD, "-o", "trace.pt"]) == 0
+    assert main(["attack", "trace.pt", "-o", "runs/out", "-q"]) == 0
+    assert main(["report", "runs/out", "-o", "page.html", "-q"]) == 0
+    mine = ("mine.truth.pt", "runs/mine.npz", "mine.html", "runs/results.json")
+    for name in mine:
+        (place / name).write_text("mine")
+    (place / "linked").symlink_to(place.parent)
+    (place / "link.truth.pt").symlink_to("trace.truth.pt")
+    before = {path: path.lstat().st_mtime_ns for path in place.rglob("*")}
+    record = json.loads((place / "runs/out/results.json").read_text())
+    capsys.readouterr()
+    assert main(["purge", "."]) == 0
+    out, err = capsys.readouterr()
+    assert {path: path.lstat().st_mtime_ns for path in place.rglob("*")} == before
+    assert "nothing was deleted; add --yes" in err
+    gone = {line.split()[1].rstrip(":") for line in out.splitlines() if line.startswith("delete ")}
+    assert gone == {
+        "trace.truth.pt",
+        "page.html",
+        "runs/out/reconstructions.npz",
+        "runs/out/reconstructions.png",
+        "runs/out/originals.npz",
+    }
+    assert main(["purge", ".", "--yes", "-q"]) == 0
+    left = {path for path in before if path.exists() or path.is_symlink()}
+    assert {str(path.relative_to(place)) for path in before.keys() - left} >= gone
+    assert all((place / name).read_text() == "mine" for name in mine)
+    assert (place / "link.truth.pt").is_symlink()
+    now = json.loads((place / "runs/out/results.json").read_text())
+    assert [f["scores"] for f in now["findings"]] == [f["scores"] for f in record["findings"]]
+    assert all(f["images"] is None and f["labels"] is None for f in now["findings"])
+    assert main(["report", "runs/out", "-o", "page.md", "-q"]) == 0
+    capsys.readouterr()
+    assert main(["purge", "."]) == 0
+    assert "no images, truths or labels" in capsys.readouterr().err
+
+
+def test_purge_of_what_is_no_folder(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (place / "linked").symlink_to(place.parent)
+    for name in ("linked", "none"):
+        assert f"{name} is not a folder" in said(capsys, "purge", name)
 
 
 torch.set_num_threads(1)

@@ -6,13 +6,14 @@ and folder is private when it is created.
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from leakaudit.errors import LeakauditError
 
@@ -85,6 +86,25 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         raise LeakauditError(
             f"cannot write {path}: {reason}; choose another place with --output"
         ) from None
+
+
+def write_tensors(path: Path, content: Mapping[str, Any]) -> None:
+    """Write tensors with `torch.save`, atomically.
+
+    Args:
+        path: The file to write or replace.
+        content: Tensors and plain values by name.
+
+    Raises:
+        LeakauditError: The file cannot be written.
+    """
+    import torch
+
+    with replacing(path) as file:
+        try:
+            torch.save(content, file)
+        except RuntimeError as error:  # torch does not pass on the error of a full disk
+            raise OSError(errno.ENOSPC, "the disk is full or does not accept the file") from error
 
 
 def unfinished(folder: Path) -> dict[Path, str]:

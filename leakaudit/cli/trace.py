@@ -134,6 +134,7 @@ def _write(facts: Mapping[str, Any]) -> None:
     from leakaudit import registry
     from leakaudit.rendering import console
     from leakaudit.rendering.tables import Column, table
+    from leakaudit.results import wording
 
     rows = []
     for key, value in facts.items():
@@ -142,7 +143,7 @@ def _write(facts: Mapping[str, Any]) -> None:
             size = len(value.pop(registry.TEXT))
             rows.append(("protocol file", f"{size} characters (shown by -f json)"))
         said = value if isinstance(value, str) else json.dumps(value)
-        rows.append((key, said))
+        rows.append((key, wording.clean(said)))
     columns = (Column("field"), Column("value", text=True))
     console.stdout().print(table(columns, rows, console.width()))
 

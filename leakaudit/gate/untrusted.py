@@ -164,7 +164,7 @@ def _relay(process: subprocess.Popen[bytes]) -> None:
 
     assert process.stderr is not None
     while line := process.stderr.readline(1 << 16):
-        text = clean(line.decode("utf-8", "replace").rstrip("\r\n")).replace("##[", "# #[")
+        text = clean(line.decode("utf-8", "replace").rstrip("\r\n"))
         if text.lstrip().startswith("::"):
             text = f"| {text}"
         sys.stderr.write(f"{text}\n")

@@ -69,7 +69,11 @@ class SweepOptions:
     @property
     def processes(self) -> int:
         """The number of processes to start, 0 to use this process."""
-        return len(os.sched_getaffinity(0)) if self.workers is None else self.workers
+        if self.workers is not None:
+            return self.workers
+        if hasattr(os, "sched_getaffinity"):  # only Linux can tell which ones are ours
+            return len(os.sched_getaffinity(0))
+        return os.cpu_count() or 1
 
 
 @dataclass

@@ -10,9 +10,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
-from leakaudit._util.files import replacing
+from leakaudit._util.files import write_tensors
 from leakaudit.errors import LeakauditError
 from leakaudit.trace import Trace, Truth
 from leakaudit.traces._storage import shards, sidecar, tree, wellformed
@@ -103,9 +101,7 @@ def save_truth(truth: Truth, path: Path) -> None:
         truth: The truth to write.
         path: The file; an existing one is replaced.
     """
-    content = tree.truth_tree(truth)
-    with replacing(path) as file:
-        torch.save(content, file)
+    write_tensors(path, tree.truth_tree(truth))
 
 
 def write_sidecar(path: str | os.PathLike[str]) -> str:

@@ -12,6 +12,7 @@ import os
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ from leakaudit.capture.tap.messages import description
 from leakaudit.cli import main
 from leakaudit.errors import LeakauditError
 from leakaudit.results import provenance
+from leakaudit.results.wording import clean
+from leakaudit.sweeping.run import SweepOptions
 from leakaudit.tasks.task import Task
 from leakaudit.trace import TaskSpec
 
@@ -623,6 +626,175 @@ def test_a_peer_of_a_tap_log_is_a_process(place: Path) -> None:
             log.write("send", torch.zeros(10), peer=1 << 32)
     with pytest.raises(LeakauditError, match="names rank 4294967296, expected at most 100000"):
         wires.plan(description.read(place / "tap.toml"), read_logs(place / "log.tap"))
+
+
+# --- verdicts, faults and text --------------------------------------------------------------------
+
+GATE = """
+[gate]
+seeds = 1
+baseline = "b.json"
+[check.a]
+attacks = ["labels"]
+lint = "off"
+%s
+[[budget]]
+measure = "exact"
+most = 0.0
+"""
+
+
+@pytest.mark.parametrize("ending", ["sys.exit(0)", "os._exit(0)"])
+@pytest.mark.parametrize("where", ["call", "import"])
+def test_a_program_that_ends_its_process_is_no_pass(
+    place: Path, ending: str, where: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """(1)"""
+    inside = f"    {ending}\n" if where == "call" else f"    pass\n{ending}\n"
+    (place / "prog1.py").write_text(f"import os, sys\ndef train(seed, path):\n{inside}")
+    (place / "leakaudit.toml").write_text(GATE % 'run = "prog1:train"')
+    assert main(["check", "--strict", "-q"]) == 4
+    assert not list(place.glob("leakaudit-out/results.json"))
+
+
+@pytest.mark.parametrize("silent", ["run", "scenario"])
+def test_a_recording_without_messages_is_no_pass(place: Path, silent: str) -> None:
+    """(2)"""
+    program = 'scenario = { victim = "dpsgd", nodes = 3, rounds = 1, wires = "none", '
+    program += 'model = "logistic" }'
+    if silent == "run":
+        program = 'run = "prog2:train"'
+        (place / "prog2.py").write_text(
+            "import torch, leakaudit as la\n"
+            "def train(seed, path):\n"
+            "    task = la.Task.build(la.TaskSpec('logistic', shape=(4,), classes=2))\n"
+            "    graph = la.Graph(2, ((0, 1),))\n"
+            "    with la.Recorder(path, protocol='dpsgd', task=task, graph=graph,\n"
+            "                     params={'alpha': .1}, rounds=1, messages=2) as recorder:\n"
+            "        for node in range(2):\n"
+            "            recorder.truth(node, torch.rand(1, 4), torch.tensor([0]))\n"
+        )
+    (place / "leakaudit.toml").write_text(GATE % program)
+    assert main(["check", "--strict", "-q"]) not in (0, 1)
+
+
+def test_a_baseline_with_a_number_of_400_digits_is_no_leak(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """(3, 23): an exit code of 1 would mean a leak."""
+    scenario = 'scenario = { victim = "dpsgd", nodes = 3, rounds = 1, model = "logistic" }'
+    (place / "leakaudit.toml").write_text(GATE % scenario)
+    huge = "1" + "0" * 400
+    samples = {"a/eavesdropper/labels": {"seeds": [0], "samples": {"exact": ["HUGE"]}}}
+    baseline = {
+        "format": "leakaudit.baseline",
+        "version": 1,
+        "updated": "2026-01-01",
+        "reason": "x",
+        "cells": samples,
+    }
+    (place / "b.json").write_text(json.dumps(baseline).replace('"HUGE"', huge))
+    assert "b.json" in said(capsys, "check", "-q")
+    (place / "leakaudit.toml").write_text(GATE % (scenario + "\nnodes = []"))
+    said(capsys, "check", "-q")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+def test_sigterm_leaves_no_private_file(place: Path) -> None:
+    """(14): neither the truth of a gate's run nor the data of the processes of gloo."""
+    (place / "prog3.py").write_text(
+        "import time, leakaudit as la\n"
+        "def train(seed, path):\n"
+        "    la.record(la.Scenario(victim='dpsgd', nodes=3, rounds=1, model='logistic'), path)\n"
+        "    open('ready', 'w').close()\n"
+        "    time.sleep(60)\n"
+    )
+    (place / "leakaudit.toml").write_text(GATE % 'run = "prog3:train"')
+    (place / "tmp").mkdir()
+    words = [str(COMMAND), "check", "-q"]
+    environment = {**os.environ, "TMPDIR": str(place / "tmp")}
+    with subprocess.Popen(words, cwd=place, env=environment) as process:
+        while not (place / "ready").exists() and process.poll() is None:
+            time.sleep(0.1)
+        held = list((place / "tmp").rglob("trace.truth.pt"))
+        process.terminate()
+        assert process.wait(60) in (2, 130)  # neither a pass nor a leak
+    assert held
+    assert not list((place / "tmp").rglob("*.pt"))
+
+
+def test_an_output_that_cannot_be_written_is_said_before_the_run(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """(17)"""
+    (place / "prog4.py").write_text("def train(seed, path):\n    open('ran', 'w').close()\n")
+    (place / "leakaudit.toml").write_text(GATE % 'run = "prog4:train"')
+    (place / "file").write_text("")
+    assert "file/out" in said(capsys, "check", "-q", "-o", "file/out")
+    assert not (place / "ran").exists()
+
+
+def test_a_full_disk_is_one_line_when_the_truth_is_written(place: Path) -> None:
+    """(18)"""
+    code = (
+        "import resource, signal, sys; from leakaudit.cli import main;"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000)); sys.exit(main(sys.argv[1:]))"
+    )
+    words = ["record", "dpsgd", "--nodes", "3", "--rounds", "1", "--model", "logistic"]
+    words += ["--wires", "0-1", "--states", "-o", "trace.pt", "-q"]
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code, *words], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2, done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert "cannot write" in done.stderr
+
+
+ESCAPES = "\x1b]0;title\x07\x1b[2J\u202e"
+
+
+def test_a_terminal_is_not_commanded_by_a_file(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """(20): neither by the id of a trace nor by a key that an error quotes."""
+    trace = edited(place / "trace.pt", lambda meta, tree: meta.update(id=f"id{ESCAPES}"))
+    assert main(["trace", "info", trace]) == 0
+    shown = capsys.readouterr().out
+    (place / "results.json").write_text(json.dumps({f"key{ESCAPES}" + "x" * 10**6: 1}))
+    error = said(capsys, "report", ".")
+    for text in (shown, error):
+        assert not set("\x1b\x07\u202e") & set(text)
+    assert len(error) < 5000
+
+
+def test_a_runner_is_not_commanded_by_a_record() -> None:
+    """(21): GitHub takes ``##[name]`` anywhere in a line for a command."""
+    assert "##[" not in clean("node ##[stop-commands]x ## [a]")
+
+
+def test_a_cell_of_a_sweep_that_was_changed_is_computed_again(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """(25)"""
+    (place / "plan.toml").write_text(PLAN)
+    words = ["sweep", "plan.toml", "--workers", "0", "-o", "swept", "-q"]
+    assert main(words) == 0
+    (cell,) = (place / "swept" / "cells").glob("*.json")
+    honest = cell.read_bytes()
+    values = json.loads(honest)
+    values["findings"][0]["note"] = "changed"
+    cell.write_text(json.dumps(values))
+    assert main(words) == 0
+    assert cell.read_bytes() == honest
+
+
+def test_a_sweep_starts_where_the_system_does_not_tell_its_processors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """(26)"""
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    assert SweepOptions().processes == os.cpu_count()
 
 
 # --- purge --------------------------------------------------------------------------------------

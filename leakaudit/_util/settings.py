@@ -203,7 +203,7 @@ def _require_harmless(name: str, value: Any, folder: Path, source: str, line: st
         )
     if name == "output" and not inside(folder, str(value)):
         raise LeakauditError(
-            f"output from {source}: expected a folder inside that of the file, got {value!r}{line}; "
+            f"output from {source}: expected a folder in that of the file, got {value!r}{line}; "
             "for another place, pass --output"
         )
 

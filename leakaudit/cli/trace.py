@@ -148,7 +148,7 @@ def _write(facts: Mapping[str, Any]) -> None:
     console.stdout().print(table(columns, rows, console.width()))
 
 
-def _relations(path: Path, truth: Path | None, trusted: Trust) -> dict[str, Any]:
+def _relations(path: Path, truth: Path | None, trusted: bool | str) -> dict[str, Any]:
     """Check the declared relations on the run.
 
     The worst residual is relative to the terms of its relation; ``scope`` names what gaps in the
@@ -163,8 +163,6 @@ def _relations(path: Path, truth: Path | None, trusted: Trust) -> dict[str, Any]
     trace = trace_file.load(path)
     known = trace_file.load_truth(trace_file.truth_path(path) if truth is None else truth)
     found = asdict(
-        declared.check(
-            trace, known, Task.build(trace.task, dtype=trace.dtype, trusted=trusted)
-        )
+        declared.check(trace, known, Task.build(trace.task, dtype=trace.dtype, trusted=trusted))
     )
     return found | ({"scope": limit} if (limit := gaps.limit(trace)) else {})

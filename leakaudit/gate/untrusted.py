@@ -24,7 +24,12 @@ from leakaudit._util import forks, sandbox
 from leakaudit._util.files import private_folder, replacing
 from leakaudit.errors import ProgramError
 
-START = "from leakaudit.gate import untrusted; untrusted.enter()"
+START = """
+from leakaudit.gate import untrusted
+words = untrusted.enter()
+from leakaudit.cli import main
+raise SystemExit(main(words))
+"""
 # Environment variables that the isolated process receives; all others may hold secrets.
 KEPT = ("PATH", "LANG", "LANGUAGE", "TZ", "TERM", "NO_COLOR", "COLUMNS", "CI", "SOURCE_DATE_EPOCH")
 LIBRARIES = ("LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
@@ -94,8 +99,12 @@ def check(words: Sequence[str], project: Path, output: Path, dry: bool = False) 
     return code
 
 
-def enter() -> None:
-    """Isolate this process, which was started for that, and run the command."""
+def enter() -> list[str]:
+    """Isolate this process, which was started for that.
+
+    Returns:
+        The arguments of the command that it is to run.
+    """
     told = json.loads(sys.argv[1])
     given = told["allowed"]
     paths = {name: [Path(p) for p in given[name]] for name in ("listed", "read", "written")}
@@ -103,10 +112,9 @@ def enter() -> None:
     if missing:
         sys.stderr.write(f"leakaudit check: not isolated on this system: {', '.join(missing)}\n")
         sys.stderr.flush()
-    sys.argv = ["leakaudit", *told["words"]]
-    from leakaudit.cli import main
-
-    sys.exit(main(told["words"]))
+    words: list[str] = told["words"]
+    sys.argv = ["leakaudit", *words]
+    return words
 
 
 def _plain(allowed: sandbox.Allowed) -> dict[str, object]:

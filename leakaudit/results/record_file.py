@@ -349,7 +349,7 @@ def _rebuild(finding: Finding, folder: Path) -> Reconstruction:
 class _Tensors:
     """The arrays of one npz as tensors."""
 
-    file: Mapping[str, np.ndarray]
+    file: npz.Npz
 
     def named(self, name: str) -> Tensor:
         """Return an array that must exist."""

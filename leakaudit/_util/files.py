@@ -71,13 +71,15 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     # Nobody else can plant a file or a link of this name, and no other process writes to it.
     beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}{UNFINISHED}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+    kept = mode(path)
     try:
         private_folder(path.parent)
         try:
-            with os.fdopen(os.open(beside, flags, mode(path)), "wb") as file:
+            with open(beside, "wb", opener=lambda name, _: os.open(name, flags, kept)) as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
+            beside.chmod(kept)  # a library that was given the name may have made the file anew
             beside.replace(path)
         finally:
             beside.unlink(missing_ok=True)

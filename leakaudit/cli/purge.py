@@ -20,10 +20,8 @@ def add(verbs: Any) -> None:
         "purge",
         help="delete images and truths from a folder, and keep the figures",
         **described(
-            "Deletes personal data that leakaudit wrote to a folder: truth files, recovered and "
-            "original images, pages that show them, and labels in results.json. Scores, "
-            "certificates and charts stay, and so do traces and all other files. Without --yes, "
-            "it only lists what it would delete.",
+            "Lists the truth files, images, pages and labels that leakaudit wrote to a folder, and "
+            "deletes them with --yes. Scores, charts, traces and all other files are kept.",
             "leakaudit purge leakaudit-out",
             "leakaudit purge leakaudit-out --yes",
         ),

@@ -144,18 +144,33 @@ def _namespaces(libc: ctypes.CDLL) -> bool:
     Only children belong to a new namespace of processes, so the rest runs in a child, with whose
     end all processes of the namespace end.
     """
-    user, group = os.getuid(), os.getgid()
-    if libc.unshare(NEW_USER | NEW_NET | NEW_IPC | NEW_PID):
+    # A process whose user could not be mapped is of no use, so another one tries it first.
+    probe = os.fork()
+    if not probe:
+        os._exit(0 if _unshared(libc) else 1)
+    _, status = os.waitpid(probe, 0)
+    if status or not _unshared(libc):
         return False
-    Path("/proc/self/setgroups").write_text("deny")
-    Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
-    Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
     child = os.fork()
     if child:
         _, status = os.waitpid(child, 0)
         code = os.waitstatus_to_exitcode(status)
         os._exit(code if code >= 0 else 128 - code)
     libc.prctl(SET_PDEATHSIG, SIGKILL, 0, 0, 0)
+    return True
+
+
+def _unshared(libc: ctypes.CDLL) -> bool:
+    """Enter new namespaces as the same user; return whether that is allowed."""
+    user, group = os.getuid(), os.getgid()
+    if libc.unshare(NEW_USER | NEW_NET | NEW_IPC | NEW_PID):
+        return False
+    try:
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
+        Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
+    except OSError:
+        return False
     return True
 
 

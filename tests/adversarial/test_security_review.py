@@ -346,6 +346,33 @@ def test_an_untrusted_gate_reaches_no_network_secret_or_file(stranger: Path) -> 
     assert [path.name for path in (stranger / "out").iterdir()] == ["results.json"]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="the mechanisms are those of Linux")
+@pytest.mark.parametrize("broken", ["_namespaces", "_landlock", "_filter"])
+def test_each_mechanism_is_replaced_by_the_others_or_its_absence_is_said(
+    stranger: Path, broken: str
+) -> None:
+    code = (
+        "import sys; from pathlib import Path; from leakaudit._util import sandbox\n"
+        f"sandbox.{broken} = lambda *_: False\n"
+        "base = [Path(p) for p in ('/usr', '/lib', '/lib64', '/proc', *sys.path) if p]\n"
+        "missing = sandbox.enter(sandbox.Allowed([], base, [Path('.')], 1 << 20))\n"
+        "import socket\n"
+        "try:\n"
+        "    socket.create_connection(('127.0.0.1', 9), 1)\n"
+        "except OSError as error:\n"
+        "    print(missing, error.errno not in (111, 110))\n"
+    )
+    words = [sys.executable, "-P", "-c", code]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    expected = {
+        "_namespaces": "[] True\n",
+        "_landlock": "['files'] True\n",
+        "_filter": "[] True\n",
+    }
+    if done.stdout != expected[broken]:
+        pytest.skip(f"this system does not provide the others: {done.stdout}{done.stderr}")
+
+
 @pytest.mark.parametrize("ending", ["os._exit(0)", "sys.exit(0)", "os.kill(os.getpid(), 9)"])
 def test_an_untrusted_program_that_ends_the_gate_is_no_pass(stranger: Path, ending: str) -> None:
     (stranger / "spy.py").write_text(f"import os, sys\n{ending}\n")

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict, Unpack, overload
 
+from leakaudit._util.own_code import Trust
 from leakaudit.progress import visible
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def record(
     download: bool = False,
     device: str = "cpu",
     max_bytes: int = 4_000_000_000,
-    trusted: bool = False,
+    trusted: Trust = False,
 ) -> tuple[Trace, Truth]:
     """Run a bundled or registered protocol and record what its nodes send.
 
@@ -67,7 +68,7 @@ def record(
         download: Whether missing data sets may be downloaded.
         device: torch device on which the protocol runs.
         max_bytes: Maximum size of the recording in bytes.
-        trusted: Whether a model given as ``package.module:factory`` may execute its code.
+        trusted: The ``package.module:factory`` that may execute its code; True for any.
 
     Returns:
         The trace, from which an adversary reads its view, and the truth, for scoring only.
@@ -279,7 +280,7 @@ def sweep(
     retry_failed: bool = False,
     data_root: File | None = None,
     download: bool = False,
-    trusted: bool = False,
+    trusted: Trust = False,
 ) -> Swept:
     """Run every combination of attack, victim, epsilon, other settings and seed.
 
@@ -294,7 +295,7 @@ def sweep(
         retry_failed: Whether cells that failed earlier are run once more.
         data_root: Folder with data sets that are not bundled.
         download: Whether missing data sets may be downloaded.
-        trusted: Whether a model given as ``package.module:factory`` may execute its code.
+        trusted: The ``package.module:factory`` that may execute its code; True for any.
 
     Returns:
         The outcome, with the results if all parts are in the folder.

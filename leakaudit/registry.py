@@ -18,6 +18,7 @@ import os
 import pkgutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import MISSING, Field, field, fields, is_dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -85,6 +86,17 @@ def add_plugins(modules: Iterable[str]) -> None:
         _forget(name)
     _import(modules)
     os.environ[PLUGINS] = ",".join(dict.fromkeys([*_told(), *modules]))
+
+
+@contextmanager
+def without_plugins() -> Iterator[None]:
+    """Import no plug-in that the environment names, for a process that must not run their code."""
+    told = os.environ.pop(PLUGINS, None)
+    try:
+        yield
+    finally:
+        if told is not None:
+            os.environ[PLUGINS] = told
 
 
 def _told() -> list[str]:

@@ -275,10 +275,18 @@ def _fits(value: object, kind: inspect.Type) -> bool:
     if isinstance(kind, inspect.IntType):
         return isinstance(value, int) and (kind.ge is None or value >= kind.ge)
     if isinstance(kind, inspect.FloatType):
-        return isinstance(value, int | float) and math.isfinite(value)
+        return isinstance(value, int | float) and _is_finite(value)
     if isinstance(kind, inspect.DateType):
         return isinstance(value, date) and not isinstance(value, datetime)
     return isinstance(kind, inspect.NoneType) and value is None
+
+
+def _is_finite(value: float) -> bool:
+    """Return whether a number is finite as a float; a whole number can be too large for one."""
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def _allowed(kind: inspect.LiteralType | inspect.EnumType) -> list[object]:

@@ -1,12 +1,19 @@
-"""Atomic writing of files: the new content appears completely or not at all."""
+"""Writing of files: completely or not at all, and readable by their owner only.
+
+Most of what leakaudit writes contains personal data or what was computed from them, so every file
+and folder is private when it is created.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
+import secrets
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from leakaudit.errors import LeakauditError
 
@@ -14,6 +21,36 @@ if TYPE_CHECKING:
     import numpy as np
 
 UNFINISHED = ".tmp"  # suffix of files that have not been moved to their final place
+PRIVATE = 0o600  # permissions of a file
+PRIVATE_FOLDER = 0o700  # permissions of a folder
+
+
+def mode(path: Path) -> int:
+    """Return the permissions of a file to be written or replaced; stricter ones are kept.
+
+    Args:
+        path: The file, which need not exist.
+    """
+    try:
+        return stat.S_IMODE(path.stat().st_mode) & PRIVATE
+    except OSError:
+        return PRIVATE
+
+
+def private_folder(path: Path) -> None:
+    """Create a folder and those above it, unless they exist; the permissions of others are kept.
+
+    Args:
+        path: The folder.
+
+    Raises:
+        OSError: It cannot be created, or is not a folder.
+    """
+    if path.is_dir():
+        return
+    if path.parent != path:
+        private_folder(path.parent)
+    path.mkdir(PRIVATE_FOLDER, exist_ok=True)
 
 
 @contextmanager
@@ -31,14 +68,18 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     Raises:
         LeakauditError: The file cannot be written.
     """
-    beside = path.with_name(f".{path.name}.{os.getpid()}{UNFINISHED}")
+    # Nobody else can plant a file or a link of this name, and no other process writes to it.
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}{UNFINISHED}")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+    kept = mode(path)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(path.parent)
         try:
-            with beside.open("wb") as file:
+            with open(beside, "wb", opener=lambda name, _: os.open(name, flags, kept)) as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
+            beside.chmod(kept)  # a library that was given the name may have made the file anew
             beside.replace(path)
         finally:
             beside.unlink(missing_ok=True)
@@ -47,6 +88,25 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         raise LeakauditError(
             f"cannot write {path}: {reason}; choose another place with --output"
         ) from None
+
+
+def write_tensors(path: Path, content: Mapping[str, Any]) -> None:
+    """Write tensors with `torch.save`, atomically.
+
+    Args:
+        path: The file to write or replace.
+        content: Tensors and plain values by name.
+
+    Raises:
+        LeakauditError: The file cannot be written.
+    """
+    import torch
+
+    with replacing(path) as file:
+        try:
+            torch.save(content, file)
+        except RuntimeError as error:  # torch does not pass on the error of a full disk
+            raise OSError(errno.ENOSPC, "the disk is full or does not accept the file") from error
 
 
 def unfinished(folder: Path) -> dict[Path, str]:
@@ -60,8 +120,8 @@ def unfinished(folder: Path) -> dict[Path, str]:
     """
     found = {}
     for path in folder.glob(f".*{UNFINISHED}"):
-        process = path.with_suffix("")  # ends with the process number
-        found[path] = process.stem.removeprefix(".")
+        named = path.with_suffix("")  # ends with a random number
+        found[path] = named.stem.removeprefix(".")
     return found
 
 

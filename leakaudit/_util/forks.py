@@ -7,16 +7,20 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Sequence
-from multiprocessing import forkserver, get_context, resource_tracker
-from multiprocessing.context import ForkServerContext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from multiprocessing import get_all_start_methods, get_context
+from multiprocessing.context import ForkServerContext, SpawnContext
 
 PRELOADED = ["leakaudit.sweeping.work"]
 # BLAS reads these variables when it is imported; a process that forks must have one thread.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+# A new Python would otherwise import the modules of the current folder in place of its own.
+SAFE_PATH = {"PYTHONSAFEPATH": "1"}
+ISOLATED = "LEAKAUDIT_ISOLATED"  # environment variable of a process that cannot open sockets
 
 
-def context(preloaded: Sequence[str] = PRELOADED) -> ForkServerContext:
+def context(preloaded: Sequence[str] = PRELOADED) -> ForkServerContext | SpawnContext:
     """Start the fork server if it is not running yet, without waiting for it.
 
     It and its children ignore Ctrl-C. It ends when the process that started it and all of its
@@ -26,20 +30,38 @@ def context(preloaded: Sequence[str] = PRELOADED) -> ForkServerContext:
         preloaded: Modules that it imports when it starts.
 
     Returns:
-        The context with which to start children.
+        The context with which to start children. If there is no fork server, because the system
+        has none or denies its socket, every child is a new process.
     """
+    if "forkserver" not in get_all_start_methods() or ISOLATED in os.environ:
+        return get_context("spawn")
+    from multiprocessing import forkserver, resource_tracker
+
     forkserver.set_forkserver_preload(list(preloaded))
-    resource_tracker.ensure_running()  # it unblocks SIGINT when it starts, so start it first
-    own = {name: os.environ.get(name) for name in ONE_THREAD}
-    kept = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    os.environ.update(ONE_THREAD)
+    with environment(SAFE_PATH | ONE_THREAD):
+        resource_tracker.ensure_running()  # it unblocks SIGINT when it starts, so start it first
+        kept = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            forkserver.ensure_running()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, kept)
+    return get_context("forkserver")
+
+
+@contextmanager
+def environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables, and restore them at the end.
+
+    Args:
+        values: Variables by name.
+    """
+    own = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
     try:
-        forkserver.ensure_running()
+        yield
     finally:
         for name, value in own.items():
             if value is None:
-                del os.environ[name]
+                os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-        signal.pthread_sigmask(signal.SIG_SETMASK, kept)
-    return get_context("forkserver")

@@ -155,8 +155,11 @@ def resolve(
 def _files(folder: Path) -> list[tuple[str, dict[str, Any]]]:
     """Return the settings of both files, in increasing priority."""
     return [
-        ("pyproject.toml", _given(_table(folder / "pyproject.toml").table("tool", "leakaudit"))),
-        ("leakaudit.toml", _given(_table(folder / "leakaudit.toml"))),
+        (
+            "pyproject.toml",
+            _given(_table(folder / "pyproject.toml").table("tool", "leakaudit"), folder),
+        ),
+        ("leakaudit.toml", _given(_table(folder / "leakaudit.toml"), folder)),
     ]
 
 
@@ -166,13 +169,14 @@ def _table(path: Path) -> config.Table:
     return config.read(path, path.name)
 
 
-def _given(table: config.Table) -> dict[str, Any]:
-    """Return the settings of a file."""
+def _given(table: config.Table, folder: Path) -> dict[str, Any]:
+    """Return the settings of a file, which may be that of a project that the user only looks at."""
     settings = {}
     for key, value in table.values.items():
         name = key.replace("-", "_")
         if name in SETTINGS:
             settings[name] = _typed(name, value, table, key)
+            _require_harmless(name, settings[name], folder, table.name, table.line(key))
         elif key not in TABLES:
             near = suggest(key, [*SETTINGS, *TABLES])
             raise table.error(f"unknown key {key!r}{near}", key)
@@ -188,6 +192,30 @@ def _typed(name: str, value: Any, table: config.Table, key: str) -> Any:
         return setting.read(value)
     except (ValueError, KeyError, TypeError):
         raise _refused(name, value, table.name, table.line(key)) from None
+
+
+def _require_harmless(name: str, value: Any, folder: Path, source: str, line: str) -> None:
+    """Reject a setting with which a file would download, or write outside its own folder."""
+    if name == "download" and value:
+        raise LeakauditError(
+            f"download from {source}: a file cannot allow downloads{line}; "
+            "pass --download, or set LEAKAUDIT_DOWNLOAD=1"
+        )
+    if name == "output" and not inside(folder, str(value)):
+        raise LeakauditError(
+            f"output from {source}: expected a folder in that of the file, got {value!r}{line}; "
+            "for another place, pass --output"
+        )
+
+
+def inside(folder: Path, name: str) -> bool:
+    """Return whether a path leads to a place below a folder, links included.
+
+    Args:
+        folder: The folder.
+        name: A path, relative to the folder or absolute.
+    """
+    return (folder / name).resolve().is_relative_to(folder.resolve())
 
 
 def _variables(environ: Mapping[str, str]) -> dict[str, Any]:

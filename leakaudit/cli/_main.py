@@ -7,9 +7,12 @@ import atexit
 import gc
 import importlib
 import os
+import signal
 import sys
+import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from leakaudit.cli._options import Parser, Told, described, load_torch, loading, mute, plugins, show
@@ -17,6 +20,7 @@ from leakaudit.errors import LeakauditError, suggest
 
 BROKEN = 4  # exit code of a run that failed before it reached a verdict
 INTERRUPTED = 130  # exit code after Ctrl-C
+LONGEST = 4000  # characters of a message; a choice
 # Verbs with an exit code that is a verdict.
 JUDGES = ("check", "audit", "claims", "selfcheck", "trace")
 # list, config, completion and view do without torch; sweep imports it once its workers have begun
@@ -36,6 +40,7 @@ VERBS = (
     "report",
     "view",
     "score",
+    "purge",
     "trace",
     "tap",
     "selfcheck",
@@ -118,7 +123,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             near = suggest(first, VERBS)
             raise LeakauditError(f"there is no command {first!r}{near}; see 'leakaudit --help'")
         args = parser(first if first in VERBS else None).parse_args(given)
-        code, message = _run(args)
+        with _terminable():
+            code, message = _run(args)
     except LeakauditError as error:
         code, message = error.code, str(error)
     except KeyboardInterrupt:
@@ -132,8 +138,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:  # the last handler: a defect must not look like a verdict
         code, message = BROKEN, _defect(error)
     if message:
-        sys.stderr.write(f"{_named(args)}: {' '.join(message.split())}\n")
+        from leakaudit.results.wording import clean
+
+        # A message may quote a stranger's file, with any characters and of any length.
+        sys.stderr.write(f"{_named(args)}: {clean(message)[:LONGEST]}\n")
     return code
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Let SIGTERM end a run like Ctrl-C, which removes temporary files that hold private data."""
+    ours = threading.current_thread() is threading.main_thread()
+    if not ours or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _named(args: argparse.Namespace | None) -> str:

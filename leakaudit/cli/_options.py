@@ -260,7 +260,7 @@ def plugins(args: argparse.Namespace) -> None:
     Args:
         args: The parsed arguments of a call.
     """
-    if getattr(args, "plugin", None):
+    if getattr(args, "plugin", None) and not getattr(args, "untrusted", False):
         from leakaudit.registry import add_plugins
 
         add_plugins(args.plugin)
@@ -332,18 +332,19 @@ def settings(args: argparse.Namespace) -> argparse.Namespace:
     return argparse.Namespace(**values)
 
 
-def trust(given: bool) -> bool:
-    """Make modules of the current folder importable if the model's own code may be executed.
+def trusting(sub: argparse.ArgumentParser, what: str) -> None:
+    """Add the option that allows one model to execute its code.
 
     Args:
-        given: Whether the user allowed it.
-
-    Returns:
-        `given`.
+        sub: The verb's parser.
+        what: The file that names the model.
     """
-    if given and "" not in sys.path:
-        sys.path.insert(0, "")
-    return given
+    sub.add_argument(
+        "--trust-model",
+        default=False,
+        metavar="MODULE:FACTORY",
+        help=f"allow this model to execute its code if the {what} names it",
+    )
 
 
 def say(text: str, args: argparse.Namespace) -> None:

@@ -16,7 +16,7 @@ from leakaudit.cli._options import (
     settings,
     shared,
     text_renderer,
-    trust,
+    trusting,
 )
 from leakaudit.cli.listen import listener, listening
 from leakaudit.cli.record import pairs
@@ -87,11 +87,7 @@ def add(verbs: Any) -> None:
         metavar="FORMAT",
         help="format of the output: text, json or markdown; repeatable (default text)",
     )
-    sub.add_argument(
-        "--trust-model",
-        action="store_true",
-        help="allow the model that the trace names (package.module:factory) to execute its code",
-    )
+    trusting(sub, "trace")
     sub.add_argument(
         "--resume",
         action="store_true",
@@ -133,7 +129,7 @@ def run(args: argparse.Namespace) -> int:
         seed=chosen.seed,
         device=chosen.device,
         max_seconds=chosen.max_seconds,
-        trusted=trust(args.trust_model),
+        trusted=args.trust_model,
         resume=args.resume,
     )
     if args.dry_run:

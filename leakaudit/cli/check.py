@@ -47,6 +47,12 @@ def add(verbs: Any) -> None:
         help="exit with code 3 if a measure increased, but not significantly",
     )
     sub.add_argument(
+        "--untrusted",
+        action="store_true",
+        help="for code of strangers, such as pull requests: run everything in a process without "
+        "network, secrets and files of others, as far as the system allows",
+    )
+    sub.add_argument(
         "--dry-run",
         action="store_true",
         help="run one seed of each check, and estimate the time that all seeds take",
@@ -84,9 +90,11 @@ def run(args: argparse.Namespace) -> int:
     Returns:
         The exit code.
     """
+    if args.untrusted:
+        return _untrusted(args)
     _prepare()
     from leakaudit.gate import files, judge
-    from leakaudit.rendering import console, gallery
+    from leakaudit.rendering import console
     from leakaudit.results import model
 
     chosen = settings(args)
@@ -103,19 +111,59 @@ def run(args: argparse.Namespace) -> int:
     with console.shown(chosen.progress, chosen.max_seconds, main="runs"):
         judged = judge.run(gate, options, base)
     made = files.write(judged, Path(chosen.output))
-    shown = model.plain(made)
-    for name, file in formats:
-        drawn = shown
-        if name == "html":
-            drawn = gallery.with_pictures(shown, Path(chosen.output))
-        _show(name, file, drawn, args)
-    if args.summary:
-        _append(args.summary, shown)
+    _report(model.plain(made), formats, Path(chosen.output), args)
     say(
         (f"{Path(chosen.output) / 'results.json'}: {made.gate.verdict}, {judged.seconds:.1f} s"),
         args,
     )
     return INTERRUPTED if judged.interrupted else judged.code
+
+
+def _untrusted(args: argparse.Namespace) -> int:
+    """Run the gate in isolation, and print the outcome here.
+
+    This process imports no plug-in, so that the reports are those of leakaudit.
+    """
+    from leakaudit import registry
+    from leakaudit.gate import untrusted
+    from leakaudit.results import record_file
+
+    chosen = settings(args)
+    words = [*args.check, "--quiet"]
+    for name in ("seed", "threads", "max_seconds"):
+        words += [f"--{name.replace('_', '-')}", str(getattr(chosen, name))]
+    for module in args.plugin:
+        words += ["--plugin", module]
+    for name in ("strict", "dry_run"):
+        if getattr(args, name):
+            words.append(f"--{name.replace('_', '-')}")
+    output = Path(chosen.output)
+    with registry.without_plugins():
+        formats = [_format(f) for f in args.format or ["text"]]
+    code = untrusted.check(words, Path(), output, args.dry_run)
+    if not args.dry_run and code in untrusted.VERDICTS:
+        with registry.without_plugins():
+            _report(record_file.read(output / untrusted.RESULTS), formats, output, args)
+        say(f"{output / untrusted.RESULTS}: made in isolation", args)
+    return code
+
+
+def _report(
+    shown: dict[str, Any],
+    formats: list[tuple[str, Path | None]],
+    folder: Path,
+    args: argparse.Namespace,
+) -> None:
+    """Print or write a record in all formats that were asked for."""
+    from leakaudit.rendering import gallery
+
+    for name, file in formats:
+        drawn = shown
+        if name == "html":
+            drawn = gallery.with_pictures(shown, folder)
+        _show(name, file, drawn, args)
+    if args.summary:
+        _append(args.summary, shown)
 
 
 def _prepare() -> None:

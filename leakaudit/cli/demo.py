@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from leakaudit._util.files import private_folder
 from leakaudit.cli import main
 from leakaudit.cli._options import described, formats, say, settings, shared
 from leakaudit.errors import LeakauditError
@@ -44,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     chosen = settings(args)
     folder = Path(chosen.output)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        private_folder(folder)
     except OSError as e:
         raise LeakauditError(f"cannot create the output folder {folder}: {e.strerror}") from e
     trace = folder / "demo.pt"

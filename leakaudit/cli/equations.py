@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from leakaudit.cli._options import INCONCLUSIVE, described, say, settings, shared, trust
+from leakaudit.cli._options import INCONCLUSIVE, described, say, settings, shared, trusting
 
 OWN = "own:"  # how the name of a protocol without a declaration begins
 FITTED = "fitted"  # name in the file if the protocol of the trace is a bundled one
@@ -40,11 +40,7 @@ def add(actions: Any) -> None:
         metavar="FILE",
         help="protocol file to write; replaces an existing one (default protocol.toml)",
     )
-    sub.add_argument(
-        "--trust-model",
-        action="store_true",
-        help="allow the model that the trace names (package.module:factory) to execute its code",
-    )
+    trusting(sub, "trace")
     shared(sub, "threads")
     sub.set_defaults(run=run)
 
@@ -66,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     from leakaudit.traces import trace_file
 
     trace = trace_file.load(args.trace)
-    task = Task.build(trace.task, dtype=trace.dtype, trusted=trust(args.trust_model))
+    task = Task.build(trace.task, dtype=trace.dtype, trusted=args.trust_model)
     name = FITTED
     if trace.protocol.startswith(OWN) or registry.TEXT in trace.provenance:
         name = trace.protocol

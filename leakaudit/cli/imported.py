@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leakaudit.cli import tapped
-from leakaudit.cli._options import INCONCLUSIVE, described, say, settings, shared
+from leakaudit.cli._options import INCONCLUSIVE, described, say, settings, shared, trusting
 from leakaudit.errors import LeakauditError
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ def add(actions: Any) -> None:
         metavar="FILE",
         help="TOML file that describes the messages (default: inferred from the messages)",
     )
+    trusting(sub, "description")
     tapped.written(sub)
     shared(sub, "threads", "max_bytes")
     sub.set_defaults(run=run)
@@ -66,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
 
     if not args.output.name:
         raise LeakauditError(f"-o: expected the name of a trace file, got {str(args.output)!r}")
-    given = description.read(args.describe) if args.describe else None
+    given = description.read(args.describe, args.trust_model) if args.describe else None
     messages = folder.read(args.folder, chosen.max_bytes)
     beside = args.output.parent if args.output.parent.is_dir() else None
     with tempfile.TemporaryDirectory(prefix=".import-", dir=beside) as scratch:

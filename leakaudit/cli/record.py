@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leakaudit.cli._options import described, plugins, say, settings, shared, trust
+from leakaudit.cli._options import described, plugins, say, settings, shared, trusting
 from leakaudit.errors import LeakauditError
 
 if TYPE_CHECKING:
@@ -131,11 +131,7 @@ def add(verbs: Any) -> None:
         default=None,
         help="store loss, accuracy, consensus and norms of each round in the truth file",
     )
-    sub.add_argument(
-        "--trust-model",
-        action="store_true",
-        help="allow the model that the scenario names (package.module:factory) to execute its code",
-    )
+    trusting(sub, "scenario")
     sub.add_argument(
         "--engine",
         choices=("inline", "gloo", "threads"),
@@ -234,7 +230,7 @@ def run(args: argparse.Namespace) -> int:
         raise LeakauditError("name a victim (see 'leakaudit list victims') or give --scenario FILE")
     seed = base.seed if args.scenario and args.seed is None else chosen.seed
     scenario = replace(base, **given, set={**base.set, **pairs(args.set)}, seed=seed)
-    trusted = trust(args.trust_model or args.model is not None)
+    trusted = args.model or args.trust_model  # who names a model on the command line trusts it
     ready = plan(
         scenario,
         data_root=Path(chosen.data_root),

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leakaudit.cli._options import described, load_torch, loading, say, settings, shared, trust
+from leakaudit.cli._options import described, load_torch, loading, say, settings, shared, trusting
 from leakaudit.errors import LeakauditError
 
 if TYPE_CHECKING:
@@ -77,11 +77,7 @@ def add(verbs: Any) -> None:
         action="store_true",
         help="print the number of cells, how many are done, and an estimate of the time left",
     )
-    sub.add_argument(
-        "--trust-model",
-        action="store_true",
-        help="allow the model that the plan names (package.module:factory) to execute its code",
-    )
+    trusting(sub, "plan")
     sub.add_argument(
         "--figure",
         type=Path,
@@ -138,7 +134,7 @@ def run(args: argparse.Namespace) -> int:
         Path(chosen.data_root),
         chosen.download,
     )
-    options, folder = SweepOptions(*rest, trust(args.trust_model)), Path(chosen.output)
+    options, folder = SweepOptions(*rest, args.trust_model), Path(chosen.output)
     if args.figure is not None and options.shard[1] > 1:
         raise LeakauditError(
             "--figure: a single part has no figure; use the option with leakaudit sweep merge"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leakaudit.cli import tapped
-from leakaudit.cli._options import described, say, settings, shared
+from leakaudit.cli._options import described, say, settings, shared, trusting
 from leakaudit.errors import LeakauditError, NotUnderstood
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ def add(verbs: Any) -> None:
         metavar="FILE",
         help="TOML file that describes the messages (default: inferred from the messages)",
     )
+    trusting(sub, "description")
     sub.add_argument(
         "--rounds",
         metavar="A:B",
@@ -122,7 +123,9 @@ def run(args: argparse.Namespace) -> int:
     if launch.waits_not(command):
         command = [*command, "--stream"]
         say("leakaudit tap: added --stream, so that 'flwr run' waits for the end of the run", args)
-    described = description.read(args.describe) if args.describe else None
+    described = None
+    if args.describe:
+        described = description.read(args.describe, args.trust_model)
     folder = tapped.log(args.output)
     window = _rounds(args.rounds)
     ranks = _ranks(args.ranks)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from leakaudit.cli._options import Parser, described, say, settings, shared, trust
+from leakaudit.cli._options import Parser, described, say, settings, shared, trusting
 from leakaudit.errors import LeakauditError
 
 if TYPE_CHECKING:
@@ -95,6 +95,7 @@ def merging() -> Parser:
         help="TOML file that describes the messages",
     )
     written(sub)
+    trusting(sub, "description")
     shared(sub, "threads", "max_bytes")
     return sub
 
@@ -112,7 +113,6 @@ def describe(argv: list[str]) -> int:
 
     args = describing().parse_args(argv)
     settings(args)
-    trust(args.model is not None)
     from leakaudit._util.files import replacing
     from leakaudit.capture.tap.guessing.guess import guess, named
     from leakaudit.capture.tap.log.reading import read_logs
@@ -151,7 +151,7 @@ def merge(argv: list[str]) -> int:
     chosen = settings(args)
     from leakaudit.capture.tap.messages import description
 
-    write(args, chosen, _folder(args.log), description.read(args.describe))
+    write(args, chosen, _folder(args.log), description.read(args.describe, args.trust_model))
     return 0
 
 

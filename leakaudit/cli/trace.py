@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from leakaudit.cli import curves, equations, imported, lint
-from leakaudit.cli._options import described, formats, say, settings, shared, trust
+from leakaudit.cli._options import described, formats, say, settings, shared, trusting
 
 
 def add(verbs: Any) -> None:
@@ -69,11 +69,7 @@ def add(verbs: Any) -> None:
         metavar="FILE",
         help="truth file with the states (default: the one beside the trace)",
     )
-    verify.add_argument(
-        "--trust-model",
-        action="store_true",
-        help="allow the model that the trace names (package.module:factory) to execute its code",
-    )
+    trusting(verify, "trace")
     convert = actions.add_parser(
         "convert",
         help="convert a trace between .pt, a folder of shards, .npz and .safetensors",
@@ -138,6 +134,7 @@ def _write(facts: Mapping[str, Any]) -> None:
     from leakaudit import registry
     from leakaudit.rendering import console
     from leakaudit.rendering.tables import Column, table
+    from leakaudit.results import wording
 
     rows = []
     for key, value in facts.items():
@@ -146,12 +143,12 @@ def _write(facts: Mapping[str, Any]) -> None:
             size = len(value.pop(registry.TEXT))
             rows.append(("protocol file", f"{size} characters (shown by -f json)"))
         said = value if isinstance(value, str) else json.dumps(value)
-        rows.append((key, said))
+        rows.append((key, wording.clean(said)))
     columns = (Column("field"), Column("value", text=True))
     console.stdout().print(table(columns, rows, console.width()))
 
 
-def _relations(path: Path, truth: Path | None, trusted: bool) -> dict[str, Any]:
+def _relations(path: Path, truth: Path | None, trusted: bool | str) -> dict[str, Any]:
     """Check the declared relations on the run.
 
     The worst residual is relative to the terms of its relation; ``scope`` names what gaps in the
@@ -166,8 +163,6 @@ def _relations(path: Path, truth: Path | None, trusted: bool) -> dict[str, Any]:
     trace = trace_file.load(path)
     known = trace_file.load_truth(trace_file.truth_path(path) if truth is None else truth)
     found = asdict(
-        declared.check(
-            trace, known, Task.build(trace.task, dtype=trace.dtype, trusted=trust(trusted))
-        )
+        declared.check(trace, known, Task.build(trace.task, dtype=trace.dtype, trusted=trusted))
     )
     return found | ({"scope": limit} if (limit := gaps.limit(trace)) else {})

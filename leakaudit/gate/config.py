@@ -12,6 +12,7 @@ from msgspec import Meta
 
 from leakaudit._util.config import Wrong
 from leakaudit._util.forms import Day, Growth, Nodes, Real, Settings, Words
+from leakaudit._util.settings import inside
 from leakaudit.errors import LeakauditError, suggest
 from leakaudit.gate.measures import AGGREGATES, MEASURES
 
@@ -259,8 +260,17 @@ class Gate:
 
     @property
     def baseline_path(self) -> Path | None:
-        """Path of the baseline, None for none."""
-        return self.folder / self.baseline if self.baseline else None
+        """Path of the baseline, None for none.
+
+        Raises:
+            LeakauditError: it is outside the folder of the configuration.
+        """
+        if not self.baseline:
+            return None
+        if not inside(self.folder, self.baseline):
+            expected = "expected a file inside the folder of the configuration"
+            raise Wrong("gate", f"{expected}, got {self.baseline!r}", "baseline")
+        return self.folder / self.baseline
 
     def only(self, names: Iterable[str]) -> Gate:
         """Return the gate restricted to some of its checks.

@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, NoReturn
 import numpy as np
 import torch
 
-from leakaudit._util import forks
+from leakaudit._util import forks, own_code
 from leakaudit.errors import LeakauditError, ProgramError, suggest
 from leakaudit.gate.config import Check, Function
 
@@ -317,8 +317,8 @@ def _serve(connection: Child, function: Function) -> None:
 def _rehearse(connection: Child, work: Callable[[], object], place: _Place) -> None:
     """Run the operation as `_serve_named` would, then exit as Python does, with code `ENDED`."""
     place.settle()
-    sys.path.insert(0, place.folder)
-    connection.send(_outcome(work))
+    with own_code.importable(place.folder):
+        connection.send(_outcome(work))
     atexit._run_exitfuncs()  # children of multiprocessing do not run them
     os._exit(ENDED)
 

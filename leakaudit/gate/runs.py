@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -13,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from leakaudit import registry
-from leakaudit._util import config
+from leakaudit._util import config, own_code
 from leakaudit.errors import ProgramError
 from leakaudit.gate.config import Check
 from leakaudit.gate.program import Program, rehearse
@@ -127,7 +125,9 @@ class _Scenario:
 
     def planned(self, seed: int) -> Plan:
         """Return the scenario prepared with a seed."""
-        return plan(replace(self.scenario, seed=seed), data_root=self.folder / "data", trusted=True)
+        scenario = replace(self.scenario, seed=seed)
+        with own_code.importable(str(self.folder)):
+            return plan(scenario, data_root=self.folder / "data", trusted=True)
 
     def anew(self, seed: int) -> None:
         """Return None: a victim draws all its noise from a generator initialised with the seed."""
@@ -217,7 +217,7 @@ class _Function:
         if _is_factory(model) and trace.task not in self._rehearsed:
             rehearse(build, f"building the model {model}", self._check, self._folder)
             self._rehearsed.append(trace.task)
-        with _importing(self._folder):
+        with own_code.importable(str(self._folder)):
             task = build()
         task.check_layout(trace.layout)
         return task
@@ -253,17 +253,6 @@ class _Function:
 
     def _error(self, says: str) -> ProgramError:
         return ProgramError(f"check {self._check.name}: {says}")
-
-
-@contextmanager
-def _importing(folder: Path) -> Iterator[None]:
-    """Make a model's factory importable from the configuration's folder."""
-    place = str(folder.resolve())
-    sys.path.insert(0, place)
-    try:
-        yield
-    finally:
-        sys.path.remove(place)
 
 
 def values(check: Check) -> Mapping[str, object]:

@@ -10,6 +10,7 @@ returned if it does.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -38,6 +39,8 @@ from leakaudit.tasks.task import LOOP_ABOVE, Task
 # Relative misfit of the gradients below which inputs reproduce them. A choice: searches that have
 # found the inputs reach 3e-5, and those that have not stay above 1e-2.
 CLOSE = 1e-3
+# Numbers in the inputs of one node: a choice, 512 MB in float64. A search keeps several copies.
+LARGEST_BATCH = 1 << 26
 
 
 def attack(
@@ -110,6 +113,7 @@ def attack_one(
     """
     if name == "auto":
         return next(attack_together([leak], task, name, [generator], **settings)).found
+    _require_room(leak, task)
     start = time.perf_counter()
     if isinstance(name, str):
         chosen = _configured(name, settings)
@@ -127,6 +131,18 @@ def attack_one(
         found = chosen(leak, task, generator)
     found = masks.judged(found, task)
     return replace(found, seconds=time.perf_counter() - start, others=leak.others)
+
+
+def _require_room(leak: GradientLeak, task: Task) -> None:
+    """Reject a number of records that no memory holds; it is a number in a stranger's file."""
+    records = max(leak.batch or 1, leak.records or 1)
+    inputs = records * math.prod(task.spec.shape)
+    if inputs > LARGEST_BATCH:
+        raise LeakauditError(
+            f"node {leak.node}: the recording declares {records} records of shape "
+            f"{tuple(task.spec.shape)}, which is {inputs} numbers; an attack can search for at "
+            f"most {LARGEST_BATCH}"
+        )
 
 
 def _check(chosen: Attack, name: str, leak: GradientLeak, task: Task) -> None:
@@ -194,6 +210,8 @@ def attack_together(
         LeakauditError: The attack or a setting is unknown, or ``auto`` was given settings.
         AttackError: An attack given by name cannot use a leak.
     """
+    for leak in leaks:
+        _require_room(leak, task)
     if name != "auto":
         chosen = _configured(name, settings)
         for leak in leaks:

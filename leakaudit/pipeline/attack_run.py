@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -10,7 +11,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from leakaudit import registry
-from leakaudit._util.files import replacing
+from leakaudit._util.files import private_folder, replacing
+from leakaudit._util.own_code import Trust
 from leakaudit.adversary import Adversary
 from leakaudit.errors import AttackError, LeakauditError
 from leakaudit.pipeline import checkpoint, progress_file
@@ -49,7 +51,7 @@ class AttackOptions:
         seed: Seed of the random numbers of the attacks.
         device: torch device for the attacks.
         max_seconds: Time limit in seconds; 0 for none.
-        trusted: Whether a model ``package.module:factory`` may execute its code.
+        trusted: The ``package.module:factory`` that may execute its code; True for any.
         resume: Whether to continue an interrupted run with the same options in the output
             folder.
     """
@@ -64,7 +66,7 @@ class AttackOptions:
     seed: int = 0
     device: str = "cpu"
     max_seconds: float = 0.0
-    trusted: bool = False
+    trusted: Trust = False
     resume: bool = False
 
     def to_json(self) -> dict[str, Json]:
@@ -320,10 +322,8 @@ def ready(folder: Path) -> Iterator[None]:
     """
     new = [p for p in (folder, *folder.parents) if not p.exists()]
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with replacing(folder / "results.probe") as file:
-            file.write(b"")
-        (folder / "results.probe").unlink()
+        private_folder(folder)
+        tempfile.TemporaryFile(dir=folder).close()
     except OSError as e:
         raise LeakauditError(
             f"output folder {folder} cannot be written: {e.strerror}; choose another with --output"

@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from leakaudit._util.files import replacing
+from leakaudit._util.files import write_tensors
 from leakaudit.errors import LeakauditError
 from leakaudit.reconstruction import Certificate, Reconstruction
 from leakaudit.results import provenance
@@ -93,8 +92,7 @@ class Checkpoint:
             "meta": json.dumps(about),
             "tensors": tensors,
         }
-        with replacing(self.folder / f"node{found[0].node}.pt") as file:
-            torch.save(content, file)
+        write_tensors(self.folder / f"node{found[0].node}.pt", content)
 
     def finished(self) -> dict[int, Reconstruction]:
         """Return the stored reconstructions.

@@ -13,6 +13,7 @@ import torch
 from torch import Generator, Tensor
 
 from leakaudit import registry
+from leakaudit._util.own_code import Trust
 from leakaudit._util.seeds import generators as generators
 from leakaudit.errors import LeakauditError, suggest
 from leakaudit.payload import Kept
@@ -131,7 +132,7 @@ def plan(
     data_root: Path | None = None,
     download: bool = False,
     device: str = "cpu",
-    trusted: bool = False,
+    trusted: Trust = False,
 ) -> Plan:
     """Draw data and graph, and build the task.
 
@@ -140,7 +141,7 @@ def plan(
         data_root: Folder of data sets; None for the default.
         download: Whether data sets may be downloaded.
         device: Device of the training.
-        trusted: Whether a user's own model may execute its code.
+        trusted: The ``package.module:factory`` that may execute its code; True for any.
 
     Raises:
         LeakauditError: The scenario cannot run.

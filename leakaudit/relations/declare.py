@@ -14,9 +14,14 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from leakaudit.errors import LeakauditError, suggest
+from leakaudit.progress import expired
 from leakaudit.relations.expression import LAWS, Expression, Form, Kind, Law, Outlined, Vector
 from leakaudit.trace import Graph, Training
 
+# A declaration follows numbers of a file, such as its rounds and local steps. Both limits are
+# choices: ten million parts take about a minute and several GB.
+LARGEST = 10_000_000
+TIMED = 1 << 16  # parts between two looks at the deadline, which take about a second
 _OUTLINE: ContextVar[bool] = ContextVar("outline", default=False)
 
 
@@ -104,6 +109,7 @@ class Relations:
         self.sent: dict[int, int] = {}  # message -> the relation that defines its content
         self._places: dict[tuple[object, ...], int] = {}
         self._ended = False
+        self._parts = 0
         self._outline = _OUTLINE.get()
         self._any = Outlined(self.vectors, {})
 
@@ -120,6 +126,7 @@ class Relations:
             )
         for t in range(1, count + 1):
             self.round = t
+            self._grow()
             yield t
         self._ended = True
 
@@ -210,6 +217,7 @@ class Relations:
             lhs: A form over vectors of this declaration.
             rhs: Another form, or 0.
         """
+        self._grow()
         if self._outline:
             return
         difference = lhs - rhs
@@ -250,6 +258,7 @@ class Relations:
                 nobody, or along an edge that is not in the graph.
         """
         to = _receivers(dst)
+        self._grow()
         if self._outline:
             self.vectors.append(Vector("message", name, src, self.round, index, std, to, secure))
             return self._any
@@ -441,6 +450,7 @@ class Relations:
     ) -> Expression:
         if owner is not None:
             owner = self._node(owner)
+        self._grow()
         if self._outline:
             return self._any
         vector = Vector(kind, name, owner, self.round, index, std, dst, secure, law)
@@ -452,6 +462,22 @@ class Relations:
         self._places[self._key(vector)] = len(self.vectors)
         self.vectors.append(vector)
         return self._form(len(self.vectors) - 1)
+
+    def _grow(self) -> None:
+        """Count one more part; end a declaration that is too large or takes too long."""
+        self._parts += 1
+        if self._parts % TIMED:
+            return
+        if self._parts > LARGEST:
+            raise LeakauditError(
+                f"the protocol's declaration has more than {LARGEST:,} relations and vectors at "
+                f"round {self.round}: the numbers of nodes, rounds and local steps are too large"
+            )
+        if expired():
+            raise LeakauditError(
+                f"the time limit was reached at round {self.round} of the protocol's declaration, "
+                "before anything was attacked; allow more time with --max-seconds"
+            )
 
     def _node(self, node: int) -> int:
         if node < 0 or (self.graph and node >= self.graph.nodes):

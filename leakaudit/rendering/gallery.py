@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from leakaudit._util import npz
 from leakaudit._util.plural import named
 from leakaudit.errors import LeakauditError
 from leakaudit.rendering.shown import Picture, Section
@@ -300,7 +301,7 @@ class _Files:
         """Return all arrays of a file."""
         if name not in self.held:
             try:
-                with np.load(self.folder / name, allow_pickle=False) as file:
+                with npz.Npz(self.folder / name) as file:
                     self.held[name] = {each: file[each] for each in file.files}
             except (OSError, ValueError, TypeError, KeyError) as error:
                 raise self.refused(name, key, error) from None

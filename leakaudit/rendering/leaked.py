@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from leakaudit._util.files import replacing
+from leakaudit._util import npz
+from leakaudit._util.files import private_folder, replacing
 from leakaudit.errors import LeakauditError
 from leakaudit.rendering import gallery, pictures
 from leakaudit.rendering.pictures import Pair
@@ -35,7 +36,7 @@ def save(pairs: Mapping[str, Pair], folder: Path) -> bool:
         (folder / name).unlink(missing_ok=True)
     if not pairs:
         return False
-    folder.mkdir(parents=True, exist_ok=True)
+    private_folder(folder)
     pictures.save(pictures.grid(list(pairs.values())), folder / PICTURE)
     arrays = {}
     for name, pair in pairs.items():
@@ -66,7 +67,7 @@ def sections(record: CheckRecord, folder: Path) -> list[dict[str, Json]]:
     if name is None:
         return []
     try:
-        with np.load(folder / name, allow_pickle=False) as file:
+        with npz.Npz(folder / name) as file:
             arrays = {each: file[each] for each in file.files}
     except (OSError, ValueError, TypeError, KeyError) as error:
         expected = "expected the pictures of the results, could not read them"

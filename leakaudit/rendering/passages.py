@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from leakaudit._util import npz
 from leakaudit._util.plural import named
 from leakaudit.errors import LeakauditError
 from leakaudit.rendering.shown import Passage
@@ -103,8 +104,8 @@ def _passages(finding: Finding, folder: Path, originals: str | None) -> list[Pas
 def _array(path: Path, name: str) -> np.ndarray | None:
     """Read sequences (n, length) of whole numbers; None if the array holds something else."""
     try:
-        with np.load(path, allow_pickle=False) as file:
-            array: np.ndarray | None = file[name] if name in file.files else None
+        with npz.Npz(path) as file:
+            array = file[name] if name in file.files else None
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise LeakauditError(
             f"{path}: expected the sequences {name!r} of the results, could not read them: "

@@ -108,8 +108,16 @@ def truth(sha256: str | None, path: Path | None, recording: str | None) -> dict[
 
 
 def command() -> str:
-    """Return the command line of this process, quoted for a shell."""
-    return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    """Return the command line of this process, quoted for a shell.
+
+    What follows ``--`` is the command line of a tapped program, which may hold passwords, so only
+    the name of the program is kept.
+    """
+    own = [Path(sys.argv[0]).name, *sys.argv[1:]]
+    if "--" in own:
+        program = own.index("--") + 1
+        own[program:] = [Path(word).name for word in own[program : program + 1]]
+    return shlex.join(own)
 
 
 def versions() -> dict[str, str | None]:

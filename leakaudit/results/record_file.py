@@ -18,6 +18,7 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
+from leakaudit._util import npz
 from leakaudit._util.decoding import departure
 from leakaudit._util.files import replacing, write_arrays
 from leakaudit.errors import LeakauditError
@@ -313,7 +314,7 @@ def _rebuild(finding: Finding, folder: Path) -> Reconstruction:
             f"node {finding.node}: its reconstruction was not stored; run the attack again"
         )
     try:
-        with np.load(folder / images.file, allow_pickle=False) as file:
+        with npz.Npz(folder / images.file) as file:
             tensors = _Tensors(file)
             x = tensors.named(images.x)
             y = tensors.optional(images.y)
@@ -348,7 +349,7 @@ def _rebuild(finding: Finding, folder: Path) -> Reconstruction:
 class _Tensors:
     """The arrays of one npz as tensors."""
 
-    file: Mapping[str, np.ndarray]
+    file: npz.Npz
 
     def named(self, name: str) -> Tensor:
         """Return an array that must exist."""

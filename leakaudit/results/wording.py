@@ -192,10 +192,11 @@ def clean(text: object) -> str:
         text: Any value.
 
     Returns:
-        Its text, with control, format and direction characters replaced by spaces.
+        Its text, with control, format and direction characters replaced by spaces. A runner of
+        GitHub takes ``##[`` anywhere in a line for a command, so it is taken apart.
     """
     printable = [" " if unicodedata.category(c)[0] in "CZ" else c for c in str(text)]
-    return " ".join("".join(printable).split())
+    return " ".join("".join(printable).split()).replace("##[", "## [")
 
 
 # ---------------------------------------------------------------------------------------------

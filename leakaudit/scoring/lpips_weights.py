@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
+from leakaudit._util import npz
 from leakaudit.errors import LeakauditError
 from leakaudit.tasks import _torchvision
 
@@ -171,7 +171,7 @@ def _load(path: Path) -> dict[str, Tensor]:
     """Plain tensors of a file, without a classifier's last layers, which LPIPS does not use."""
     try:
         if path.suffix == ".npz":
-            with np.load(path, allow_pickle=False) as file:
+            with npz.Npz(path) as file:
                 return {key: torch.from_numpy(file[key]) for key in file.files}
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged pickle raises whatever it happens to run into

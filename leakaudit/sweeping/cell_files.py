@@ -137,6 +137,7 @@ class CellResult(_Stored, frozen=True, kw_only=True):
         refused: Scores of the nodes without a reconstruction; all their records are missed. Files
             without this entry were written by an earlier version, and their cells are run again.
         reasons: Why there is no reconstruction, by node.
+        sha256: Digest of all other entries, which tells whether a file was changed.
     """
 
     config: CellConfig
@@ -147,6 +148,7 @@ class CellResult(_Stored, frozen=True, kw_only=True):
     findings: tuple[CellFinding, ...]
     refused: tuple[Scores, ...]
     reasons: dict[str, str]
+    sha256: str = ""
 
 
 class Timing(_Stored, frozen=True, kw_only=True):

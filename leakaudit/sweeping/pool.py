@@ -97,7 +97,7 @@ def parallel(job: Job, items: Items, workers: int, stop: Stop, name: str | None)
         ) from None
     chosen = {"backend": name} if name else {}
     try:
-        with joblib.parallel_config(**chosen):
+        with joblib.parallel_config(**chosen), forks.environment(forks.SAFE_PATH):
             run = joblib.Parallel(n_jobs=workers, return_as="generator_unordered")
             work = joblib.delayed(_alone)
             yield from run(work(job, key, cell) for key, cell in items if not stop())

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from leakaudit._util.own_code import Trust
 from leakaudit.errors import LeakauditError
 from leakaudit.pipeline.attack_run import ready
 from leakaudit.progress import expired, step
@@ -37,7 +38,7 @@ class SweepOptions:
         again: Whether to retry failed cells.
         data_root: Folder of torchvision's data sets.
         download: Whether data sets may be downloaded.
-        trusted: Whether a model may be code outside leakaudit.
+        trusted: The ``package.module:factory`` that may execute its code; True for any.
     """
 
     workers: int | None = None
@@ -46,7 +47,7 @@ class SweepOptions:
     again: bool = False
     data_root: Path | None = None
     download: bool = False
-    trusted: bool = False
+    trusted: Trust = False
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -68,7 +69,11 @@ class SweepOptions:
     @property
     def processes(self) -> int:
         """The number of processes to start, 0 to use this process."""
-        return len(os.sched_getaffinity(0)) if self.workers is None else self.workers
+        if self.workers is not None:
+            return self.workers
+        if hasattr(os, "sched_getaffinity"):  # only Linux can tell which ones are ours
+            return len(os.sched_getaffinity(0))
+        return os.cpu_count() or 1
 
 
 @dataclass

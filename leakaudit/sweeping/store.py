@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import TypeVar
 
 import msgspec
+from msgspec import structs
 
 from leakaudit._util.decoding import Misfit, decoded
-from leakaudit._util.files import replacing, unfinished
+from leakaudit._util.files import PRIVATE, replacing, unfinished
 from leakaudit.errors import LeakauditError
 from leakaudit.results import model
 from leakaudit.results.provenance import digest
@@ -97,7 +98,7 @@ class Store:
             key: Its name.
             result: The result.
         """
-        _write(self._file(key), result)
+        _write(self._file(key), structs.replace(result, sha256=_digest(result)))
 
     def load(self, key: str) -> CellResult | None:
         """Return the result of a cell, None if it does not exist.
@@ -111,7 +112,12 @@ class Store:
         path = self._file(key)
         if not path.is_file():
             return None
-        return _read(path, CellResult, "expected the result of a cell")
+        result = _read(path, CellResult, "expected the result of a cell")
+        if result.sha256 != _digest(result):
+            raise LeakauditError(
+                f"{path} was changed after it was written; delete it, and run the sweep again"
+            )
+        return result
 
     def statuses(self, keys: Iterable[str]) -> dict[str, Status]:
         """Return how the stored cells ended.
@@ -164,7 +170,7 @@ class Store:
             timing: Timing of the cell.
         """
         path = self.folder / f"times-{shard}.jsonl"
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, PRIVATE)
         try:
             os.write(handle, json.dumps(model.plain(timing)).encode() + b"\n")
         finally:
@@ -181,6 +187,11 @@ class Store:
 
     def _file(self, key: str) -> Path:
         return self.folder / CELLS / f"{key}.json"
+
+
+def _digest(result: CellResult) -> str:
+    """Return the digest of everything else in a result."""
+    return digest(model.plain(structs.replace(result, sha256="")))
 
 
 def _write(path: Path, content: msgspec.Struct) -> None:

@@ -12,6 +12,7 @@ import torch
 
 from leakaudit import registry
 from leakaudit._util import seeds
+from leakaudit._util.own_code import Trust
 from leakaudit.adversary import Adversary
 from leakaudit.errors import LeakauditError
 from leakaudit.extraction import hearing
@@ -59,13 +60,13 @@ class Job:
         folder: Folder of the results.
         data_root: Where torchvision's data sets lie.
         download: Whether data sets may be fetched.
-        trusted: Whether a model may be code outside leakaudit.
+        trusted: The ``package.module:factory`` that may execute its code; True for any.
     """
 
     folder: Path
     data_root: Path | None = None
     download: bool = False
-    trusted: bool = False
+    trusted: Trust = False
 
     def __call__(self, key: str, cell: PlannedCell) -> Ended:
         """Run one cell; if it raises an error, the error is stored as its result.

@@ -10,10 +10,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Generator, Tensor, nn
 
+from leakaudit._util import own_code
+from leakaudit._util.own_code import Trust
 from leakaudit.errors import LeakauditError, suggest
 from leakaudit.registry import configure
 from leakaudit.tasks import _torchvision, adapters
@@ -25,10 +28,11 @@ from leakaudit.trace import Json, TaskSpec
 
 SETTINGS = ("l2", "bn")  # keys of spec.args that belong to the task, not to the model
 OF_USERS = ("dropout", "tokens", "sha256")  # the same, for models that are not registered
-# A trace may come from a stranger and request more memory than available. Both limits are choices:
-# a GiB of float32 parameters, and inputs of 64 MiB.
+# A trace may come from a stranger and request more memory than available. The limits are
+# choices: a GiB of float32 parameters, and inputs of 64 MiB.
 LARGEST_MODEL = 2**28
 LARGEST_INPUT = 2**24
+LARGEST_ACTIVATIONS = 2**28  # numbers that one input may cause, a GiB of float32
 LinearNames = tuple[str, str | None]
 BatchNorm = nn.modules.batchnorm._BatchNorm
 
@@ -111,15 +115,15 @@ def convex(spec: TaskSpec) -> bool:
     return spec.model in MODELS and MODELS[spec.model].convex
 
 
-def module(spec: TaskSpec, generator: Generator, trusted: bool) -> nn.Module:
+def module(spec: TaskSpec, generator: Generator, trusted: Trust) -> nn.Module:
     """Build the module in evaluation mode, with batch normalisation according to the spec's ``bn``.
 
     Args:
         spec: Description of the task.
         generator: Source of the initial parameters.
-        trusted: Whether a ``package.module:factory`` may be imported and called. A spec read from a
-            trace may come from a stranger, and calling the factory that it names would execute
-            arbitrary code.
+        trusted: The ``package.module:factory`` that may be imported and called; True for the one
+            that the spec names. A spec read from a trace may come from a stranger, and calling the
+            factory that it names would execute arbitrary code.
 
     Raises:
         LeakauditError: A name or argument is unknown, a factory is not trusted, or a size exceeds
@@ -412,13 +416,43 @@ def _registered(spec: TaskSpec, args: Mapping[str, Json]) -> nn.Module:
             f"model that reads tokens ({known}), and these need data of tokens (--data text)"
         )
     with torch.device("meta"):
-        size = sum(p.numel() for p in model(spec.shape, outputs(spec)).parameters())
+        outline = model(spec.shape, outputs(spec))
+    size = sum(p.numel() for p in outline.parameters())
     if size > LARGEST_MODEL:
         raise LeakauditError(
             f"model {spec.model} would have {size} parameters, but the limit is {LARGEST_MODEL}; "
             "use smaller layers"
         )
+    values = _activations(outline, spec)
+    if values > LARGEST_ACTIVATIONS:
+        raise LeakauditError(
+            f"model {spec.model} would compute {values} activations from an input of shape "
+            f"{tuple(spec.shape)}, but the limit is {LARGEST_ACTIVATIONS}; use smaller inputs"
+        )
     return model(spec.shape, outputs(spec))
+
+
+def _activations(outline: nn.Module, spec: TaskSpec) -> int:
+    """Count the outputs of all layers for one input, without computing or allocating them.
+
+    Args:
+        outline: The model on the device ``meta``.
+        spec: Description of the task.
+    """
+    total = 0
+
+    def add(_: nn.Module, __: tuple[Tensor, ...], out: Tensor) -> None:
+        nonlocal total
+        total += out.numel()
+
+    for layer in outline.modules():
+        layer.register_forward_hook(add)
+    dtype = torch.long if spec.is_text else torch.float32
+    x = torch.empty(1, *spec.shape, dtype=dtype, device="meta")
+    # What does not accept its inputs is rejected later, with the reason.
+    with torch.no_grad(), suppress(Exception):
+        outline.eval()(x)
+    return total
 
 
 def _program(spec: TaskSpec, args: Mapping[str, Json]) -> Program:
@@ -485,22 +519,23 @@ def _check_shape(spec: TaskSpec, net: Program) -> None:
         )
 
 
-def _own(spec: TaskSpec, args: Mapping[str, Json], trusted: bool) -> nn.Module:
+def _own(spec: TaskSpec, args: Mapping[str, Json], trusted: Trust) -> nn.Module:
     """Import and call a user's factory."""
-    if not trusted:
+    if trusted is not True and trusted != spec.model:
         raise LeakauditError(
             f"model {spec.model!r} is code outside leakaudit; to run it, "
-            "pass --trust-model (in Python trusted=True)"
+            f"pass --trust-model {spec.model} (in Python trusted=True)"
         )
-    factory = _imported(spec)
-    try:
-        net = adapters.built(factory, args, spec.shape, spec.classes, outputs(spec))
-    except LeakauditError as error:
-        raise LeakauditError(f"model {spec.model!r}: {error}") from None
-    except Exception as error:  # a user's code may raise anything
-        raise LeakauditError(
-            f"model {spec.model!r} with {dict(args)} raised {type(error).__name__}: {error}"
-        ) from error
+    with own_code.importable():
+        factory = _imported(spec)
+        try:
+            net = adapters.built(factory, args, spec.shape, spec.classes, outputs(spec))
+        except LeakauditError as error:
+            raise LeakauditError(f"model {spec.model!r}: {error}") from None
+        except Exception as error:  # a user's code may raise anything
+            raise LeakauditError(
+                f"model {spec.model!r} with {dict(args)} raised {type(error).__name__}: {error}"
+            ) from error
     if not isinstance(net, nn.Module):
         raise LeakauditError(
             f"model {spec.model!r}: expected a torch.nn.Module, got {type(net).__name__}"
@@ -528,9 +563,12 @@ def _imported(spec: TaskSpec) -> Callable[..., object]:
         raise LeakauditError(
             f"model {spec.model!r}: importing {where} raised {type(error).__name__}: {error}"
         ) from error
-    if not callable(factory):
+    # The classes of transformers that choose a model by its configuration are not modules.
+    chooses = package == "transformers" and hasattr(factory, "from_config")
+    is_module = isinstance(factory, type) and issubclass(factory, nn.Module)
+    if not (is_module or chooses or own_code.defined_in(factory, where)):
         raise LeakauditError(
-            f"model {spec.model!r}: expected a function or class that returns a torch module, "
-            f"got {type(factory).__name__}"
+            f"model {spec.model!r}: expected a subclass of torch.nn.Module, or a function that "
+            f"{where} itself defines and that returns a module, got {factory!r:.60}"
         )
-    return factory
+    return cast("Callable[..., object]", factory)

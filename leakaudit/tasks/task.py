@@ -17,6 +17,7 @@ from torch import Generator, Tensor, nn
 from torch.func import functional_call, grad, jacrev, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from leakaudit._util.own_code import Trust
 from leakaudit.errors import LeakauditError
 from leakaudit.tasks import build_task, losses
 from leakaudit.tasks.build_task import LinearNames
@@ -53,7 +54,7 @@ class Task:
         stack: Closed formulas of gradients, for fully connected stacks; None for other models.
         chain: Closed formulas of gradients that can be differentiated again, for chains of layers;
             None for other models. The formulas of a stack take half the time of a chain's.
-        trusted: Whether the model may be code outside leakaudit.
+        trusted: The ``package.module:factory`` that may execute its code; True for any.
         tokens: Number of different tokens if the inputs are tokens; 0 if they are numbers.
         masked: Whether the model drew random numbers in training, such as the masks of dropout,
             which are not known: gradients are computed without them.
@@ -73,7 +74,7 @@ class Task:
     module: nn.Module = field(repr=False)
     stack: Stack | None = field(repr=False)
     chain: Chain | None = field(repr=False)
-    trusted: bool = False
+    trusted: Trust = False
     tokens: int = 0
     masked: bool = False
     embeddings: tuple[str | None, str | None] = (None, None)
@@ -85,7 +86,7 @@ class Task:
         generator: Generator | None = None,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
-        trusted: bool = False,
+        trusted: Trust = False,
     ) -> Task:
         """Build the task that a spec describes; dropout is off.
 
@@ -98,8 +99,8 @@ class Task:
             generator: Draws the buffers and frozen parameters; None uses a fixed one.
             dtype: Dtype of the models drawn by `init`.
             device: Device of the model.
-            trusted: Whether `spec.model` may name a ``package.module:factory``, which is then
-                executed. A torch.export program is run without executing code of its file.
+            trusted: The ``package.module:factory`` that may be executed; True for the one that
+                `spec` names. A torch.export program is run without executing code of its file.
 
         Raises:
             LeakauditError: The spec does not describe a model that fits its inputs and loss.

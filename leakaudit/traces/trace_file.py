@@ -10,12 +10,10 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
-from leakaudit._util.files import replacing
+from leakaudit._util.files import write_tensors
 from leakaudit.errors import LeakauditError
 from leakaudit.trace import Trace, Truth
-from leakaudit.traces._storage import shards, sidecar, tree
+from leakaudit.traces._storage import shards, sidecar, tree, wellformed
 from leakaudit.traces._storage.tree import TRACE, TRUTH, VERSION, head, version
 
 __all__ = [
@@ -51,6 +49,10 @@ def load(path: str | os.PathLike[str], verify: bool | None = None) -> Trace:
     else:
         sidecar.check(path, verify)
         found = tree.decode(tree.read(path, TRACE), str(path))
+    try:
+        wellformed.rounds(found.rounds, len(found))
+    except wellformed.Bad as why:
+        raise LeakauditError(f"{path} is rejected: {why}") from None
     if not found.task.is_program:
         return found
     # The trace names its program by the name of a file beside it.
@@ -100,9 +102,7 @@ def save_truth(truth: Truth, path: Path) -> None:
         truth: The truth to write.
         path: The file; an existing one is replaced.
     """
-    content = tree.truth_tree(truth)
-    with replacing(path) as file:
-        torch.save(content, file)
+    write_tensors(path, tree.truth_tree(truth))
 
 
 def write_sidecar(path: str | os.PathLike[str]) -> str:

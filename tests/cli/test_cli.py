@@ -239,8 +239,8 @@ def test_a_users_own_model_runs_only_when_trusted(
     assert "--trust-model" in refused(capsys, *by_file)
     assert "--trust-model" in refused(capsys, *attack)
     assert "mine" not in sys.modules
-    assert main([*by_file, "--trust-model"]) == 0
-    assert main([*attack, "--trust-model"]) == 0
+    assert main([*by_file, "--trust-model", "mine:net"]) == 0
+    assert main([*attack, "--trust-model", "mine:net"]) == 0
     del sys.modules["mine"]
     findings = json.loads((place / "out/results.json").read_text())["findings"]
     assert all(f["certificate"]["name"] == "EXACT" for f in findings)

@@ -266,7 +266,8 @@ def test_files_that_are_something_else_are_one_line_and_code_2(
     (folder / "mine.toml").write_text(DESCRIPTION)
     (folder / name).write_bytes(content)
     truth = ["--truth", "truth.npz"] if name == "truth.npz" else []
-    assert main(["tap", "merge", "trace.tap", "--describe", "mine.toml", *truth]) == 2
+    trusted = ["--trust-model", "broken:f"]
+    assert main(["tap", "merge", "trace.tap", "--describe", "mine.toml", *truth, *trusted]) == 2
     out, err = capfd.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert complaint in err

@@ -194,6 +194,7 @@ MISTYPED = {
     "baseline show": ("--formt", "--format"),
     "report": ("--agianst", "--against"),
     "score": ("--metrc", "--metric"),
+    "purge": ("--ye", "--yes"),
     "trace info": ("--formt", "--format"),
     "trace lint": ("--strct", "--strict"),
     "trace convert": ("--outptu", "--output"),

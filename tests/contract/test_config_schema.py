@@ -106,7 +106,7 @@ def test_every_key_is_explained() -> None:
         init.starter(None, None),
         init.starter("train:record", None),
         init.starter(None, Path('odd "name"\n.toml')),
-        "seed = 3\nmax-bytes = '4GB'\nmax_seconds = 5\nprogress = 'plain'\ndownload = true\n",
+        "seed = 3\nmax-bytes = '4GB'\nmax_seconds = 5\nprogress = 'plain'\ndownload = false\n",
         "[[accept]]\nid = 'a'\nreason = 'b'\nowner = 'c'\nexpires = 2030-01-31\n",
         "[gate.tolerance]\ngain = 2\n[check.a]\nrun = 'a:b'\nnodes = [0]\nset.exact.visits = 2\n",
     ],

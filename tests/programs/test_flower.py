@@ -129,7 +129,8 @@ def test_arrays_without_names_are_read_and_statistics_are_set_apart(
         'payload = "weights"\nprotocol = "fedavg"\n[params]\nlr = 0.1\n[model]\nname = "mine:net"\n'
         'args = { bn = "eval" }\nshape = [1, 25, 25]\nclasses = 2\n'
     )
-    leakaudit(run.folder, "tap", "merge", "trace.tap", "--describe", "tap.toml", "-o", "trace.pt")
+    words = ("trace.tap", "--describe", "tap.toml", "--trust-model", "mine:net", "-o", "trace.pt")
+    leakaudit(run.folder, "tap", "merge", *words)
     trace = trace_file.load(run.folder / "trace.pt")
     names = trace.layout.names
     assert names == ("1.weight", "1.bias", "2.weight", "2.bias", "4.weight", "4.bias")

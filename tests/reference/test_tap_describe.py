@@ -170,7 +170,7 @@ def test_a_description_that_does_not_fit_is_refused_by_key(
     path = tmp_path / "tap.toml"
     path.write_text(text)
     with pytest.raises(LeakauditError, match=complaint) as error:
-        description.read(path)
+        description.read(path, trusted=True)
     assert str(error.value).startswith(f"description {path}: ")
     assert "\n" not in str(error.value)
 
@@ -199,7 +199,8 @@ def test_a_models_own_factory_is_found_beside_the_description(tmp_path: Path) ->
     (tmp_path / "tap.toml").write_text(
         'payload = "weights"\n[model]\nname = "my_tapped_net:net"\nshape = [5]\nclasses = 3\n'
     )
-    assert description.read(tmp_path / "tap.toml").sizes == (15, 3, 18)
+    found = description.read(tmp_path / "tap.toml", "my_tapped_net:net")
+    assert found.sizes == (15, 3, 18)
 
 
 # --- messages ---------------------------------------------------------------------------------------------------------

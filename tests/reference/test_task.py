@@ -625,7 +625,7 @@ def test_layers_that_are_used_twice_are_no_ends(
     ("name", "args", "says"),
     [
         ("mine_bad:absent", {}, "has no attribute 'absent'"),
-        ("mine_bad:constant", {}, "function or class"),
+        ("mine_bad:constant", {}, "a function that mine_bad itself defines"),
         ("mine_bad:number", {}, "expected a torch.nn.Module, got int"),
         ("mine_bad:crash", {}, "raised KeyError"),
         ("mine_bad:sized", {"depth": 2}, "raised TypeError"),

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from leakaudit import progress, registry
+from leakaudit._util.own_code import Trust
 from leakaudit.capture.gloo import merge, setup
 from leakaudit.capture.gloo.board import Board
 from leakaudit.capture.gloo.setup import Setup, Spread
@@ -49,7 +50,7 @@ def record(
     options: Spread,
     max_bytes: int = 4_000_000_000,
     private: Mapping[str, Any] | None = None,
-    trusted: bool = False,
+    trusted: Trust = False,
     threads: bool = False,
 ) -> Recorder:
     """Run the plan as processes over 127.0.0.1, and record it as `recording.record` does.
@@ -64,7 +65,7 @@ def record(
         options: The distribution of the run over processes.
         max_bytes: Maximum size of the recording in bytes.
         private: Plain values for the provenance of the truth only.
-        trusted: Whether a custom model may be imported.
+        trusted: The ``package.module:factory`` that may execute its code; True for any.
         threads: Whether to run threads of this process instead, without gloo.
 
     Returns:

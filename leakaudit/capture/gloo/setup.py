@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import Generator, Tensor
 
+from leakaudit._util.own_code import Trust
 from leakaudit.capture.gloo.board import Board
 from leakaudit.capture.gloo.faults import Fault
 from leakaudit.payload import Kept
@@ -56,7 +57,7 @@ class Setup:
         public: Public tensors.
         random: Initial state of the generator, common to all processes.
         options: The distribution of the run over processes.
-        trusted: Whether a custom model may be imported.
+        trusted: The ``package.module:factory`` that may execute its code; True for any.
     """
 
     folder: Path
@@ -68,7 +69,7 @@ class Setup:
     public: Mapping[str, Tensor]
     random: Tensor
     options: Spread
-    trusted: bool
+    trusted: Trust
 
     @cached_property
     def place(self) -> list[int]:
@@ -136,7 +137,7 @@ def _pairs(value: list[list[int]]) -> tuple[tuple[int, int], ...]:
 
 
 def write(
-    folder: Path, plan: Plan, public: Mapping[str, Tensor], options: Spread, trusted: bool
+    folder: Path, plan: Plan, public: Mapping[str, Tensor], options: Spread, trusted: Trust
 ) -> None:
     """Write the files of the processes: the common setup, the data of each, and an empty board.
 
@@ -145,7 +146,7 @@ def write(
         plan: The plan to run.
         public: Public tensors.
         options: The distribution of the run over processes.
-        trusted: Whether a custom model may be imported.
+        trusted: The ``package.module:factory`` that may execute its code; True for any.
     """
     told = {
         "scenario": {**asdict(plan.scenario), "set": dict(plan.scenario.set)},

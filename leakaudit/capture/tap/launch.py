@@ -14,6 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from leakaudit._util.files import private_folder
 from leakaudit.capture.tap.hooks.install import LAUNCHER, VARIABLE
 from leakaudit.capture.tap.log import finder
 from leakaudit.capture.tap.log.event import parse
@@ -36,7 +37,7 @@ def prepare(folder: Path) -> None:
         LeakauditError: the folder cannot be written, or contains other files than logs.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        private_folder(folder)
         held = sorted(folder.iterdir())
         for path in held:
             if not _is_log(path) or path.is_dir():

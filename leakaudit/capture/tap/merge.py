@@ -8,13 +8,13 @@ from dataclasses import replace
 from functools import reduce
 from itertools import groupby
 from pathlib import Path
-from zipfile import ZipFile
 
 import msgspec
 import numpy as np
 import torch
 
 from leakaudit import registry
+from leakaudit._util import npz
 from leakaudit._util.revision import revision
 from leakaudit.capture.tap.log.layers import module, shortened
 from leakaudit.capture.tap.log.reading import RankLog
@@ -298,12 +298,11 @@ def read_truth(path: Path, shape: Iterable[int], nodes: int) -> Truth:
     """
     held: dict[str, np.ndarray] = {}
     try:
-        # np.load by itself would accept a bare .npy file as well.
-        with ZipFile(path), np.load(path, allow_pickle=False) as file:
+        with npz.Npz(path) as file:
             for name in ARRAYS:
                 if name in file.files:
                     held[name] = file[name]
-    except Exception as error:  # a damaged archive may raise anything
+    except (OSError, ValueError) as error:
         raise LeakauditError(f"cannot read {path} as .npz: {error}") from None
     missing = [name for name in ARRAYS if name not in held]
     if missing:

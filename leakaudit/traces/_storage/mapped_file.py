@@ -28,6 +28,7 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 from torch import Tensor
 
+from leakaudit._util import files
 from leakaudit.errors import LeakauditError
 from leakaudit.traces._storage.archive import Record, Writer
 from leakaudit.traces._storage.safe_reader import STORAGES
@@ -145,7 +146,7 @@ class MapFile(MemoryFile):
         size = laid.writer.at + len(laid.tail)
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         try:
-            self._fd = os.open(self._temporary, flags, 0o666)
+            self._fd = os.open(self._temporary, flags, files.mode(path))
         except OSError as error:
             raise LeakauditError(
                 f"cannot write {path}: {error.strerror}; choose another path"

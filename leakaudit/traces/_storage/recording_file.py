@@ -6,6 +6,7 @@ import json
 import tempfile
 from pathlib import Path
 
+from leakaudit._util.files import private_folder
 from leakaudit.errors import LeakauditError
 from leakaudit.traces._storage import shards, sidecar
 from leakaudit.traces._storage.table import Extent, MessageTable, TableFormat
@@ -165,7 +166,7 @@ def _first_shard(whole: Extent, shard_bytes: int, row_bytes: int) -> Extent:
 
 def _clear(folder: Path) -> None:
     """Prepare a folder for a recording; an earlier recording in it is removed."""
-    (folder / "shards").mkdir(parents=True, exist_ok=True)
+    private_folder(folder / "shards")
     sidecar.beside(shards.place(folder)).unlink(missing_ok=True)
     shards.place(folder).unlink(missing_ok=True)
     for old in (folder / "shards").glob("r[0-9]*.pt"):

@@ -10,6 +10,7 @@ import hashlib
 import re
 from pathlib import Path
 
+from leakaudit._util.files import replacing
 from leakaudit.errors import LeakauditError
 from leakaudit.progress import step
 
@@ -88,10 +89,8 @@ def write(path: Path) -> str:
         The sha256.
     """
     sha = digest(path)
-    try:
-        beside(path).write_text(f"{sha}  {path.name}\n", encoding="utf-8")
-    except OSError as error:
-        raise LeakauditError(f"cannot write {beside(path)}: {error.strerror}") from None
+    with replacing(beside(path)) as file:
+        file.write(f"{sha}  {path.name}\n".encode())
     return sha
 
 

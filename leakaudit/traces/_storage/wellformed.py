@@ -30,6 +30,11 @@ INT32 = 1 << 31  # limit of the values of an index column, exclusive
 # from taking excessive time or memory. Sizes are numbers of entries, not bytes.
 MAX_NODES = 1_000_000
 MAX_EDGES = 1_000_000
+# Time and memory grow with the nodes and rounds, so their numbers have to go with the size of the
+# file: nodes without an edge, and rounds without a message, are exceptions.
+SPARE_NODES = 1000
+SPARE_ROUNDS = 100_000
+ROUNDS_PER_MESSAGE = 100
 MAX_SIZE = 1 << 40
 MAX_AXES = 8
 MAX_NAME = 200
@@ -276,7 +281,8 @@ def graph(nodes: int, edges: Tensor) -> Graph:
     Raises:
         Bad: There are too many, or edges are not distinct pairs (i, j) with i < j.
     """
-    if not 1 <= nodes <= MAX_NODES or edges.shape[1] != 2 or len(edges) > MAX_EDGES:
+    most = min(MAX_NODES, SPARE_NODES + 2 * len(edges))
+    if not 1 <= nodes <= most or edges.shape[1] != 2 or len(edges) > MAX_EDGES:
         bad(f"its topology has {str(nodes)[:40]} nodes and edges of shape {tuple(edges.shape)}")
     i, j = edges.long().T
     outside = bool(((i < 0) | (i >= j) | (j >= nodes)).any())
@@ -381,6 +387,22 @@ def messages(
         stored=None if stored is None else payload[:rows],
     )
     return committed, last, closed == 1
+
+
+def rounds(last: int, messages: int) -> int:
+    """Return the last round of a recording.
+
+    Args:
+        last: Its number.
+        messages: Number of messages of the whole recording.
+
+    Raises:
+        Bad: There are far more rounds than messages.
+    """
+    most = SPARE_ROUNDS + ROUNDS_PER_MESSAGE * messages
+    if last > most:
+        bad(f"its {messages} messages go up to round {last}, expected at most {most} rounds")
+    return last
 
 
 def _counters(table: Mapping[str, Any]) -> list[int]:

@@ -124,7 +124,7 @@ def guess(
         said=f"{_headline(draft, explained)}; {known}",
         evidence=evidence,
         toml=starter.toml(values, draft.comments, evidence),
-        description=None if gaps else description.of(values, beside=_folder(task)),
+        description=None if gaps else description.of(values, trusted=True, beside=_folder(task)),
         advice="" if changed else _advice(draft, explained),
     )
 

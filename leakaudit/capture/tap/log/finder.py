@@ -26,6 +26,8 @@ from types import ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from leakaudit._util.files import private_folder
+
 FACTS = "model.json"
 PROGRAM = "model.pt2"
 STATE = "model.pt"
@@ -219,7 +221,7 @@ class Finder:
         self.calls.clear()
         self._restore()
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            private_folder(self.folder)
             os.close(os.open(self.folder / FACTS, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
         except OSError:  # another process has saved it
             return

@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from leakaudit._util.files import private_folder
 from leakaudit.capture.tap.log.tail import Tail
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class Log:
         max_bytes: float | None = None,
         **about: Any,
     ) -> None:
-        Path(folder).mkdir(parents=True, exist_ok=True)
+        private_folder(Path(folder))
         self.rank = rank
         self.owner = os.getpid()
         self.trouble = ""  # the first disk error, after which payloads are no longer kept

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from leakaudit import registry
-from leakaudit._util import config
+from leakaudit._util import config, own_code
 from leakaudit._util.forms import Number, Numbers, Words, present
+from leakaudit._util.own_code import Trust
 from leakaudit.capture.tap.messages import layouts
 from leakaudit.capture.tap.messages.layouts import Place
 from leakaudit.capture.tap.messages.starter import ASK
@@ -150,13 +150,13 @@ class Description:
         return layouts.places(self.order, self.task.layout)
 
 
-def read(path: Path, trusted: bool = True) -> Description:
+def read(path: Path, trusted: Trust = False) -> Description:
     """Read a description.
 
     Args:
         path: the TOML file.
-        trusted: whether a model ``package.module:factory`` may be imported and run; it is also
-            searched for beside the file.
+        trusted: the ``package.module:factory`` that may be imported and run; it is also searched
+            for beside the file.
 
     Raises:
         LeakauditError: a key is missing, unknown or invalid; the message names it.
@@ -168,10 +168,9 @@ def read(path: Path, trusted: bool = True) -> Description:
             f"{error}; 'leakaudit tap describe' writes a file to start from"
         ) from None
     beside = str(path.resolve().parent)
-    if trusted and beside not in sys.path:
-        sys.path.append(beside)
     try:
-        return of(_beside(path, file.values), trusted, file.text, beside)
+        with own_code.importable(beside):
+            return of(_beside(path, file.values), trusted, file.text, beside)
     except LeakauditError as error:
         raise LeakauditError(f"description {path}: {error}") from None
 
@@ -185,13 +184,13 @@ def _beside(path: Path, values: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def of(
-    values: Mapping[str, Any], trusted: bool = True, text: str = "", beside: str = ""
+    values: Mapping[str, Any], trusted: Trust = False, text: str = "", beside: str = ""
 ) -> Description:
     """Return the description given by the values of a TOML file.
 
     Args:
         values: the values, structured as in the TOML file.
-        trusted: whether a model ``package.module:factory`` may be imported and run.
+        trusted: the ``package.module:factory`` that may be imported and run; True for any.
         text: text of the file, in which the line of an invalid value is searched.
         beside: folder of the file, in which a model ``file.pt2`` is searched for.
 

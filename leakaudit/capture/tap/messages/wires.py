@@ -36,7 +36,7 @@ SPARSE = 10  # rounds per message ...
 SPARE = 100  # ... and messages that are added even for a short log
 SHORT = ("float16", "bfloat16")  # number formats to which hooks compress gradients
 CHOSEN = ("rounds", "ranks", "max_bytes")  # why the user wants payloads to be left out
-PROCESSES = 100_000  # more than any program has: a larger number in a log is ignored
+PROCESSES = 100_000  # more than any program has: a larger number in a log is wrong
 
 
 def latest(logs: Iterable[RankLog]) -> list[RankLog]:
@@ -132,6 +132,10 @@ def plan(description: Description, logs: Sequence[RankLog]) -> ArrangedLog:
     nodes = max(_processes(log) for log in logs if log.rank != UNRANKED)
     for message in found:
         nodes = max(nodes, 1 + message.src, 1 + (message.dst or 0))
+    if nodes > PROCESSES:
+        raise LeakauditError(
+            f"the log names rank {nodes - 1}, expected at most {PROCESSES} processes"
+        )
     _require_gradients(found)
     if description.victim.centralised:
         arranged = star(description, found, nodes, answers.partitions(logs))

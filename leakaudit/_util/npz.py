@@ -1,0 +1,103 @@
+"""Reading of .npz files, which may come from strangers.
+
+An archive of a few megabytes can unpack to gigabytes, and an array can declare any shape. Both are
+checked before memory is allocated, and nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+from zipfile import ZipFile
+
+import numpy as np
+
+# A file may unpack to this many times its size, or to the harmless number of bytes. Both are
+# choices: numbers of images and weights rarely shrink to a tenth.
+RATIO = 100
+HARMLESS = 1 << 28
+LARGEST = 1 << 32  # bytes that any file may unpack to; a choice
+ENDING = ".npy"
+
+
+class Npz:
+    """An open .npz file; its arrays are read one at a time.
+
+    Attributes:
+        files: Names of its arrays.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open a file.
+
+        Args:
+            path: The file.
+
+        Raises:
+            ValueError: It is not an archive, or unpacks to too much.
+            OSError: It cannot be read.
+        """
+        size = path.stat().st_size
+        try:
+            self._archive = ZipFile(path)
+        except OSError:
+            raise
+        except Exception as error:  # a damaged archive raises anything
+            raise ValueError(str(error)) from None
+        entries = self._archive.infolist()
+        unpacked = sum(entry.file_size for entry in entries)
+        most = min(LARGEST, max(HARMLESS, RATIO * size))
+        if unpacked > most:
+            self._archive.close()
+            raise ValueError(f"it unpacks to {unpacked} bytes, expected at most {most}")
+        self.files = [entry.filename.removesuffix(ENDING) for entry in entries]
+
+    def __enter__(self) -> Npz:
+        """Return this file."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
+        """Close the file."""
+        self._archive.close()
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        """Return an array.
+
+        Args:
+            name: Its name.
+
+        Raises:
+            KeyError: There is none of this name.
+            ValueError: It is damaged, has pickled objects, or declares more than it holds.
+        """
+        if name not in self.files:
+            raise KeyError(name)
+        try:
+            return self._read(name)
+        except OSError:
+            raise
+        except Exception as error:  # a damaged entry raises anything
+            raise ValueError(f"array {name[:80]!r}: {str(error)[:200]}") from None
+
+    def _read(self, name: str) -> np.ndarray:
+        held = self._archive.getinfo(name + ENDING).file_size
+        with self._archive.open(name + ENDING) as file:
+            header: Any = np.lib.format.read_array_header_2_0
+            if np.lib.format.read_magic(file) == (1, 0):
+                header = np.lib.format.read_array_header_1_0
+            shape, _, dtype = header(file)
+        if dtype.hasobject:
+            raise ValueError("it holds pickled Python objects, which are never loaded")
+        size = math.prod(shape) * dtype.itemsize
+        if size > held:
+            raise ValueError(f"it declares {size} bytes, expected at most {held}")
+        with self._archive.open(name + ENDING) as file:
+            read: np.ndarray = np.lib.format.read_array(file, allow_pickle=False)
+        return read

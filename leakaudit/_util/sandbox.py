@@ -1,0 +1,240 @@
+"""Isolation of the current process, for code of strangers, as far as the platform allows.
+
+On Linux, four independent mechanisms take away what a training program does not need:
+
+- no new privileges, so that programs such as sudo do not give any;
+- namespaces without a network and without the processes of others, where users may create them;
+- Landlock, which limits the files that can be read or written, and shields other processes;
+- a filter of system calls, which denies new sockets of any kind, among others.
+
+None of them can be undone, and all processes that are started later inherit them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import struct
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from signal import SIGKILL
+
+# prctl(2)
+SET_PDEATHSIG = 1
+SET_SECCOMP = 22
+SET_NO_NEW_PRIVS = 38
+FILTER = 2
+
+# unshare(2): namespaces of users, networks, System V IPC and processes.
+NEW_USER, NEW_NET, NEW_IPC, NEW_PID = 0x10000000, 0x40000000, 0x08000000, 0x20000000
+
+# landlock(7); the numbers of its system calls are the same on all architectures.
+CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
+VERSION = 1  # flag of CREATE_RULESET
+BENEATH = 1  # kind of a rule
+EXECUTE, WRITE, READ, READ_FOLDER = 1 << 0, 1 << 1, 1 << 2, 1 << 3
+TRUNCATE, IOCTL = 1 << 14, 1 << 15
+DEVICES = 1 << 6 | 1 << 11  # creation of character and block devices
+OF_FILES = EXECUTE | WRITE | READ | TRUNCATE | IOCTL
+TCP = 0b11  # bind and connect
+OTHERS = 0b11  # abstract Unix sockets and signals
+
+# seccomp(2): what is denied, with its numbers on x86-64 and on AArch64.
+DENIED = {
+    "socket": (41, 198),
+    "io_uring_setup": (425, 425),  # it can open sockets by itself
+    "ptrace": (101, 117),
+    "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271),
+    "pidfd_getfd": (438, 438),
+    "unshare": (272, 97),
+    "setns": (308, 268),
+    "mount": (165, 40),
+    "umount2": (166, 39),
+    "pivot_root": (155, 41),
+    "open_by_handle_at": (304, 265),
+    "add_key": (248, 217),
+    "request_key": (249, 218),
+    "keyctl": (250, 219),
+    "bpf": (321, 280),
+    "perf_event_open": (298, 241),
+    "userfaultfd": (323, 282),
+    "init_module": (175, 105),
+    "finit_module": (313, 273),
+    "kexec_load": (246, 104),
+}
+ARCHITECTURES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
+X32 = 0x40000000  # system calls of the x32 interface have this bit
+LOAD, EQUAL, AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06  # instructions of a filter
+ALLOW, DENY = 0x7FFF0000, 0x00050000 | 1  # the latter with EPERM
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """What an isolated process may use.
+
+    Attributes:
+        listed: Folders whose own entries can be listed, but not read.
+        read: Files and folders that can be read.
+        written: Files and folders that can be written, too.
+        largest: The largest file that can be written, in bytes.
+    """
+
+    listed: Sequence[Path]
+    read: Sequence[Path]
+    written: Sequence[Path]
+    largest: int
+
+
+def enter(allowed: Allowed) -> list[str]:
+    """Isolate this process, and continue in a child of it if namespaces of processes are allowed.
+
+    Call it before anything of a stranger is read, and in a process without threads.
+
+    Args:
+        allowed: What it may use.
+
+    Returns:
+        What could not be isolated; nothing if all mechanisms work.
+    """
+    _limit(allowed.largest)
+    if sys.platform != "linux":
+        return ["the network", "files", "other processes"]
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(SET_PDEATHSIG, SIGKILL, 0, 0, 0)
+    if libc.prctl(SET_NO_NEW_PRIVS, 1, 0, 0, 0):
+        return ["the network", "files", "other processes", "privileges"]
+    own = _namespaces(libc)
+    version = libc.syscall(CREATE_RULESET, None, ctypes.c_size_t(0), VERSION)
+    files = version > 0 and _landlock(libc, version, allowed)
+    calls = _filter(libc)
+    missing = []
+    if not (calls or own):
+        missing.append("the network")
+    if not files:
+        missing.append("files")
+    if not (own or (files and version >= 6)):
+        missing.append("signals to other processes" if files else "other processes")
+    return missing
+
+
+def _limit(largest: int) -> None:
+    """Limit what one process may use; the memory of the machine is the limit of each."""
+    with suppress(ImportError, ValueError, OSError):
+        import resource
+
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        for kind, most in (
+            (resource.RLIMIT_CORE, 0),  # a dump of memory would be written to the disk
+            (resource.RLIMIT_FSIZE, largest),
+            (resource.RLIMIT_DATA, memory),
+        ):
+            hard = resource.getrlimit(kind)[1]
+            if hard == resource.RLIM_INFINITY or most < hard:
+                resource.setrlimit(kind, (most, most))
+
+
+def _namespaces(libc: ctypes.CDLL) -> bool:
+    """Leave the network and the processes of others; return whether that is allowed.
+
+    Only children belong to a new namespace of processes, so the rest runs in a child, with whose
+    end all processes of the namespace end.
+    """
+    # A process whose user could not be mapped is of no use, so another one tries it first.
+    probe = os.fork()
+    if not probe:
+        os._exit(0 if _unshared(libc) else 1)
+    _, status = os.waitpid(probe, 0)
+    if status or not _unshared(libc):
+        return False
+    child = os.fork()
+    if child:
+        _, status = os.waitpid(child, 0)
+        code = os.waitstatus_to_exitcode(status)
+        os._exit(code if code >= 0 else 128 - code)
+    libc.prctl(SET_PDEATHSIG, SIGKILL, 0, 0, 0)
+    return True
+
+
+def _unshared(libc: ctypes.CDLL) -> bool:
+    """Enter new namespaces as the same user; return whether that is allowed."""
+    user, group = os.getuid(), os.getgid()
+    if libc.unshare(NEW_USER | NEW_NET | NEW_IPC | NEW_PID):
+        return False
+    try:
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
+        Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
+    except OSError:
+        return False
+    return True
+
+
+def _landlock(libc: ctypes.CDLL, version: int, allowed: Allowed) -> bool:
+    """Limit the files that can be read or written; return whether that works."""
+    rights = (1 << 13) - 1
+    for since, right in ((2, 1 << 13), (3, TRUNCATE), (5, IOCTL)):
+        if version >= since:
+            rights |= right
+    fields = [rights]
+    if version >= 4:
+        fields.append(TCP)
+    if version >= 6:
+        fields.append(OTHERS)
+    handled = struct.pack(f"{len(fields)}Q", *fields)
+    ruleset = libc.syscall(CREATE_RULESET, handled, ctypes.c_size_t(len(handled)), 0)
+    if ruleset < 0:
+        return False
+    try:
+        for paths, given in (
+            (allowed.listed, READ_FOLDER),
+            (allowed.read, EXECUTE | READ | READ_FOLDER),
+            (allowed.written, rights & ~DEVICES),
+        ):
+            for path in paths:
+                _allow(libc, ruleset, path, given)
+        return not libc.syscall(RESTRICT_SELF, ruleset, 0)
+    finally:
+        os.close(ruleset)
+
+
+def _allow(libc: ctypes.CDLL, ruleset: int, path: Path, rights: int) -> None:
+    """Allow access below a path, if it exists."""
+    try:
+        place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        if not path.is_dir():
+            rights &= OF_FILES
+        rule = struct.pack("=Qi", rights, place)
+        libc.syscall(ADD_RULE, ruleset, BENEATH, rule, 0)
+    finally:
+        os.close(place)
+
+
+def _filter(libc: ctypes.CDLL) -> bool:
+    """Deny the system calls of `DENIED`; return whether that works."""
+    if platform.machine() not in ARCHITECTURES or struct.calcsize("P") != 8:
+        return False
+    architecture, column = ARCHITECTURES[platform.machine()]
+    numbers = [both[column] for both in DENIED.values()]
+    # An instruction is (code, steps if true, steps if false, operand); the last one denies.
+    rest = len(numbers)
+    program = [
+        (LOAD, 0, 0, 4),  # the architecture of the call
+        (EQUAL, 0, rest + 3, architecture),
+        (LOAD, 0, 0, 0),  # its number
+        (AT_LEAST, rest + 1, 0, X32),
+    ]
+    for place, number in enumerate(numbers):
+        program.append((EQUAL, rest - place, 0, number))
+    program += [(RETURN, 0, 0, ALLOW), (RETURN, 0, 0, DENY)]
+    packed = b"".join(struct.pack("HBBI", *one) for one in program)
+    buffer = ctypes.create_string_buffer(packed)
+    pointer = struct.pack("HxxxxxxP", len(program), ctypes.addressof(buffer))
+    return not libc.prctl(SET_SECCOMP, FILTER, pointer, 0, 0)

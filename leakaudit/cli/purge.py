@@ -1,0 +1,59 @@
+"""`leakaudit purge`: delete images and truths, and keep the figures."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from leakaudit.cli._options import described
+
+
+def add(verbs: Any) -> None:
+    """Add the verb's parser.
+
+    Args:
+        verbs: The subparsers of `leakaudit`.
+    """
+    sub = verbs.add_parser(
+        "purge",
+        help="delete images and truths from a folder, and keep the figures",
+        **described(
+            "Lists the truth files, images, pages and labels that leakaudit wrote to a folder, and "
+            "deletes them with --yes. Scores, charts, traces and all other files are kept.",
+            "leakaudit purge leakaudit-out",
+            "leakaudit purge leakaudit-out --yes",
+        ),
+    )
+    sub.add_argument("folder", type=Path, help="folder with results or recordings")
+    sub.add_argument("--yes", action="store_true", help="delete; this cannot be undone")
+    sub.add_argument("-q", "--quiet", action="store_true", help="do not list the files")
+    sub.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """List the files, and delete them if the user confirmed it.
+
+    Args:
+        args: The parsed arguments.
+
+    Returns:
+        The exit code.
+    """
+    from leakaudit.pipeline import purge
+    from leakaudit.results.wording import clean
+
+    found = purge.planned(args.folder)
+    for one in found:
+        if args.yes:
+            one.do()
+        verb = "delete" if one.record is None else "remove"
+        if not args.quiet:
+            sys.stdout.write(f"{verb} {clean(one.path)}: {one.what}\n")
+    last = "nothing was deleted; add --yes to delete" if not args.yes else "done"
+    if not found:
+        last = "no images, truths or labels of leakaudit found"
+    if not args.quiet:
+        sys.stderr.write(f"leakaudit purge: {clean(args.folder)}: {last}\n")
+    return 0

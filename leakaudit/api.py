@@ -275,6 +275,7 @@ def sweep(
     *,
     workers: int | None = None,
     backend: str = "process",
+    address: str | None = None,
     shard: tuple[int, int] = (1, 1),
     retry_failed: bool = False,
     data_root: File | None = None,
@@ -289,7 +290,8 @@ def sweep(
         plan: The sweep, or the TOML file that describes it.
         folder: Folder for the cells, results.json, the figure and a report.
         workers: Number of processes; 0 runs in this process, None starts one per processor.
-        backend: "process", "joblib" or "joblib:NAME".
+        backend: "process", "loky", "dask", "ray", "joblib" or "joblib:NAME".
+        address: Address of the running cluster of dask or ray.
         shard: (i, n) runs the i-th of n parts, counted from 1.
         retry_failed: Whether cells that failed earlier are run once more.
         data_root: Folder with data sets that are not bundled.
@@ -308,7 +310,9 @@ def sweep(
     if not isinstance(plan, SweepPlan):
         plan = tables.load(Path(plan))
     root = None if data_root is None else Path(data_root)
-    options = run.SweepOptions(workers, backend, shard, retry_failed, root, download, trusted)
+    options = run.SweepOptions(
+        workers, backend, shard, retry_failed, root, download, trusted, address
+    )
     return run.sweep(plan, Path(folder), options)
 
 

@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from leakaudit import registry
 from leakaudit._util import seeds
 from leakaudit.adversary import Adversary
@@ -25,58 +23,49 @@ from leakaudit.results.model import Scores
 from leakaudit.scoring.scoring import Score, nothing, score
 from leakaudit.sweeping.cell_files import DONE, FAILED, CellFinding, CellResult, Status
 from leakaudit.sweeping.cells import PlannedCell
-from leakaudit.sweeping.store import Store
 from leakaudit.tasks.task import Task
 from leakaudit.trace import Setting, Truth
 
 
 @dataclass(frozen=True)
-class Ended:
-    """How a cell ended.
+class Computed:
+    """A cell that was computed.
 
     Attributes:
-        key: The cell's name.
-        status: Its outcome.
-        says: Why it has no result, empty if it has one.
+        result: Its result.
+        trouble: The traceback if it failed by an error that is not ours, otherwise None.
         seconds: Wall-clock time.
         cpu: Processor time in seconds.
-        worker: Number of its process.
     """
 
-    key: str
-    status: Status
-    says: str
+    result: CellResult
+    trouble: str | None
     seconds: float
     cpu: float
-    worker: int
 
 
 @dataclass(frozen=True)
 class Job:
-    """The task of every worker: run a cell, and write its result.
+    """The computation of a cell, which needs no other file than data sets and models.
 
     Attributes:
-        folder: Folder of the results.
         data_root: Where torchvision's data sets lie.
         download: Whether data sets may be fetched.
         trusted: Whether a model may be code outside leakaudit.
     """
 
-    folder: Path
     data_root: Path | None = None
     download: bool = False
     trusted: bool = False
 
-    def __call__(self, key: str, cell: PlannedCell) -> Ended:
-        """Run one cell; if it raises an error, the error is stored as its result.
+    def __call__(self, cell: PlannedCell) -> Computed:
+        """Compute one cell; if it raises an error, the error is its result.
 
         Args:
-            key: Its name.
             cell: The cell.
         """
         start = time.perf_counter()
         cpu = time.process_time()
-        store = Store(self.folder)
         trouble = None
         try:
             result = self.measure(cell)
@@ -85,15 +74,8 @@ class Job:
         except Exception as error:  # a user's own attack or victim may raise anything
             result = failure(cell, FAILED, f"{type(error).__name__}: {error}")
             trouble = traceback.format_exc()
-        store.explain(key, trouble)
-        store.save(key, result)
-        return Ended(
-            key,
-            result.status,
-            result.says,
-            time.perf_counter() - start,
-            time.process_time() - cpu,
-            0,
+        return Computed(
+            result, trouble, time.perf_counter() - start, time.process_time() - cpu
         )
 
     def measure(self, cell: PlannedCell) -> CellResult:
@@ -226,8 +208,3 @@ def _usable(
         else:
             usable.append(leak)
     return usable, reasons
-
-
-def one_thread() -> None:
-    """Limit this process to one thread."""
-    torch.set_num_threads(1)

@@ -17,13 +17,15 @@ UNFINISHED = ".tmp"  # suffix of files that have not been moved to their final p
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
+def replacing(path: Path, durable: bool = True) -> Iterator[BinaryIO]:
     """Write to a temporary file and move it to its final place at the end.
 
     If an exception is raised inside, the old file is kept. The folder is created if missing.
 
     Args:
         path: The file to write or replace.
+        durable: Whether the content is on the disk at the end, so that a failure of the machine
+            cannot leave an empty file. This takes milliseconds.
 
     Yields:
         The open file.
@@ -37,8 +39,9 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         try:
             with beside.open("wb") as file:
                 yield file
-                file.flush()
-                os.fsync(file.fileno())
+                if durable:
+                    file.flush()
+                    os.fsync(file.fileno())
             beside.replace(path)
         finally:
             beside.unlink(missing_ok=True)

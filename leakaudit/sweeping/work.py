@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from leakaudit import registry
 from leakaudit._util import seeds
 from leakaudit.adversary import Adversary
@@ -23,8 +25,11 @@ from leakaudit.results.model import Scores
 from leakaudit.scoring.scoring import Score, nothing, score
 from leakaudit.sweeping.cell_files import DONE, FAILED, CellFinding, CellResult, Status
 from leakaudit.sweeping.cells import PlannedCell
+from leakaudit.tasks.kept import Kept
 from leakaudit.tasks.task import Task
 from leakaudit.trace import Setting, Truth
+
+KEPT = Kept()  # the cells of a sweep share their data, and most of them their model
 
 
 @dataclass(frozen=True)
@@ -67,6 +72,8 @@ class Job:
         start = time.perf_counter()
         cpu = time.process_time()
         trouble = None
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # as in a worker: the order of a sum may depend on it
         try:
             result = self.measure(cell)
         except LeakauditError as error:
@@ -74,6 +81,8 @@ class Job:
         except Exception as error:  # a user's own attack or victim may raise anything
             result = failure(cell, FAILED, f"{type(error).__name__}: {error}")
             trouble = traceback.format_exc()
+        finally:
+            torch.set_num_threads(threads)
         return Computed(
             result, trouble, time.perf_counter() - start, time.process_time() - cpu
         )
@@ -90,7 +99,7 @@ class Job:
         ready, constants = self._ready(cell)
         recorder = recording.record(ready, None)
         trace, truth = recorder.trace, recorder.truth_record
-        task = Task.build(trace.task, device=cell.plan.device, trusted=self.trusted)
+        task = KEPT.task(trace.task, torch.float32, cell.plan.device, self.trusted)
         adversary = Adversary.parse(cell.adversary)
         adversary.check(trace.graph)
         wanted = cell.plan.nodes or hearing.targets(trace, adversary)
@@ -125,6 +134,7 @@ class Job:
                 download=self.download,
                 device=plan.device,
                 trusted=self.trusted,
+                kept=KEPT,
             )
             return made, {}
         from leakaudit.auditing.levels import levels  # loads scipy, which few sweeps need

@@ -120,7 +120,8 @@ def dask(
             if not pending:
                 return
             try:
-                ended = distributed.wait(pending, CHECKED, return_when="FIRST_COMPLETED").done
+                with client.as_current():
+                    ended = distributed.wait([*pending], CHECKED, "FIRST_COMPLETED").done
             except TimeoutError:
                 continue
             for future in ended:

@@ -186,9 +186,7 @@ def bound(
         heard = threats.named(who, chosen, holders)
     limits = {"sensitivity": sensitivity, "delta": delta, "epsilon": epsilon}
     where = executor or IN_PROCESS
-    return Comparisons(
-        compare(protocol, heard, smoothness=smoothness, executor=where, **limits)
-    )
+    return Comparisons(compare(protocol, heard, smoothness=smoothness, executor=where, **limits))
 
 
 @visible

@@ -341,7 +341,8 @@ def configure(kind: type[T], settings: dict[str, Any]) -> T:
     Raises:
         LeakauditError: A key is unknown, or a value has another type.
     """
-    known, hints, read = parameters(kind), _hints(kind), {}
+    of: type = kind
+    known, hints, read = parameters(kind), _hints(of), {}
     for key, value in settings.items():
         if key not in known:
             raise LeakauditError(f"{kind.__name__} has no parameter {key!r}{suggest(key, known)}")

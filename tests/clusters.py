@@ -8,8 +8,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,11 +38,7 @@ class Cluster:
     def kill(self) -> None:
         """Kill the second worker with everything that it started."""
         pid = self.workers[1]
-        for one in [pid, *descendants(pid)]:
-            try:
-                os.kill(one, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
+        _kill([pid, *descendants(pid)])
 
 
 def descendants(pid: int) -> list[int]:
@@ -64,16 +60,10 @@ def free_port() -> int:
         return int(one.getsockname()[1])
 
 
-def ended(process: subprocess.Popen[bytes]) -> None:
-    """End a process of ours and all that it started."""
-    below = descendants(process.pid)
-    process.kill()
-    process.wait()
-    for one in below:
-        try:
+def _kill(processes: list[int]) -> None:
+    for one in processes:
+        with suppress(ProcessLookupError):
             os.kill(one, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
 
 
 @contextmanager
@@ -81,31 +71,21 @@ def dask(folder: Path) -> Iterator[Cluster]:
     """A scheduler and two workers, each started by its own command in a folder of its own."""
     port = free_port()
     address = f"tcp://127.0.0.1:{port}"
-    base = [sys.executable, "-m", "distributed.cli"]
-    shared = ["--no-dashboard"]
-    started: list[subprocess.Popen[bytes]] = []
-
-    def start(name: str, *words: str) -> subprocess.Popen[bytes]:
-        place = folder / name
-        place.mkdir(parents=True)
-        out = (place / "log.txt").open("wb")
-        command = [base[0], "-m", f"distributed.cli.dask_{name.partition('-')[0]}", *words, *shared]
-        process = subprocess.Popen(command, cwd=place, stdout=out, stderr=out)
-        started.append(process)
-        return process
-
-    try:
-        start("scheduler", "--host", "127.0.0.1", "--port", str(port))
-        for k in (1, 2):
-            start(f"worker-{k}", address, "--nthreads", "1", "--no-nanny", "--local-directory", ".")
-        import distributed
-
-        with distributed.Client(address, timeout=WAITED, set_as_default=False) as client:
-            client.wait_for_workers(2, timeout=WAITED)
-        yield Cluster("dask", address, (started[1].pid, started[2].pid))
-    finally:
-        for process in reversed(started):
-            ended(process)
+    worker = [address, "--nthreads", "1", "--no-nanny", "--local-directory", ".", "--no-dashboard"]
+    scheduler = ["--host", "127.0.0.1", "--port", str(port), "--no-dashboard"]
+    command = [sys.executable, "-m"]
+    with _started() as start:
+        start([*command, "distributed.cli.dask_scheduler", *scheduler], folder / "scheduler")
+        _listening(port)
+        first = start([*command, "distributed.cli.dask_worker", *worker], folder / "first")
+        second = start([*command, "distributed.cli.dask_worker", *worker], folder / "second")
+        _run(
+            "import distributed\n"
+            f"client = distributed.Client({address!r})\n"
+            "client.wait_for_workers(2)\n",
+            folder,
+        )
+        yield Cluster("dask", address, (first, second))
 
 
 @contextmanager
@@ -113,32 +93,48 @@ def ray(folder: Path) -> Iterator[Cluster]:
     """A head and a worker with one CPU each, both started by `ray start`."""
     port = free_port()
     address = f"127.0.0.1:{port}"
-    program = str(Path(sys.executable).with_name("ray"))
-    small = ["--num-cpus", "1", "--object-store-memory", "100000000", "--disable-usage-stats"]
-    small += ["--block", "--temp-dir", str(folder), "--node-ip-address", "127.0.0.1"]
-    started: list[subprocess.Popen[bytes]] = []
-    environment = {**os.environ, "RAY_DISABLE_MEMORY_MONITOR": "1"}
-
-    def start(name: str, *words: str) -> subprocess.Popen[bytes]:
-        place = folder / name
-        place.mkdir(parents=True)
-        out = (place / "log.txt").open("wb")
-        process = subprocess.Popen(
-            [program, "start", *words, *small], cwd=place, stdout=out, stderr=out, env=environment
+    command = [str(Path(sys.executable).with_name("ray")), "start", "--block"]
+    command += ["--num-cpus", "1", "--object-store-memory", "100000000", "--disable-usage-stats"]
+    command += ["--temp-dir", str(folder), "--node-ip-address", "127.0.0.1"]
+    head = ["--head", "--port", str(port), "--include-dashboard=false"]
+    with _started() as start:
+        first = start([*command, *head], folder / "first")
+        _listening(port)
+        second = start([*command, "--address", address], folder / "second")
+        _run(
+            "import logging, ray, time\n"
+            f"ray.init({address!r}, logging_level=logging.CRITICAL, log_to_driver=False)\n"
+            "while sum(node['Alive'] for node in ray.nodes()) < 2: time.sleep(0.2)\n",
+            folder,
         )
-        started.append(process)
-        return process
+        yield Cluster("ray", address, (first, second))
+
+
+@contextmanager
+def _started() -> Iterator[Callable[[list[str], Path], int]]:
+    """Start processes in folders of their own; end them and all their children at the end."""
+    running: list[subprocess.Popen[bytes]] = []
+
+    def start(command: list[str], folder: Path) -> int:
+        folder.mkdir(parents=True)
+        with (folder / "log.txt").open("wb") as out:
+            process = subprocess.Popen(command, cwd=folder, stdout=out, stderr=out)
+        running.append(process)
+        return process.pid
 
     try:
-        head = ["--head", "--port", str(port), "--include-dashboard=false"]
-        start("head", *head)
-        _listening(port)
-        start("worker", "--address", address)
-        _nodes(folder, address)
-        yield Cluster("ray", address, (started[0].pid, started[1].pid))
+        yield start
     finally:
-        for process in reversed(started):
-            ended(process)
+        for process in reversed(running):
+            below = descendants(process.pid)
+            process.kill()
+            process.wait()
+            _kill(below)
+
+
+def _run(code: str, folder: Path) -> None:
+    """Run code in a process of its own, so that nothing of the library stays in this one."""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=WAITED, cwd=folder)
 
 
 def _listening(port: int) -> None:
@@ -151,13 +147,3 @@ def _listening(port: int) -> None:
         else:
             return
     raise TimeoutError(f"nothing listens on port {port}")
-
-
-def _nodes(folder: Path, address: str) -> None:
-    """Wait for both nodes, in a process of its own: ray cannot be left cleanly."""
-    code = (
-        "import ray, sys, time, logging\n"
-        f"ray.init({address!r}, logging_level=logging.CRITICAL, log_to_driver=False)\n"
-        "while sum(node['Alive'] for node in ray.nodes()) < 2: time.sleep(0.2)\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=WAITED, cwd=folder)

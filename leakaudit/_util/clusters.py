@@ -126,11 +126,11 @@ def dask(
                 continue
             for future in ended:
                 place = pending.pop(future)
-                error = future.exception()
-                if isinstance(error, distributed.KilledWorker):
+                failed = future.exception()
+                if isinstance(failed, distributed.KilledWorker):
                     yield Outcome(place, error=_died("dask"))
-                elif error is not None:
-                    raise _broken("dask", address, error)
+                elif failed is not None:
+                    raise _broken("dask", address, failed)
                 else:
                     yield future.result()
     except (OSError, distributed.client.FutureCancelledError) as error:
@@ -180,9 +180,7 @@ def ray(
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise _unreachable("ray", address, str(error)) from None
     pending: dict[Any, int] = {}
-    cores = _Cores(
-        lambda: int(engine.cluster_resources().get("CPU", 0)), "ray", address
-    )
+    cores = _Cores(lambda: int(engine.cluster_resources().get("CPU", 0)), "ray", address)
     left = _places(items, stop)
     try:
         whole = engine.put(shipped)

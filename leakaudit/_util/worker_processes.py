@@ -25,9 +25,7 @@ from leakaudit.errors import LeakauditError
 READY = "ready"  # the first message of a process
 
 
-def run(
-    shipped: Shipped, items: Sequence[Any], workers: int, stop: Stop
-) -> Iterator[Outcome[Any]]:
+def run(shipped: Shipped, items: Sequence[Any], workers: int, stop: Stop) -> Iterator[Outcome[Any]]:
     """Compute jobs in several processes, and yield how each one ended as soon as it has.
 
     If a process dies, another one is started, and the job is repeated.

@@ -105,9 +105,7 @@ def _refuse_unknown(
             )
 
 
-def judge(
-    rows: Sequence[PublishedClaim], executor: Executor = IN_PROCESS
-) -> Iterator[JudgedClaim]:
+def judge(rows: Sequence[PublishedClaim], executor: Executor = IN_PROCESS) -> Iterator[JudgedClaim]:
     """Evaluate the rows, and yield each with its findings, in their order.
 
     Args:

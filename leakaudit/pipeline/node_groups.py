@@ -151,9 +151,7 @@ class _Run:
                 self._settled(left, settle(left, self.task, self.options))
             attacked += len(nodes)
 
-    def elsewhere(
-        self, groups: Sequence[tuple[int, ...]], path: Path, executor: Executor
-    ) -> None:
+    def elsewhere(self, groups: Sequence[tuple[int, ...]], path: Path, executor: Executor) -> None:
         """Attack groups on an executor, and keep the reconstructions of each finished group."""
         workers = executor.workers or len(groups)
         turns = math.ceil(len(groups) / workers)

@@ -105,9 +105,7 @@ def listen(heard: Deduction, group: Group, rounds: int | None) -> Heard:
     return Heard(tuple(leaks), reasons, frozenset(not_understood))
 
 
-def settle(
-    leaks: Sequence[GradientLeak], task: Task, options: AttackOptions
-) -> Iterator[Settled]:
+def settle(leaks: Sequence[GradientLeak], task: Task, options: AttackOptions) -> Iterator[Settled]:
     """Attack the leaks of one group, and yield each as soon as it is finished.
 
     Args:
@@ -131,7 +129,7 @@ class GroupJob:
     """
 
     path: Path
-    same: tuple[str, str]
+    same: tuple[str, str | None]
     options: AttackOptions
     rounds: int
 
@@ -204,7 +202,7 @@ def attack(
             return
 
 
-def recording_of(trace: Trace) -> tuple[str, str]:
+def recording_of(trace: Trace) -> tuple[str, str | None]:
     """Return what distinguishes a recording from all others.
 
     Args:

@@ -83,9 +83,7 @@ class Job:
             trouble = traceback.format_exc()
         finally:
             torch.set_num_threads(threads)
-        return Computed(
-            result, trouble, time.perf_counter() - start, time.process_time() - cpu
-        )
+        return Computed(result, trouble, time.perf_counter() - start, time.process_time() - cpu)
 
     def measure(self, cell: PlannedCell) -> CellResult:
         """Record, attack and score one cell.

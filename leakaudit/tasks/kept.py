@@ -1,4 +1,4 @@
-"""Data sets and tasks of the last runs, for many runs that differ in little else than their seed."""
+"""Data sets and tasks of the last runs, for many runs that differ in little but their seed."""
 
 from __future__ import annotations
 

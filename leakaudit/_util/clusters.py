@@ -286,7 +286,7 @@ def _missing(package: str, extra: str) -> LeakauditError:
 
 def _died(backend: str) -> WorkerDied:
     return WorkerDied(
-        f"{backend} gave up on it after several workers died, possibly out of memory; "
+        f"{backend} gave up on a job after several workers died, possibly out of memory; "
         "run the same command again to retry it"
     )
 

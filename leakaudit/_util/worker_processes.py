@@ -72,8 +72,8 @@ def run(shipped: Shipped, items: Sequence[Any], workers: int, stop: Stop) -> Ite
 
 def _lost(how: str) -> WorkerDied:
     return WorkerDied(
-        f"its process ended {REPEATS + 1} times, the last time with {how}, possibly out of memory; "
-        "run the same command again to retry it"
+        f"the process of a job ended {REPEATS + 1} times, the last time with {how}, "
+        "possibly out of memory; run the same command again to retry it"
     )
 
 

@@ -30,7 +30,8 @@ SENSITIVITY = 1.0
 # Relative amount by which a computed epsilon or mu may exceed another one and still count as equal.
 ROUNDING = 1e-9
 
-BUSY = 4  # jobs per worker from which their different durations even out: a choice
+# Jobs per worker from which their different durations even out: a choice.
+BUSY = 4
 
 
 @dataclass(frozen=True)
@@ -262,7 +263,7 @@ def _parts(threats: Sequence[Threat], executor: Executor) -> list[tuple[Threat, 
     of_node: dict[int, list[Threat]] = {}
     for threat in threats:
         of_node.setdefault(threat.node, []).append(threat)
-    if len(of_node) < BUSY * executor.workers:
+    if len(of_node) < BUSY * max(2, executor.workers):
         return [(threat,) for threat in threats]
     return [tuple(some) for some in of_node.values()]
 

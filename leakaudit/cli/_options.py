@@ -221,7 +221,7 @@ def computing(sub: argparse.ArgumentParser, default: str = "0, this process") ->
 
 
 def executor_of(args: argparse.Namespace) -> Executor:
-    """Return the executor that the options of `computing` choose.
+    """Return the executor that the options of `computing` choose; its workers begin to start.
 
     Args:
         args: The parsed arguments of a call.
@@ -229,9 +229,13 @@ def executor_of(args: argparse.Namespace) -> Executor:
     Raises:
         LeakauditError: The options do not fit each other.
     """
-    from leakaudit._util.executor import Executor
+    from leakaudit._util import forks
+    from leakaudit._util.executor import PROCESS, Executor
 
-    return Executor.of(args.workers, args.backend, args.address)
+    executor = Executor.of(args.workers, args.backend, args.address)
+    if executor.backend == PROCESS and executor.workers:
+        forks.context()  # it imports torch for the workers while this process reads its input
+    return executor
 
 
 def text_renderer(name: str) -> Callable[..., str]:

@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+PRIORITY = {"RAY_worker_niceness": "0"}  # workers of ray have a low one, and wait on a busy machine
 WAITED = 120.0  # seconds for a cluster to start; nothing is concluded from it
 
 
@@ -118,7 +119,9 @@ def _started() -> Iterator[Callable[[list[str], Path], int]]:
     def start(command: list[str], folder: Path) -> int:
         folder.mkdir(parents=True)
         with (folder / "log.txt").open("wb") as out:
-            process = subprocess.Popen(command, cwd=folder, stdout=out, stderr=out)
+            process = subprocess.Popen(
+                command, cwd=folder, stdout=out, stderr=out, env={**os.environ, **PRIORITY}
+            )
         running.append(process)
         return process.pid
 

@@ -227,6 +227,7 @@ LEFT_OUT = {
     "dager.py": "it needs a checkout of DAGER and an environment of its own: sh bench/_dager.sh",
     "spear.py": "it counts images that come back, in ten minutes; it compares no times",
     "equations.py": "it counts protocols that are named, in an hour; it compares no times",
+    "sweep_parts.py": "it compares the bytes of 10,000 cells, in ten minutes; it compares no times",
     "vit.py": "it counts images that come back; it compares no times",
     "verbs.py": "it compares two installations, but a checkout contains one",
     "view.py": "it compares with limits of time and memory, not with a peer",

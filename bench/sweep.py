@@ -11,7 +11,10 @@ the run with one worker in addition to its cells and the waits between them. cel
 the cells' own seconds with one worker and with two; equal without disturbance. floor: plain
 arithmetic of two processes relative to one in the same time, after each pair: what the processors
 and other programs leave of 2. overhead: waiting time of one worker from the end of a cell to the
-start of the next. killed: the sweep is killed twice (SIGKILL) and resumed; ratio is 1 if every byte
+start of the next. per-cell: processor time per cell that does almost nothing (a logistic model on
+random data, the attack `labels`), of the whole command in one process, as the slope between two
+numbers of cells; bare_ms: of recording, deducing, attacking and scoring such a cell in a loop;
+ratio: the difference, in milliseconds, which is the overhead of the sweep. killed: the sweep is killed twice (SIGKILL) and resumed; ratio is 1 if every byte
 of results.json and of all cells is the same. load: of the machine at the start.
 """
 
@@ -48,6 +51,83 @@ nodes = [0]
 [sweep.over.idlg]
 steps = [1, 2, 3, 4, 5]
 """
+
+
+NOTHING = """
+[scenario]
+victim = "fedsgd"
+nodes = 2
+rounds = 1
+data = "gaussians:8"
+model = "logistic"
+
+[sweep]
+attacks = ["labels"]
+seeds = {seeds}
+nodes = [0]
+"""
+FEW, MANY = 50, 450  # cells of the two commands whose difference is the cost of a cell
+
+
+def command_cpu(plan: Path, folder: Path) -> float:
+    """Return the processor time in seconds of a sweep in one process."""
+    process = start(plan, folder, 0)
+    _, status, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise SystemExit(f"the sweep ended with code {process.returncode}")
+    return used.ru_utime + used.ru_stime
+
+
+def bare_cpu(plan: Path) -> float:
+    """Return the processor time in seconds per cell of its own work, without that of a sweep."""
+    import torch
+
+    from leakaudit._util import seeds
+    from leakaudit.adversary import Adversary
+    from leakaudit.extraction import hearing
+    from leakaudit.extraction.deduction import Deduction
+    from leakaudit.inversion import attacking
+    from leakaudit.protocols import recording
+    from leakaudit.scoring.scoring import score
+    from leakaudit.sweeping import cells, tables
+    from leakaudit.sweeping.store import Planned
+    from leakaudit.tasks.task import Task
+
+    torch.set_num_threads(1)
+    planned = list(Planned(tables.load(plan), cells.versions()).keyed.values())
+    readies = [recording.plan(cell.scenario) for cell in planned]
+    task = Task.build(readies[0].task.spec)
+    begin = 0.0
+    for k, (cell, ready) in enumerate(zip(planned, readies, strict=True)):
+        if k == FEW:  # everything is imported and cached
+            begin = time.process_time()
+        recorder = recording.record(ready, None)
+        heard = Deduction(recorder.trace, Adversary.parse(cell.adversary))
+        leaks = list(hearing.deduce(heard, [0], cell.plan.gradients, incomplete=True))
+        random = [seeds.generator(cell.scenario.seed, leak.node) for leak in leaks]
+        made = attacking.attack_together(leaks, task, cell.attack, random, **cell.settings)
+        score([one.found for one in made], recorder.truth_record)
+    return (time.process_time() - begin) / (len(planned) - FEW)
+
+
+def per_cell(scratch: Path) -> None:
+    """Print the overhead of a cell that does almost nothing."""
+    seconds = {}
+    for count in (FEW, MANY):
+        plan = scratch / f"nothing{count}.toml"
+        plan.write_text(NOTHING.format(seeds=count))
+        seconds[count] = command_cpu(plan, scratch / f"nothing{count}")
+    whole = (seconds[MANY] - seconds[FEW]) / (MANY - FEW)
+    bare = bare_cpu(scratch / f"nothing{MANY}.toml")
+    said(
+        "per-cell",
+        1e3 * (whole - bare),
+        "ms of overhead per cell",
+        target=5,
+        whole_ms=round(1e3 * whole, 2),
+        bare_ms=round(1e3 * bare, 2),
+    )
 
 
 def start(plan: Path, folder: Path, workers: int) -> subprocess.Popen[bytes]:
@@ -209,6 +289,7 @@ def main() -> None:
             "of a cell's own time",
             ms=round(1e3 * seconds["waits_s"] / (asked.cells - 1), 2),
         )
+        per_cell(Path(scratch))
         counts = killed(plan, Path(scratch) / "killed", asked.cells)
         same = kept(Path(scratch) / "killed") == kept(folders[2])
         said("killed-twice", float(same), "1: the same bytes", killed_at=counts, target=1)

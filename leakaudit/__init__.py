@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from leakaudit import attacks as attacks  # noqa: TID251 - so that type checkers see la.attacks
+    from leakaudit._util.executor import Executor
     from leakaudit.adversary import Adversary
     from leakaudit.api import (
         attack,
@@ -45,6 +46,7 @@ _HOME = {
     "Attack": "reconstruction",
     "AttackError": "errors",
     "Certificate": "reconstruction",
+    "Executor": "_util.executor",
     "GradientLeak": "leak",
     "Graph": "trace",
     "LeakauditError": "errors",
@@ -82,6 +84,7 @@ __all__ = [
     "Attack",
     "AttackError",
     "Certificate",
+    "Executor",
     "GradientLeak",
     "Graph",
     "LeakauditError",

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
     from torch import Generator
 
+    from leakaudit._util.executor import Executor
     from leakaudit.accounting.compare import Comparisons
     from leakaudit.adversary import Adversary
     from leakaudit.auditing.plan import AuditPlan
@@ -138,6 +139,7 @@ def bound(
     epsilon: float | None = None,
     data_root: File | None = None,
     download: bool = False,
+    executor: Executor | None = None,
 ) -> Comparisons:
     """Compute the exact privacy of one record in the view of every adversary, beside the claim.
 
@@ -156,6 +158,7 @@ def bound(
         epsilon: Target of the recommended noise; by default the claimed epsilon.
         data_root: Folder of data sets that are not bundled, for scenarios.
         download: Whether missing data sets may be downloaded.
+        executor: Where the views are computed; this process by default.
 
     Returns:
         A comparison for each node and adversary, as a list: mu, epsilon, claim, verdict and noise.
@@ -163,6 +166,7 @@ def bound(
     Raises:
         LeakauditError: A file, a node or a number cannot be used.
     """
+    from leakaudit._util.executor import IN_PROCESS
     from leakaudit.accounting import adversaries as threats
     from leakaudit.accounting import bounding
     from leakaudit.accounting.compare import Comparisons, compare
@@ -182,7 +186,8 @@ def bound(
         who = [Adversary.of(one) for one in adversaries]
         heard = threats.named(who, chosen, holders)
     limits = {"sensitivity": sensitivity, "delta": delta, "epsilon": epsilon}
-    return Comparisons(compare(protocol, heard, smoothness=smoothness, **limits))
+    where = executor or IN_PROCESS
+    return Comparisons(compare(protocol, heard, smoothness=smoothness, executor=where, **limits))
 
 
 @visible
@@ -194,6 +199,7 @@ def audit(
     download: bool = False,
     device: str = "cpu",
     max_seconds: float = 0.0,
+    executor: Executor | None = None,
 ) -> AuditRecord:
     """Attack a scenario at several values of epsilon, and test its claims.
 
@@ -204,6 +210,7 @@ def audit(
         download: Whether missing data sets may be downloaded.
         device: torch device for attacks and replays.
         max_seconds: Time limit for all of them together in seconds; 0 for none.
+        executor: Where bounds, attacks and replays are computed; this process by default.
 
     Returns:
         The content of results.json: ``audit.verdicts`` are the judged claims.
@@ -211,6 +218,7 @@ def audit(
     Raises:
         LeakauditError: The plan, its data or the folder cannot be used. Nothing is written then.
     """
+    from leakaudit._util.executor import IN_PROCESS
     from leakaudit.auditing.plan import AuditPlan
     from leakaudit.auditing.run import audit as run
     from leakaudit.auditing.where import Where
@@ -218,7 +226,8 @@ def audit(
     if not isinstance(plan, AuditPlan):
         plan = AuditPlan.from_toml(Path(plan))
     root = None if data_root is None else Path(data_root)
-    return run(plan, Path(folder), Where(root, download, device, max_seconds))
+    where = Where(root, download, device, max_seconds)
+    return run(plan, Path(folder), where, executor or IN_PROCESS)
 
 
 @visible
@@ -251,12 +260,15 @@ def check(
 
 
 @visible
-def claims(papers: Sequence[str] = (), rows: Sequence[int] = ()) -> list[JudgedClaim]:
+def claims(
+    papers: Sequence[str] = (), rows: Sequence[int] = (), *, executor: Executor | None = None
+) -> list[JudgedClaim]:
     """Re-evaluate published privacy claims.
 
     Args:
         papers: Names from `leakaudit.papers.PAPERS`; all by default.
         rows: Numbers of claims; all by default.
+        executor: Where they are evaluated; this process by default.
 
     Returns:
         Each claim with its verdicts and the evidence.
@@ -264,9 +276,10 @@ def claims(papers: Sequence[str] = (), rows: Sequence[int] = ()) -> list[JudgedC
     Raises:
         LeakauditError: There is no such paper or number.
     """
+    from leakaudit._util.executor import IN_PROCESS
     from leakaudit.papers import judge, select
 
-    return list(judge(select(papers, rows)))
+    return list(judge(select(papers, rows), executor or IN_PROCESS))
 
 
 @visible
@@ -276,6 +289,7 @@ def sweep(
     *,
     workers: int | None = None,
     backend: str = "process",
+    address: str | None = None,
     shard: tuple[int, int] = (1, 1),
     retry_failed: bool = False,
     data_root: File | None = None,
@@ -290,7 +304,8 @@ def sweep(
         plan: The sweep, or the TOML file that describes it.
         folder: Folder for the cells, results.json, the figure and a report.
         workers: Number of processes; 0 runs in this process, None starts one per processor.
-        backend: "process", "joblib" or "joblib:NAME".
+        backend: "process", "loky", "dask", "ray", "joblib" or "joblib:NAME".
+        address: Address of the running cluster of dask or ray.
         shard: (i, n) runs the i-th of n parts, counted from 1.
         retry_failed: Whether cells that failed earlier are run once more.
         data_root: Folder with data sets that are not bundled.
@@ -309,7 +324,9 @@ def sweep(
     if not isinstance(plan, SweepPlan):
         plan = tables.load(Path(plan))
     root = None if data_root is None else Path(data_root)
-    options = run.SweepOptions(workers, backend, shard, retry_failed, root, download, trusted)
+    options = run.SweepOptions(
+        workers, backend, shard, retry_failed, root, download, trusted, address
+    )
     return run.sweep(plan, Path(folder), options)
 
 

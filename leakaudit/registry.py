@@ -297,6 +297,12 @@ def parameters(kind: type) -> dict[str, Field[Any]]:
     return {f.name: f for f in fields(kind) if f.init} if is_dataclass(kind) else {}
 
 
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    """Return the types of the fields of a class; Python evaluates them again in each call."""
+    return get_type_hints(kind)
+
+
 def choices(kind: type, name: str) -> tuple[str, ...]:
     """Return the words that a hyper-parameter accepts.
 
@@ -307,7 +313,7 @@ def choices(kind: type, name: str) -> tuple[str, ...]:
     Returns:
         The words; () if it accepts other values.
     """
-    hint = get_type_hints(kind)[name]
+    hint = _hints(kind)[name]
     return get_args(hint) if get_origin(hint) is Literal else ()
 
 
@@ -347,7 +353,8 @@ def configure(kind: type[T], settings: dict[str, Any]) -> T:
     Raises:
         LeakauditError: A key is unknown, or a value has another type.
     """
-    known, hints, read = parameters(kind), get_type_hints(kind), {}
+    of: type = kind
+    known, hints, read = parameters(kind), _hints(of), {}
     for key, value in settings.items():
         if key not in known:
             raise LeakauditError(f"{kind.__name__} has no parameter {key!r}{suggest(key, known)}")

@@ -54,13 +54,15 @@ def private_folder(path: Path) -> None:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
+def replacing(path: Path, durable: bool = True) -> Iterator[BinaryIO]:
     """Write to a temporary file and move it to its final place at the end.
 
     If an exception is raised inside, the old file is kept. The folder is created if missing.
 
     Args:
         path: The file to write or replace.
+        durable: Whether the content is on the disk at the end, so that a failure of the machine
+            cannot leave an empty file. This takes milliseconds.
 
     Yields:
         The open file.
@@ -77,8 +79,9 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         try:
             with open(beside, "wb", opener=lambda name, _: os.open(name, flags, kept)) as file:
                 yield file
-                file.flush()
-                os.fsync(file.fileno())
+                if durable:
+                    file.flush()
+                    os.fsync(file.fileno())
             beside.chmod(kept)  # a library that was given the name may have made the file anew
             beside.replace(path)
         finally:

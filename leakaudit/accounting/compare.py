@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from leakaudit._util.executor import IN_PROCESS, Executor
 from leakaudit._util.plain import encoded
 from leakaudit.accounting.adversaries import Threat
 from leakaudit.accounting.calibration import Calibration, calibrate
@@ -28,6 +29,9 @@ SENSITIVITY = 1.0
 
 # Relative amount by which a computed epsilon or mu may exceed another one and still count as equal.
 ROUNDING = 1e-9
+
+# Jobs per worker from which their different durations even out: a choice.
+BUSY = 4
 
 
 @dataclass(frozen=True)
@@ -175,6 +179,32 @@ class _Question:
     smoothness: float | None
 
 
+@dataclass(frozen=True)
+class _Views:
+    """The job of comparing one view.
+
+    Attributes:
+        protocol: The protocol.
+        question: The parameters.
+    """
+
+    protocol: Protocol
+    question: _Question
+
+    def __call__(self, threats: Sequence[Threat]) -> list[Comparison]:
+        """Compare each view of one node with the strongest claim that applies to it.
+
+        Args:
+            threats: Adversaries of one node, whose bounds share what stronger adversaries see.
+        """
+        claims = _claims(self.protocol)
+        found = []
+        for threat in threats:
+            claim = _strongest(claims, threat)
+            found.append(_comparison(self.protocol, threat, claim, self.question))
+        return found
+
+
 def compare(
     protocol: Protocol,
     threats: Sequence[Threat],
@@ -183,6 +213,7 @@ def compare(
     delta: float | None = None,
     epsilon: float | None = None,
     smoothness: float | None = None,
+    executor: Executor = IN_PROCESS,
 ) -> Iterator[Comparison]:
     """Yield every adversary's view and the claim; views equal by symmetry are computed once.
 
@@ -194,6 +225,7 @@ def compare(
         delta: As for `view_bounds`; by default that of the claim, otherwise 1e-5.
         epsilon: The epsilon for which noise is recommended; by default that of the claim.
         smoothness: As for `view_bounds`.
+        executor: Where the views are computed.
 
     Raises:
         LeakauditError: As for `view_bounds`.
@@ -201,23 +233,39 @@ def compare(
     claims = _claims(protocol)
     if not isinstance(sensitivity, AssumedSensitivity):
         sensitivity = assumed_sensitivity(protocol, claims, sensitivity)
-    question = _Question(sensitivity, delta, epsilon, smoothness)
     # Symmetry is proven for mu without a smoothness, and for claims that treat all nodes alike.
     proven = smoothness is None and not any(claim.pair for claim in claims)
-    symmetric = proven and len(threats) > 1
-    symmetry = Symmetry(protocol.graph, protocol.start)
+    likes: list[Threat | None] = [None] * len(threats)
+    if proven and len(threats) > 1:
+        symmetry = Symmetry(protocol.graph, protocol.start)
+        likes = [None if one.kind == "named" else symmetry.like(one) for one in threats]
+    different = [one for one, like in zip(threats, likes, strict=True) if like is None]
+    parts = _parts(different, executor)
+    job = _Views(protocol, _Question(sensitivity, delta, epsilon, smoothness))
+    found = executor.map(job, parts)
     known: dict[Threat, Comparison] = {}
-    for k, threat in enumerate(threats):
+    for k, (threat, like) in enumerate(zip(threats, likes, strict=True)):
         step("views", k, len(threats))
-        like = None
-        if symmetric and threat.kind != "named":
-            like = symmetry.like(threat)
-        if like is not None and like in known:
+        if like is not None:
             yield _renamed(known[like], threat, like)
             continue
-        known[threat] = _comparison(protocol, threat, _strongest(claims, threat), question)
+        while threat not in known:
+            for one in next(found):
+                known[one.threat] = one
         yield known[threat]
     step("views", len(threats), len(threats))
+
+
+def _parts(threats: Sequence[Threat], executor: Executor) -> list[tuple[Threat, ...]]:
+    """Return the jobs: each has one view, or all views of a node if the nodes keep workers busy."""
+    if executor.inside:
+        return [(threat,) for threat in threats]
+    of_node: dict[int, list[Threat]] = {}
+    for threat in threats:
+        of_node.setdefault(threat.node, []).append(threat)
+    if len(of_node) < BUSY * max(2, executor.workers):
+        return [(threat,) for threat in threats]
+    return [tuple(some) for some in of_node.values()]
 
 
 def _claims(protocol: Protocol) -> list[Claim]:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from leakaudit import registry
 from leakaudit._util.bisection import crossing, geometric
+from leakaudit._util.executor import IN_PROCESS, Executor
 from leakaudit.accounting.adversaries import named
 from leakaudit.accounting.compare import (
     DELTA,
@@ -29,6 +30,7 @@ from leakaudit.protocols import recording
 from leakaudit.protocols.declared import Protocol
 from leakaudit.protocols.scenario import Scenario
 from leakaudit.results.wording import short
+from leakaudit.tasks.kept import Kept
 from leakaudit.trace import Setting
 from leakaudit.victim import Claim
 
@@ -87,7 +89,11 @@ class Level:
 
 
 def levels(
-    plan: AuditPlan, data_root: Path | None = None, download: bool = False, device: str = "cpu"
+    plan: AuditPlan,
+    data_root: Path | None = None,
+    download: bool = False,
+    device: str = "cpu",
+    executor: Executor = IN_PROCESS,
 ) -> list[Level]:
     """Return all points, with their view bounds.
 
@@ -96,13 +102,17 @@ def levels(
         data_root: Folder of data sets; None for the default one.
         download: Whether missing data may be downloaded.
         device: Device on which runs compute.
+        executor: Where the view bounds are computed.
 
     Raises:
         LeakauditError: An epsilon cannot be reached.
     """
+    shared = Kept()
 
     def ready(scenario: Scenario) -> recording.Plan:
-        return recording.plan(scenario, data_root=data_root, download=download, device=device)
+        return recording.plan(
+            scenario, data_root=data_root, download=download, device=device, kept=shared
+        )
 
     base = ready(plan.scenario)
     nodes = attacked(plan, base)
@@ -132,6 +142,7 @@ def levels(
                 sensitivity=moved,
                 delta=delta,
                 smoothness=plan.smoothness,
+                executor=executor,
             )
         )
         found.append(Level(asked, chosen, point, delta, moved.value, views))

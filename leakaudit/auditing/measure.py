@@ -6,10 +6,11 @@ Counts come from the attacks of the simulation, from replays, and from canaries.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from leakaudit._util.executor import IN_PROCESS, Executor
 from leakaudit.accounting.compare import Comparison
 from leakaudit.adversary import Adversary
 from leakaudit.auditing import canary
@@ -19,7 +20,7 @@ from leakaudit.auditing.judge import JudgedTest, Test
 from leakaudit.auditing.levels import Level
 from leakaudit.auditing.plan import AuditPlan
 from leakaudit.auditing.promise import Promise, TrialCounts
-from leakaudit.auditing.replays import Replays, replay
+from leakaudit.auditing.replays import Replays, joined, replay
 from leakaudit.auditing.simulate import Simulated, near
 from leakaudit.bounds.gaussian import epsilon
 from leakaudit.bounds.reconstruction import (
@@ -28,6 +29,7 @@ from leakaudit.bounds.reconstruction import (
     kappa_packing,
     tolerance,
 )
+from leakaudit.progress import step
 from leakaudit.protocols.recording import POOL, Plan
 from leakaudit.results.audit_names import Guesser, TestName, as_near_as, identified_among
 from leakaudit.results.model import (
@@ -46,6 +48,12 @@ from leakaudit.verdict import Verdict
 SLACK = 1e-6
 # `ViewBound.mu` always refers to one record; `ViewBound.node_mu`, for a whole node, is not tested.
 EXACT_VIEW = "the view bound of one record"
+
+# Kinds of replays, as the progress display names them.
+RERO = "replays"
+PAIRS = "canaries"
+ONCE = "one run"
+TOGETHER = 25  # replays per job, so that workers are busy with few points, too: a choice
 
 
 @dataclass(frozen=True)
@@ -91,49 +99,136 @@ def promises(entry: Comparison, delta: float) -> list[Promise]:
     return found
 
 
-def measure(plan: AuditPlan, grid: Sequence[Level], nodes: Sequence[int]) -> list[Measured]:
+@dataclass(frozen=True)
+class Part:
+    """A part of the replays of one view.
+
+    Attributes:
+        level: Index in the grid.
+        adversary: The adversary whose view it is.
+        kind: `RERO`, `PAIRS` or `ONCE`.
+        trials: The replays; empty for `ONCE`.
+    """
+
+    level: int
+    adversary: Adversary
+    kind: str
+    trials: range
+
+
+@dataclass(frozen=True)
+class ReplayJob:
+    """The job of running a part of the replays.
+
+    Attributes:
+        plan: Plan of the audit.
+        grid: Its points.
+        nodes: The attacked nodes; the first one that the adversary does not control is replayed.
+    """
+
+    plan: AuditPlan
+    grid: Sequence[Level]
+    nodes: Sequence[int]
+
+    def node(self, adversary: Adversary) -> int:
+        """Return the node that is replayed.
+
+        Args:
+            adversary: The adversary.
+        """
+        return next(n for n in self.nodes if n not in adversary.corrupt)
+
+    def __call__(self, part: Part) -> Replays | Guesses:
+        """Run a part.
+
+        Args:
+            part: The part.
+        """
+        plan = self.plan
+        level = self.grid[part.level]
+        ready = level.ready
+        node = self.node(part.adversary)
+        if part.kind == ONCE:
+            return canary.one_run(ready, part.adversary, plan.gradients, 3)
+        rows: Sequence[int] = canary.pair(ready, node)
+        trials = plan.canary
+        seed = 2
+        if part.kind == RERO:
+            rows = canary.free_rows(ready, node)[: plan.candidates]
+            trials = plan.replays
+            seed = 1
+        return replay(
+            ready,
+            part.adversary,
+            node,
+            rows=rows,
+            trials=trials,
+            gradients=plan.gradients,
+            seed=seed,
+            what=f"{part.kind} at {level.words}",
+            some=part.trials,
+        )
+
+
+def measure(
+    plan: AuditPlan,
+    grid: Sequence[Level],
+    nodes: Sequence[int],
+    executor: Executor = IN_PROCESS,
+) -> list[Measured]:
     """Replay every point of the grid as every adversary observes it.
 
     Args:
         plan: Plan of the audit.
         grid: Its points.
         nodes: The attacked nodes; the first one that the adversary does not control is replayed.
+        executor: Where the replays are run.
     """
-    found = []
-    for k, level in enumerate(grid):
-        for adversary in plan.parsed:
-            node = next(n for n in nodes if n not in adversary.corrupt)
-            found.append(_measured(plan, k, level, adversary, node))
-    return found
+    together = TOGETHER
+    if executor.inside:
+        together = max(plan.replays, plan.canary, 1)
+    views = [(k, adversary) for k in range(len(grid)) for adversary in plan.parsed]
+    parts = [part for view in views for part in _parts(plan, *view, together)]
+    job = ReplayJob(plan, grid, nodes)
+    found: dict[Part, Replays | Guesses] = {}
+    for part, made in zip(parts, executor.map(job, parts), strict=True):
+        found[part] = made
+        if not executor.inside:
+            step("replays", len(found), len(parts))
+    measured = []
+    for k, adversary in views:
+        mine = [part for part in parts if (part.level, part.adversary) == (k, adversary)]
+        rero = _joined(found, mine, RERO)
+        pairs = _joined(found, mine, PAIRS)
+        once = Guesses(0, 0, 0, "not requested (one_run = false)")
+        for part in mine:
+            run = found[part]
+            if isinstance(run, Guesses):
+                once = run
+        moved = max(rero.moved, pairs.moved)
+        measured.append(Measured(k, adversary, job.node(adversary), rero, pairs, once, moved))
+    return measured
 
 
-def _measured(plan: AuditPlan, k: int, level: Level, adversary: Adversary, node: int) -> Measured:
-    """Replay one view."""
-    ready = level.ready
-    rero = replay(
-        ready,
-        adversary,
-        node,
-        rows=canary.free_rows(ready, node)[: plan.candidates],
-        trials=plan.replays,
-        gradients=plan.gradients,
-        seed=1,
-        what=f"replays at {level.words}",
-    )
-    pairs = replay(
-        ready,
-        adversary,
-        node,
-        rows=canary.pair(ready, node),
-        trials=plan.canary,
-        gradients=plan.gradients,
-        seed=2,
-        what=f"canaries at {level.words}",
-    )
-    once = Guesses(0, 0, 0, "not requested (one_run = false)")
+def _parts(plan: AuditPlan, level: int, adversary: Adversary, together: int) -> Iterator[Part]:
+    """Yield the parts of the replays of one view, with at most so many replays together."""
+    for kind, trials in ((RERO, plan.replays), (PAIRS, plan.canary)):
+        for first in range(0, max(trials, 1), together):
+            yield Part(level, adversary, kind, range(first, min(first + together, trials)))
     if plan.one_run:
-        once = canary.one_run(ready, adversary, plan.gradients, 3)
-    return Measured(k, adversary, node, rero, pairs, once, max(rero.moved, pairs.moved))
+        yield Part(level, adversary, ONCE, range(0))
+
+
+def _joined(found: Mapping[Part, Replays | Guesses], mine: Sequence[Part], kind: str) -> Replays:
+    """Return the replays of one kind of one view."""
+    made: list[Replays] = []
+    counts: list[int] = []
+    for part in mine:
+        replays = found[part]
+        if part.kind == kind and isinstance(replays, Replays):
+            made.append(replays)
+            counts.append(len(part.trials))
+    return joined(made, counts)
 
 
 def cases(

@@ -79,6 +79,7 @@ def replay(
     gradients: int,
     seed: int,
     what: str,
+    some: range | None = None,
 ) -> Replays:
     """Run replays with the node's first record drawn uniformly from candidates.
 
@@ -93,6 +94,7 @@ def replay(
         gradients: Largest number of gradients of a leak.
         seed: Seed of draws and noise.
         what: Name of the work in the progress display.
+        some: The trials to run, of all that were drawn; None for all.
 
     Raises:
         LeakauditError: Another node holds a candidate.
@@ -102,6 +104,8 @@ def replay(
         raise LeakauditError(f"candidates: record {min(taken)} is held by another node")
     random = torch.Generator().manual_seed(child(ready.scenario.seed, seed, 2))
     drawn = torch.randint(len(rows), (trials,), generator=random)
+    some = range(trials) if some is None else some
+    drawn = drawn[some.start : some.stop]
     task = Task.build(ready.task.spec, dtype=torch.float64)
     clip = clipped_at(ready)
     # A batch for each candidate: the candidate, then the node's other records.
@@ -111,7 +115,7 @@ def replay(
     y = ready.source.y[batches]
     scores = torch.zeros(0, len(rows), dtype=torch.float64)
     moved = 0.0
-    for k, pick in enumerate(drawn.tolist()):
+    for k, pick in zip(some, drawn.tolist(), strict=True):
         if expired():
             break
         records = ready.rows.clone()
@@ -130,6 +134,30 @@ def replay(
                 moved = max(moved, float(torch.cdist(gradient, gradient).max()))
         step(what, k + 1, trials)
     return Replays(drawn[: len(scores)], scores, moved)
+
+
+def joined(parts: Sequence[Replays], counts: Sequence[int]) -> Replays:
+    """Join the trials of several calls of `replay`.
+
+    Args:
+        parts: What the calls returned, in the order of their trials.
+        counts: Number of trials of each. Those after a part that ended early are left out.
+
+    Returns:
+        What one call with all trials returns.
+    """
+    used: list[Replays] = []
+    for part, count in zip(parts, counts, strict=True):
+        if part.why:
+            return part
+        used.append(part)
+        if len(part.drawn) < count:
+            break
+    return Replays(
+        torch.cat([part.drawn for part in used]),
+        torch.cat([part.scores for part in used]),
+        max(part.moved for part in used),
+    )
 
 
 def _sensitive_at(leak: GradientLeak, trace: Trace) -> Tensor:

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from leakaudit import registry
+from leakaudit._util.executor import IN_PROCESS, Executor
 from leakaudit._util.files import replacing
 from leakaudit.auditing import record
 from leakaudit.auditing.judge import judge
@@ -29,7 +30,9 @@ FIGURE = "audit.png"
 PICTURE = "reconstructions.png"
 
 
-def audit(plan: AuditPlan, folder: Path, where: Where) -> AuditRecord:
+def audit(
+    plan: AuditPlan, folder: Path, where: Where, executor: Executor = IN_PROCESS
+) -> AuditRecord:
     """Run an audit and write results.json, audit.png, reconstructions.npz and .png and report.md.
 
     Ctrl-C and max_seconds end the work; the results so far are kept and marked as incomplete.
@@ -37,7 +40,8 @@ def audit(plan: AuditPlan, folder: Path, where: Where) -> AuditRecord:
     Args:
         plan: Plan of the audit.
         folder: Folder in which files are written.
-        where: Where it runs.
+        where: Where it finds its data, and how long it may take.
+        executor: Where view bounds, attacks and replays are computed.
 
     Returns:
         The content of results.json.
@@ -49,15 +53,15 @@ def audit(plan: AuditPlan, folder: Path, where: Where) -> AuditRecord:
     clock = time.perf_counter()
     with writable(folder):
         with watching(seconds=where.max_seconds or None):
-            grid = levels(plan, where.data_root, where.download, where.device)
+            grid = levels(plan, where.data_root, where.download, where.device, executor)
             nodes = attacked(plan, grid[0].ready)
             step("stages", 0, 2)
-            simulated = simulate(plan, grid, nodes, where.device)
+            simulated = simulate(plan, grid, nodes, where.device, executor)
             step("stages", 1, 2)
             measured: list[Measured] = []
             whole = False
             if simulated.complete:
-                measured, whole = _measured(plan, grid, nodes)
+                measured, whole = _measured(plan, grid, nodes, executor)
             step("stages", 2, 2)
             simulated = replace(simulated, complete=whole)
         tested = judge(cases(plan, grid, simulated, measured), plan.alpha)
@@ -100,14 +104,14 @@ def _write(found: AuditRecord, folder: Path) -> AuditRecord:
 
 
 def _measured(
-    plan: AuditPlan, grid: Sequence[Level], nodes: Sequence[int]
+    plan: AuditPlan, grid: Sequence[Level], nodes: Sequence[int], executor: Executor
 ) -> tuple[list[Measured], bool]:
     """Return the results of the replays, and whether all replays were completed.
 
     Ctrl-C discards the replays and keeps the attacks.
     """
     try:
-        return measure(plan, grid, nodes), not expired()
+        return measure(plan, grid, nodes, executor), not expired()
     except KeyboardInterrupt:
         return [], False
 

@@ -9,6 +9,7 @@ from statistics import fmean, median
 import torch
 
 from leakaudit._util.assignment import match
+from leakaudit._util.executor import IN_PROCESS, Executor
 from leakaudit.adversary import Adversary
 from leakaudit.auditing.levels import Level
 from leakaudit.auditing.plan import AuditPlan
@@ -165,8 +166,65 @@ class Simulated:
         return found if node is None else [s for s in found if s.node == node]
 
 
+@dataclass(frozen=True)
+class RunJob:
+    """The job of attacking one run of one point.
+
+    Attributes:
+        plan: Plan of the audit.
+        grid: Its points.
+        nodes: The attacked nodes.
+        device: Device on which attacks compute.
+    """
+
+    plan: AuditPlan
+    grid: Sequence[Level]
+    nodes: Sequence[int]
+    device: str
+
+    def __call__(self, run: tuple[int, int]) -> tuple[list[Outcome | Skipped], bool]:
+        """Attack one run.
+
+        Args:
+            run: Index in the grid, and number of the run.
+
+        Returns:
+            The results, and whether the time sufficed to begin.
+        """
+        if expired():
+            return [], False
+        return list(self.results(run, self.recorded(run))), True
+
+    def recorded(self, run: tuple[int, int]) -> tuple[Trace, Truth]:
+        """Record one run.
+
+        Args:
+            run: Index in the grid, and number of the run.
+        """
+        level, seed = run
+        recorder = recorded(seeded(self.grid[level].ready, seed))
+        return recorder.trace, recorder.truth_record
+
+    def results(
+        self, run: tuple[int, int], recording: tuple[Trace, Truth]
+    ) -> Iterator[Outcome | Skipped]:
+        """Yield the results of one run as they are made.
+
+        Args:
+            run: Index in the grid, and number of the run.
+            recording: Its recording.
+        """
+        trace, truth = recording
+        task = Task.build(trace.task, device=self.device)
+        return _attacks(self.plan, *run, trace, truth, task, self.nodes)
+
+
 def simulate(
-    plan: AuditPlan, grid: Sequence[Level], nodes: Sequence[int], device: str = "cpu"
+    plan: AuditPlan,
+    grid: Sequence[Level],
+    nodes: Sequence[int],
+    device: str = "cpu",
+    executor: Executor = IN_PROCESS,
 ) -> Simulated:
     """Run the whole grid; Ctrl-C and the time limit end it and keep the results so far.
 
@@ -175,40 +233,41 @@ def simulate(
         grid: Its points.
         nodes: The attacked nodes.
         device: Device on which attacks compute.
+        executor: Where the runs are recorded and attacked.
 
     Raises:
         KeyboardInterrupt: Ctrl-C was pressed before the first run was completed.
     """
-    outcomes: list[Outcome] = []
-    skipped: list[Skipped] = []
+    job = RunJob(plan, grid, nodes, device)
+    runs = [(k, seed) for k in range(len(grid)) for seed in range(plan.seeds)]
     each = len(plan.adversaries) * len(plan.attacks) * len(nodes)
-    total = len(grid) * plan.seeds * each
-    done = 0
+    found: dict[tuple[int, int], list[Outcome | Skipped]] = {run: [] for run in runs}
+    first = job.recorded(runs[0])
     complete = True
-    first: tuple[Trace, Truth] | None = None
+    done = 0
     try:
-        for k, level in enumerate(grid):
-            for seed in range(plan.seeds):
-                recorder = recorded(seeded(level.ready, seed))
-                trace = recorder.trace
-                truth = recorder.truth_record
-                first = first or (trace, truth)
+        if executor.inside:
+            for run in runs:
+                recording = first if run == runs[0] else job.recorded(run)
                 if expired():
                     complete = False
                     continue
-                task = Task.build(trace.task, device=device)
-                for one in _attacks(plan, k, seed, trace, truth, task, nodes):
+                for one in job.results(run, recording):
                     done += 1
-                    step("attacks", done, total)
-                    if isinstance(one, Outcome):
-                        outcomes.append(one)
-                    else:
-                        skipped.append(one)
+                    step("attacks", done, len(runs) * each)
+                    found[run].append(one)
+        else:
+            for outcome in executor.completed(job, runs):
+                found[runs[outcome.place]], begun = outcome.result()
+                complete = complete and begun
+                done += each
+                step("attacks", done, len(runs) * each)
     except KeyboardInterrupt:
         complete = False
-    if first is None:
-        raise KeyboardInterrupt
-    return Simulated(tuple(outcomes), tuple(skipped), *first, complete)
+    made = [one for run in runs for one in found[run]]
+    outcomes = tuple(one for one in made if isinstance(one, Outcome))
+    skipped = tuple(one for one in made if isinstance(one, Skipped))
+    return Simulated(outcomes, skipped, *first, complete)
 
 
 def _attacks(

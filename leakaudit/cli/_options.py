@@ -10,10 +10,13 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from leakaudit._util.settings import SETTINGS, resolve
 from leakaudit.errors import LeakauditError, suggest
+
+if TYPE_CHECKING:
+    from leakaudit._util.executor import Executor
 
 BINARY = ("pdf", "png")  # report formats that are not text
 INCONCLUSIVE = 3  # exit code of a result about a recording that is not what it declares
@@ -187,6 +190,52 @@ def write(text: str, args: argparse.Namespace) -> None:
     with replacing(args.output) as file:
         file.write(page)
     say(f"{args.output}: written", args)
+
+
+def computing(sub: argparse.ArgumentParser, default: str = "0, this process") -> None:
+    """Add the options that choose where jobs are computed.
+
+    Args:
+        sub: The verb's parser.
+        default: The default number of workers, for the help.
+    """
+    sub.add_argument(
+        "--workers",
+        type=int,
+        metavar="N",
+        help="number of processes, with one thread each; 0 runs in this process (default: "
+        f"{default}). On a cluster: most jobs at a time (default: twice its cores)",
+    )
+    sub.add_argument(
+        "--backend",
+        default="process",
+        metavar="NAME",
+        help="process, loky, dask, ray, joblib, or joblib:NAME; results do not depend on it "
+        "(default process)",
+    )
+    sub.add_argument(
+        "--address",
+        metavar="HOST:PORT",
+        help="address of the running cluster of dask or ray",
+    )
+
+
+def executor_of(args: argparse.Namespace) -> Executor:
+    """Return the executor that the options of `computing` choose; its workers begin to start.
+
+    Args:
+        args: The parsed arguments of a call.
+
+    Raises:
+        LeakauditError: The options do not fit each other.
+    """
+    from leakaudit._util import forks
+    from leakaudit._util.executor import PROCESS, Executor
+
+    executor = Executor.of(args.workers, args.backend, args.address)
+    if executor.backend == PROCESS and executor.workers:
+        forks.context()  # it imports torch for the workers while this process reads its input
+    return executor
 
 
 def text_renderer(name: str) -> Callable[..., str]:

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from leakaudit.cli._options import (
     INCONCLUSIVE,
+    computing,
     described,
+    executor_of,
     say,
     settings,
     shared,
@@ -98,6 +100,7 @@ def add(verbs: Any) -> None:
         action="store_true",
         help="print the leak of each node and the attacks that apply, without attacking",
     )
+    computing(sub)
     shared(sub, "seed", "device", "threads", "output", "lpips_weights", "max_seconds")
     sub.set_defaults(run=run)
 
@@ -137,8 +140,9 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.write(json.dumps(plan, indent=2) + "\n")
         return INCONCLUSIVE if plan["not_understood"] else 0
     folder = Path(chosen.output)
+    executor = executor_of(args)
     with console.shown(chosen.progress, main="nodes"):
-        done = attack_file(args.trace, folder, options)
+        done = attack_file(args.trace, folder, options, executor)
     shown = passages.with_passages(done.results, folder)
     for name in args.format or ["text"]:
         _show(name, renderers[name], shown if name == "text" else done.results)

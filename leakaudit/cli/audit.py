@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from leakaudit.cli._options import described, say, settings, shared, show
+from leakaudit.cli._options import computing, described, executor_of, say, settings, shared, show
 
 REFUTED, UNSETTLED, INTERRUPTED = 1, 3, 130
 
@@ -58,6 +58,7 @@ def add(verbs: Any) -> None:
         metavar="FILE",
         help="write the figure for a paper, 174 mm wide, to this .pdf, .svg or .png file",
     )
+    computing(sub)
     shared(sub, "seed", "device", "threads", "output", "data_root", "download", "max_seconds")
     sub.set_defaults(run=run)
 
@@ -91,8 +92,9 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.write(json.dumps(model.plain(dry(plan, where)), indent=2) + "\n")
         return 0
     folder = Path(chosen.output)
+    executor = executor_of(args)
     with console.shown(chosen.progress, main="stages"):
-        found = audit(plan, folder, where)
+        found = audit(plan, folder, where, executor)
     for name in args.format or ["text"]:
         show(_rendered(name, folder))
     files = ["results.json", "report.md", found.audit.figure, found.picture]

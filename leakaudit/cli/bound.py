@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leakaudit.cli._options import (
+    computing,
     concluded,
     described,
+    executor_of,
     page_format,
     page_formats,
     say,
@@ -113,6 +115,7 @@ def add(verbs: Any) -> None:
         help="epsilon for which noise is recommended (default: the epsilon of the claim)",
     )
     page_formats(sub)
+    computing(sub)
     shared(sub, "threads", "data_root", "download")
     sub.set_defaults(run=run)
 
@@ -132,6 +135,7 @@ def run(args: argparse.Namespace) -> int:
 
     chosen = settings(args)
     form = page_format(args)
+    executor = executor_of(args)
     asked = {
         name: getattr(args, name) for name in ("sensitivity", "delta", "epsilon", "smoothness")
     }
@@ -141,7 +145,7 @@ def run(args: argparse.Namespace) -> int:
     protocol, last = bounding.protocol_of(args.source, chosen.data_root, chosen.download)
     threats = _threats(args, protocol, last)
     with console.shown(chosen.progress):
-        found = list(compare(protocol, threats, **asked))
+        found = list(compare(protocol, threats, executor=executor, **asked))
         unclear = _contradictions(args.source)
     if form == "json":
         shown_all = [{**one.to_json(), "unclear": unclear} for one in found]

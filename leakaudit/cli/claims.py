@@ -6,7 +6,16 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
-from leakaudit.cli._options import described, page_format, page_formats, settings, shared, write
+from leakaudit.cli._options import (
+    computing,
+    described,
+    executor_of,
+    page_format,
+    page_formats,
+    settings,
+    shared,
+    write,
+)
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -57,6 +66,7 @@ def add(verbs: Any) -> None:
         help="number of a claim; repeatable (default: all)",
     )
     page_formats(sub)
+    computing(sub)
     shared(sub, "threads")
     sub.set_defaults(run=run)
 
@@ -76,8 +86,9 @@ def run(args: argparse.Namespace) -> int:
     chosen = settings(args)
     form = page_format(args)
     rows = select(args.paper, args.row)
+    executor = executor_of(args)
     with console.shown(chosen.progress, main="claims"):
-        found = list(judge(rows))
+        found = list(judge(rows, executor))
     if form == "json":
         write(json.dumps([one.to_json() for one in found], indent=2) + "\n", args)
     elif form == "html":

@@ -8,7 +8,16 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leakaudit.cli._options import described, load_torch, loading, say, settings, shared, trusting
+from leakaudit.cli._options import (
+    computing,
+    described,
+    load_torch,
+    loading,
+    say,
+    settings,
+    shared,
+    trusting,
+)
 from leakaudit.errors import LeakauditError
 
 if TYPE_CHECKING:
@@ -49,19 +58,7 @@ def add(verbs: Any) -> None:
         choices=("text", "json", "markdown"),
         help="format of the output; repeatable (default text)",
     )
-    sub.add_argument(
-        "--workers",
-        type=int,
-        metavar="N",
-        help="number of processes, with one thread each; 0 runs in this process (default: one per "
-        "processor)",
-    )
-    sub.add_argument(
-        "--backend",
-        default="process",
-        metavar="NAME",
-        help="process, joblib, or joblib:NAME, such as joblib:dask or joblib:ray (default process)",
-    )
+    computing(sub, "one per processor")
     sub.add_argument(
         "--shard",
         default="1/1",
@@ -134,7 +131,8 @@ def run(args: argparse.Namespace) -> int:
         Path(chosen.data_root),
         chosen.download,
     )
-    options, folder = SweepOptions(*rest, args.trust_model), Path(chosen.output)
+    options = SweepOptions(*rest, args.trust_model, args.address)
+    folder = Path(chosen.output)
     if args.figure is not None and options.shard[1] > 1:
         raise LeakauditError(
             "--figure: a single part has no figure; use the option with leakaudit sweep merge"

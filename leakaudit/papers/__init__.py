@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterator, Sequence
 
+from leakaudit._util.executor import IN_PROCESS, Executor
 from leakaudit.errors import LeakauditError
 from leakaudit.papers import (
     averaging,
@@ -104,15 +105,21 @@ def _refuse_unknown(
             )
 
 
-def judge(rows: Sequence[PublishedClaim]) -> Iterator[JudgedClaim]:
-    """Evaluate the rows one by one, and yield each with its findings.
+def judge(rows: Sequence[PublishedClaim], executor: Executor = IN_PROCESS) -> Iterator[JudgedClaim]:
+    """Evaluate the rows, and yield each with its findings, in their order.
 
     Args:
         rows: Rows such as those that `select` returns.
+        executor: Where they are evaluated.
     """
-    for k, row in enumerate(rows):
-        step("claims", k, len(rows))
-        start = time.perf_counter()
-        findings = row.judge()
-        yield JudgedClaim(row, findings, time.perf_counter() - start)
-    step("claims", len(rows), len(rows))
+    step("claims", 0, len(rows))
+    for k, judged in enumerate(executor.map(_evaluated, rows)):
+        yield judged
+        step("claims", k + 1, len(rows))
+
+
+def _evaluated(row: PublishedClaim) -> JudgedClaim:
+    """Evaluate one row: the job of `judge`."""
+    start = time.perf_counter()
+    findings = row.judge()
+    return JudgedClaim(row, findings, time.perf_counter() - start)

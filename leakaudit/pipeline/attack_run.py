@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from leakaudit import registry
+from leakaudit._util.executor import IN_PROCESS, Executor
 from leakaudit._util.files import private_folder, replacing
 from leakaudit._util.own_code import Trust
 from leakaudit.adversary import Adversary
@@ -107,7 +108,9 @@ class Finished:
     conclusive: bool
 
 
-def attack_file(path: Path, folder: Path, options: AttackOptions) -> Finished:
+def attack_file(
+    path: Path, folder: Path, options: AttackOptions, executor: Executor = IN_PROCESS
+) -> Finished:
     """Attack a trace and write the results into a folder.
 
     These are results.json, reconstructions.npz and .png, originals.npz and report.md. Ctrl-C ends
@@ -117,6 +120,7 @@ def attack_file(path: Path, folder: Path, options: AttackOptions) -> Finished:
         path: The trace, a file or a folder of shards.
         folder: Output folder; created if it does not exist.
         options: The options.
+        executor: Where groups of nodes are attacked.
 
     Returns:
         The record, as it was written.
@@ -144,7 +148,7 @@ def attack_file(path: Path, folder: Path, options: AttackOptions) -> Finished:
     with ready(folder):
         kept = Checkpoint.begin(folder, _key(trace, sha256, options), options.resume)
         try:
-            found = nodes.attack(trace, task, options, kept)
+            found = nodes.attack(trace, task, options, kept, path, executor)
         except AttackError:
             kept.clear()
             raise

@@ -5,17 +5,21 @@ The leaks of a group are searched together, and the time left is shared by all n
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from leakaudit._util.seeds import generator
+from leakaudit._util.executor import IN_PROCESS, Executor
 from leakaudit.extraction import hearing
 from leakaudit.extraction.deduction import Deduction
-from leakaudit.inversion import attacking
+from leakaudit.inversion.attacking import Settled
 from leakaudit.leak import GradientLeak
 from leakaudit.pipeline.checkpoint import Checkpoint
+from leakaudit.pipeline.node_jobs import Group, GroupJob, Heard, listen, recording_of, settle
+from leakaudit.pipeline.node_jobs import attack as spread
 from leakaudit.progress import remaining, sharing, step, watching
 from leakaudit.reconstruction import Reconstruction
 from leakaudit.tasks.task import LOOP_ABOVE, Task
@@ -48,7 +52,14 @@ class Found:
     interrupted: bool = False
 
 
-def attack(trace: Trace, task: Task, options: AttackOptions, kept: Checkpoint) -> Found:
+def attack(
+    trace: Trace,
+    task: Task,
+    options: AttackOptions,
+    kept: Checkpoint,
+    path: Path | None = None,
+    executor: Executor = IN_PROCESS,
+) -> Found:
     """Attack all nodes of a run; after Ctrl-C, return the results so far.
 
     Groups are the same whatever was finished before, and what was searched in one batch is kept
@@ -59,6 +70,8 @@ def attack(trace: Trace, task: Task, options: AttackOptions, kept: Checkpoint) -
         task: Its model and loss.
         options: The options. Without nodes, all that the adversary can attack.
         kept: Checkpoint with finished results, to which new ones are added.
+        path: File of the recording, which other processes read.
+        executor: Where the groups are attacked.
 
     Returns:
         What was found, in the order of the nodes.
@@ -68,17 +81,14 @@ def attack(trace: Trace, task: Task, options: AttackOptions, kept: Checkpoint) -
     else:
         order = list(options.nodes)
     size = _together(trace, task, options)
-    run = _Run(task, options, kept, Deduction(trace, options.adversary), kept.finished())
+    groups = [tuple(order[first : first + size]) for first in range(0, len(order), size)]
+    run = _Run(trace, task, options, kept, kept.finished())
     try:
         with watching(seconds=options.max_seconds or None):
-            for first in range(0, len(order), size):
-                step("nodes", first, len(order))
-                group = order[first : first + size]
-                if remaining() <= 0:
-                    run.found.late += group
-                    continue
-                with sharing((len(order) - first) / len(group)):
-                    run.attack(group)
+            if executor.inside or path is None:
+                run.here(groups)
+            else:
+                run.elsewhere(groups, path, executor)
         step("nodes", len(order), len(order))
     except KeyboardInterrupt:
         run.found.interrupted = True
@@ -104,51 +114,77 @@ class _Run:
     """A run in progress.
 
     Attributes:
+        trace: The recording.
         task: Model and loss of the trace.
         options: The options.
         kept: Checkpoint for finished reconstructions.
-        heard: What the adversary deduces from the trace.
         done: Results that were finished before this run, by node.
         found: Results so far.
         alone: Results since the last file, one reconstruction each.
         saved: Time of the last file, by the monotonic clock.
-        covered: Nodes whose gradients an earlier leak contains, as a part of a sum.
     """
 
+    trace: Trace
     task: Task
     options: AttackOptions
     kept: Checkpoint
-    heard: Deduction
     done: dict[int, Reconstruction]
     found: Found = field(default_factory=Found)
     alone: list[Reconstruction] = field(default_factory=list)
     saved: float = field(default_factory=time.monotonic)
-    covered: set[int] = field(default_factory=set)
 
-    def attack(self, group: Sequence[int]) -> None:
-        """Attack the nodes of one group that are not finished."""
-        leaks = []
-        for node in group:
-            if node in self.covered:
+    def here(self, groups: Sequence[tuple[int, ...]]) -> None:
+        """Attack groups one after the other, and keep each reconstruction when it is finished."""
+        deduction = Deduction(self.trace, self.options.adversary)
+        covered: frozenset[int] = frozenset()
+        attacked = 0
+        total = sum(map(len, groups))
+        for nodes in groups:
+            step("nodes", attacked, total)
+            if remaining() <= 0:
+                self.found.late += nodes
                 continue
-            got = hearing.deduce(self.heard, [node], self.options.rounds, incomplete=True)
-            self.found.reasons |= got.undetermined
-            self.found.not_understood |= got.not_understood
-            leaks += list(got)
-            self.covered.update(other for leak in got for other in leak.others)
+            with sharing((total - attacked) / len(nodes)):
+                heard = listen(deduction, self._group(nodes, covered), self.options.rounds)
+                covered |= heard.covered
+                left = self._heard(heard)
+                self._settled(left, settle(left, self.task, self.options))
+            attacked += len(nodes)
+
+    def elsewhere(self, groups: Sequence[tuple[int, ...]], path: Path, executor: Executor) -> None:
+        """Attack groups on an executor, and keep the reconstructions of each finished group."""
+        workers = executor.workers or len(groups)
+        turns = math.ceil(len(groups) / workers)
+        job = GroupJob(path.absolute(), recording_of(self.trace), self.options, turns)
+        late = dict(enumerate(groups))
+        total = sum(map(len, groups))
+        step("nodes", 0, total)
+        for place, attacked in spread(job, [self._group(some) for some in groups], executor):
+            del late[place]
+            self._settled(self._heard(attacked.heard), attacked.settled)
+            step("nodes", total - sum(map(len, late.values())), total)
+        self.found.late += [node for some in late.values() for node in some]
+
+    def _group(self, nodes: tuple[int, ...], covered: frozenset[int] = frozenset()) -> Group:
+        return Group(nodes, covered & {*nodes}, frozenset(nodes) & self.done.keys())
+
+    def _heard(self, heard: Heard) -> list[GradientLeak]:
+        """Note what was deduced about a group, and return the leaks that are not finished."""
+        self.found.reasons |= heard.reasons
+        self.found.not_understood |= heard.not_understood
         left = []
-        for leak in leaks:
+        for leak in heard.leaks:
             if leak.node in self.done:
                 self.found.pairs.append((leak, self.done[leak.node]))
             else:
                 left.append(leak)
-        random = [generator(self.options.seed, leak.node) for leak in left]
+        return left
+
+    def _settled(self, leaks: Sequence[GradientLeak], search: Iterable[Settled]) -> None:
+        """Note the reconstructions of the leaks of a group."""
         batch: list[Reconstruction] = []
-        search = attacking.attack_together(
-            left, self.task, self.options.attack, random, **self.options.settings
-        )
         for settled in search:
-            self.found.pairs.append((left[settled.place], settled.found))
+            self.found.pairs.append((leaks[settled.place], settled.found))
             if not settled.late:
                 finished = batch if settled.together else self.alone
                 finished.append(settled.found)

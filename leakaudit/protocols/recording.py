@@ -21,6 +21,7 @@ from leakaudit.protocols import topology as graphs
 from leakaudit.protocols.scenario import Scenario
 from leakaudit.relations.declare import outline
 from leakaudit.tasks import data, models
+from leakaudit.tasks.kept import Kept
 from leakaudit.tasks.task import Problem, Task
 from leakaudit.trace import Graph
 from leakaudit.traces import layers
@@ -133,6 +134,7 @@ def plan(
     download: bool = False,
     device: str = "cpu",
     trusted: Trust = False,
+    kept: Kept | None = None,
 ) -> Plan:
     """Draw data and graph, and build the task.
 
@@ -142,21 +144,19 @@ def plan(
         download: Whether data sets may be downloaded.
         device: Device of the training.
         trusted: The ``package.module:factory`` that may execute its code; True for any.
+        kept: Data sets and tasks that several plans share.
 
     Raises:
         LeakauditError: The scenario cannot run.
     """
+    kept = kept or Kept()
     victim, args = scenario.parts()
     _known(scenario, args)
     random = generators(scenario.seed, *STREAMS)
-    source = data.load(scenario.data, data_root, download, random["data"])
+    source = kept.source(scenario.data, data_root, download, random["data"])
     rows = data.split(source, scenario.nodes, scenario.samples, scenario.split, random["split"])
-    task = Task.build(
-        source.spec(scenario.model, args),
-        dtype=getattr(torch, scenario.dtype),
-        device=device,
-        trusted=trusted,
-    )
+    spec = source.spec(scenario.model, args)
+    task = kept.task(spec, getattr(torch, scenario.dtype), device, trusted)
     if victim.centralised:  # a star: its hub, the server, is the last node
         graph = Graph(scenario.nodes + 1, tuple((i, scenario.nodes) for i in range(scenario.nodes)))
     else:

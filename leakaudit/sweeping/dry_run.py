@@ -90,7 +90,7 @@ def dry(plan: SweepPlan, folder: Path, options: SweepOptions) -> DrySweep:
     left = remaining(mine, known, options)
     rows, total = _costs(mine.values(), dict(left).values(), _mean_times(store, planned))
     sized = plan_of_first(mine, options)
-    workers = max(1, options.processes)
+    workers = max(1, options.executor.workers)
     hours = None
     if total is not None:
         hours = round(total / workers / 3600, 4)

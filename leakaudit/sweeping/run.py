@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from leakaudit._util.executor import Executor, WorkerDied
 from leakaudit._util.own_code import Trust
 from leakaudit.errors import LeakauditError
 from leakaudit.pipeline.attack_run import ready
 from leakaudit.progress import expired, step
 from leakaudit.protocols import recording
 from leakaudit.results.model import SweepRecord
-from leakaudit.sweeping import cells, merge, pool
+from leakaudit.sweeping import cells, merge
 from leakaudit.sweeping.cell_files import DIED, DONE, FAILED, Status, Timing
 from leakaudit.sweeping.cells import PlannedCell
 from leakaudit.sweeping.plan import SweepPlan
 from leakaudit.sweeping.store import Planned, Store
-from leakaudit.sweeping.work import Ended, Job, failure
+from leakaudit.sweeping.work import Computed, Job, failure
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -33,12 +33,13 @@ class SweepOptions:
 
     Attributes:
         workers: Number of processes; 0 uses this process, None starts one per processor.
-        backend: ``process``, ``joblib`` or ``joblib:NAME``.
+        backend: As for an `Executor`, like `address`.
         shard: (i, n) for the i-th of n parts, counted from 1.
         again: Whether to retry failed cells.
         data_root: Folder of torchvision's data sets.
         download: Whether data sets may be downloaded.
         trusted: The ``package.module:factory`` that may execute its code; True for any.
+        address: Address of a cluster.
     """
 
     workers: int | None = None
@@ -48,18 +49,14 @@ class SweepOptions:
     data_root: Path | None = None
     download: bool = False
     trusted: Trust = False
+    address: str | None = None
 
     def __post_init__(self) -> None:
         """Check the ranges."""
         i, n = self.shard
         if not 1 <= i <= n:
             raise LeakauditError(f"--shard: expected I/N with 1 <= I <= N, got {i}/{n}")
-        if self.workers is not None and self.workers < 0:
-            raise LeakauditError(f"--workers: expected an integer >= 0, got {self.workers}")
-        if self.backend != "process" and self.backend.partition(":")[0] != "joblib":
-            raise LeakauditError(
-                f"--backend: expected process, joblib or joblib:NAME, got {self.backend!r}"
-            )
+        _ = self.executor  # checks the others
 
     @property
     def kept(self) -> frozenset[str]:
@@ -67,13 +64,9 @@ class SweepOptions:
         return frozenset({DONE} if self.again else {DONE, FAILED})
 
     @property
-    def processes(self) -> int:
-        """The number of processes to start, 0 to use this process."""
-        if self.workers is not None:
-            return self.workers
-        if hasattr(os, "sched_getaffinity"):  # only Linux can tell which ones are ours
-            return len(os.sched_getaffinity(0))
-        return os.cpu_count() or 1
+    def executor(self) -> Executor:
+        """Where the cells are computed."""
+        return Executor.of(self.workers, self.backend, self.address, every_core=True)
 
 
 @dataclass
@@ -212,37 +205,29 @@ def plan_of_first(mine: dict[str, PlannedCell], options: SweepOptions) -> record
 
 
 def _run(store: Store, mine: dict[str, PlannedCell], todo: Items, options: SweepOptions) -> None:
-    """Run cells, and store their timings and the failures of cells whose process died."""
-    job = Job(store.folder.absolute(), options.data_root, options.download, options.trusted)
+    """Run cells; store their results, timings and the failures of cells whose process died."""
+    job = Job(options.data_root, options.download, options.trusted)
     shard = f"{options.shard[0]}-of-{options.shard[1]}"
     done = len(mine) - len(todo)
     step("cells", done, len(mine))
-    for ended in _work(job, todo, options):
-        done += 1
+    for outcome in options.executor.completed(job, [cell for _, cell in todo], expired):
+        key, cell = todo[outcome.place]
+        if isinstance(outcome.error, WorkerDied):
+            computed = Computed(failure(cell, DIED, str(outcome.error)), None, 0.0, 0.0)
+        else:
+            computed = outcome.result()
+        store.explain(key, computed.trouble)
+        store.save(key, computed.result)
         timing = Timing(
-            cell=ended.key,
-            seconds=round(ended.seconds, 4),
-            cpu=round(ended.cpu, 4),
-            status=ended.status,
-            worker=ended.worker,
+            cell=key,
+            seconds=round(computed.seconds, 4),
+            cpu=round(computed.cpu, 4),
+            status=computed.result.status,
+            worker=outcome.worker,
         )
         store.timed(shard, timing)
-        if ended.status == DIED:
-            store.save(ended.key, failure(mine[ended.key], DIED, ended.says))
+        done += 1
         step("cells", done, len(mine))
-
-
-def _work(job: Job, todo: Items, options: SweepOptions) -> Iterator[Ended]:
-    """Run the cells with the chosen backend."""
-    if not todo:
-        return iter(())
-    workers = options.processes
-    kind, _, name = options.backend.partition(":")
-    if kind == "joblib":
-        return pool.parallel(job, todo, max(1, workers), expired, name or None)
-    if workers:
-        return pool.processes(job, todo, workers, expired)
-    return pool.here(job, todo, expired)
 
 
 def part(keyed: dict[str, PlannedCell], shard: tuple[int, int]) -> dict[str, PlannedCell]:

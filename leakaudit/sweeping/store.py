@@ -94,11 +94,13 @@ class Store:
     def save(self, key: str, result: CellResult) -> None:
         """Store the result of one cell.
 
+        If the machine fails soon after, the file may be damaged; the cell is then run again.
+
         Args:
             key: Its name.
             result: The result.
         """
-        _write(self._file(key), structs.replace(result, sha256=_digest(result)))
+        _write(self._file(key), structs.replace(result, sha256=_digest(result)), durable=False)
 
     def load(self, key: str) -> CellResult | None:
         """Return the result of a cell, None if it does not exist.
@@ -194,9 +196,9 @@ def _digest(result: CellResult) -> str:
     return digest(model.plain(structs.replace(result, sha256="")))
 
 
-def _write(path: Path, content: msgspec.Struct) -> None:
+def _write(path: Path, content: msgspec.Struct, durable: bool = True) -> None:
     text = json.dumps(model.plain(content), indent=1, ensure_ascii=False, allow_nan=False)
-    with replacing(path) as file:
+    with replacing(path, durable) as file:
         file.write(text.encode("utf-8", "backslashreplace") + b"\n")
 
 

@@ -26,59 +26,55 @@ from leakaudit.results.model import Scores
 from leakaudit.scoring.scoring import Score, nothing, score
 from leakaudit.sweeping.cell_files import DONE, FAILED, CellFinding, CellResult, Status
 from leakaudit.sweeping.cells import PlannedCell
-from leakaudit.sweeping.store import Store
+from leakaudit.tasks.kept import Kept
 from leakaudit.tasks.task import Task
 from leakaudit.trace import Setting, Truth
 
+KEPT = Kept()  # the cells of a sweep share their data, and most of them their model
+
 
 @dataclass(frozen=True)
-class Ended:
-    """How a cell ended.
+class Computed:
+    """A cell that was computed.
 
     Attributes:
-        key: The cell's name.
-        status: Its outcome.
-        says: Why it has no result, empty if it has one.
+        result: Its result.
+        trouble: The traceback if it failed by an error that is not ours, otherwise None.
         seconds: Wall-clock time.
         cpu: Processor time in seconds.
-        worker: Number of its process.
     """
 
-    key: str
-    status: Status
-    says: str
+    result: CellResult
+    trouble: str | None
     seconds: float
     cpu: float
-    worker: int
 
 
 @dataclass(frozen=True)
 class Job:
-    """The task of every worker: run a cell, and write its result.
+    """The computation of a cell, which needs no other file than data sets and models.
 
     Attributes:
-        folder: Folder of the results.
         data_root: Where torchvision's data sets lie.
         download: Whether data sets may be fetched.
         trusted: The ``package.module:factory`` that may execute its code; True for any.
     """
 
-    folder: Path
     data_root: Path | None = None
     download: bool = False
     trusted: Trust = False
 
-    def __call__(self, key: str, cell: PlannedCell) -> Ended:
-        """Run one cell; if it raises an error, the error is stored as its result.
+    def __call__(self, cell: PlannedCell) -> Computed:
+        """Compute one cell; if it raises an error, the error is its result.
 
         Args:
-            key: Its name.
             cell: The cell.
         """
         start = time.perf_counter()
         cpu = time.process_time()
-        store = Store(self.folder)
         trouble = None
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # as in a worker: the order of a sum may depend on it
         try:
             result = self.measure(cell)
         except LeakauditError as error:
@@ -86,16 +82,9 @@ class Job:
         except Exception as error:  # a user's own attack or victim may raise anything
             result = failure(cell, FAILED, f"{type(error).__name__}: {error}")
             trouble = traceback.format_exc()
-        store.explain(key, trouble)
-        store.save(key, result)
-        return Ended(
-            key,
-            result.status,
-            result.says,
-            time.perf_counter() - start,
-            time.process_time() - cpu,
-            0,
-        )
+        finally:
+            torch.set_num_threads(threads)
+        return Computed(result, trouble, time.perf_counter() - start, time.process_time() - cpu)
 
     def measure(self, cell: PlannedCell) -> CellResult:
         """Record, attack and score one cell.
@@ -109,7 +98,7 @@ class Job:
         ready, constants = self._ready(cell)
         recorder = recording.record(ready, None)
         trace, truth = recorder.trace, recorder.truth_record
-        task = Task.build(trace.task, device=cell.plan.device, trusted=self.trusted)
+        task = KEPT.task(trace.task, torch.float32, cell.plan.device, self.trusted)
         adversary = Adversary.parse(cell.adversary)
         adversary.check(trace.graph)
         wanted = cell.plan.nodes or hearing.targets(trace, adversary)
@@ -144,6 +133,7 @@ class Job:
                 download=self.download,
                 device=plan.device,
                 trusted=self.trusted,
+                kept=KEPT,
             )
             return made, {}
         from leakaudit.auditing.levels import levels  # loads scipy, which few sweeps need
@@ -227,8 +217,3 @@ def _usable(
         else:
             usable.append(leak)
     return usable, reasons
-
-
-def one_thread() -> None:
-    """Limit this process to one thread."""
-    torch.set_num_threads(1)

@@ -133,7 +133,7 @@ def load(
         path = Path(rest).expanduser()
         shown = f"{kind}:{path.name}"  # without the folders, which are private
         return _dataset(shown, FILES[kind](path))
-    if re.fullmatch(r"gaussians(:\d{1,9})?", name):
+    if is_random(name):
         count = int(rest or 1000)
         if not 2 <= count <= MOST_GAUSSIANS:
             raise LeakauditError(f"gaussians: expected 2 to {MOST_GAUSSIANS} records, got {count}")
@@ -147,6 +147,15 @@ def load(
     if name in data_sources.TORCHVISION:
         return _dataset(name, data_sources.from_torchvision(name, root, download))
     raise LeakauditError(f"unknown data set {name!r}{suggest(name, NAMES)}")
+
+
+def is_random(name: str) -> bool:
+    """Return whether the records are drawn from a generator.
+
+    Args:
+        name: As written by the user.
+    """
+    return re.fullmatch(r"gaussians(:\d{1,9})?", name) is not None
 
 
 def is_public(name: str) -> bool:

@@ -137,7 +137,7 @@ def test_a_plan_with_a_mistake_is_one_line_and_code_2(
         (["--shard", "two"], "--shard: expected I/N"),
         (["--shard", "9/9"], "expected at most 8 parts"),
         (["--workers", "-1"], "--workers: expected an integer >= 0"),
-        (["--backend", "threads"], "--backend: expected process, joblib"),
+        (["--backend", "threads"], "--backend: expected process, loky, dask, ray"),
         (["extra.toml"], "expected one plan"),
     ],
 )

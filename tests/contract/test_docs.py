@@ -34,6 +34,7 @@ BENCH, LONG = (
     "runs for minutes; the tests of its module run it in parts",
 )
 BUDGET = "takes minutes; tests/cli/test_figures_of_papers.py runs it with few steps"
+CLUSTER = "needs a cluster; tests/reference/test_clusters.py starts two"
 NOT_RUN: dict[tuple[str, str], str] = {  # (page, how the line begins): why
     ("audit.md", "leakaudit audit plan.toml -o"): LONG,
     ("audit.md", "leakaudit audit examples/"): LONG,
@@ -81,6 +82,9 @@ NOT_RUN: dict[tuple[str, str], str] = {  # (page, how the line begins): why
         "python examples/wire/jax_dpsgd.py",
     ): "needs JAX; tests/programs runs it where JAX is installed",
     ("wire.md", "leakaudit trace import jax/"): "needs the messages of the JAX program",
+    ("sweep.md", "dask "): CLUSTER,
+    ("sweep.md", "ray start"): CLUSTER,
+    ("sweep.md", "leakaudit sweep sweep.toml -o swept/ --backend"): CLUSTER,
     (
         "text.md",
         "leakaudit tap",

@@ -158,7 +158,7 @@ def test_a_cell_is_what_record_and_attack_give(tmp_path: Path, seed: int) -> Non
         for c in expand(plan())
         if (c.attack, c.at["sigma"], c.scenario.seed) == ("analytic", 0.01, seed)
     ]
-    cell = Job(tmp_path).measure(chosen[0])
+    cell = Job().measure(chosen[0])
     (tmp_path / "s.toml").write_text(chosen[0].scenario.to_toml())
     trace = str(tmp_path / "trace.pt")
     assert main(["record", "--scenario", str(tmp_path / "s.toml"), "-o", trace, "-q"]) == 0
@@ -171,7 +171,7 @@ def test_a_cell_is_what_record_and_attack_give(tmp_path: Path, seed: int) -> Non
 
 def test_an_epsilon_is_set_as_an_audit_sets_it(tmp_path: Path) -> None:
     p = plan(epsilon=(math.inf, 4.0), over={}, attacks=("analytic",), seeds=(0,), sensitivity=2.0)
-    found = {str(c.epsilon): Job(tmp_path).measure(c) for c in expand(p)}
+    found = {str(c.epsilon): Job().measure(c) for c in expand(p)}
     (level,) = levels(AuditPlan(replace(SMALL), epsilon=(4.0,), sensitivity=2.0, nodes=(0,)))
     assert found["inf"].constants == {"sigma": 0.0}
     assert found["4.0"].constants == dict(level.constants)
@@ -181,7 +181,7 @@ def test_an_epsilon_is_set_as_an_audit_sets_it(tmp_path: Path) -> None:
 
 def test_what_an_attack_cannot_use_is_a_reason_and_no_failure(tmp_path: Path) -> None:
     cell = expand(plan(scenario=replace(SMALL, samples=2), attacks=("rgap",), over={}))[0]
-    result = Job(tmp_path).measure(cell)
+    result = Job().measure(cell)
     assert result.findings == ()
     assert result.records == 2
     assert result.reasons["0"].startswith("rgap: it recovers one sample")

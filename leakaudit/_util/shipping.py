@@ -1,0 +1,133 @@
+"""What a worker needs to compute jobs, and the computation of one job there."""
+
+from __future__ import annotations
+
+import math
+import os
+import pickle
+import socket
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from leakaudit._util.executor import PROCESS, Outcome
+from leakaudit.errors import LeakauditError
+from leakaudit.progress import watching
+
+# Results depend on the versions of these packages.
+DEPEND = ("torch", "numpy", "scipy")
+PLUGINS = "LEAKAUDIT_PLUGINS"  # names of modules that child processes import, see the registry
+
+
+@dataclass(frozen=True)
+class Shipped:
+    """A function, and what has to be the same where it is called.
+
+    Attributes:
+        job: The function, pickled.
+        backend: Name of the backend, for messages.
+        plugins: The plug-ins in use.
+        versions: Versions of the packages that results depend on.
+        until: End of the available time, in seconds since 1970.
+        files: Files that it reads.
+    """
+
+    job: bytes
+    backend: str
+    plugins: str
+    versions: tuple[tuple[str, str], ...]
+    until: float
+    files: tuple[str, ...]
+
+
+def pack(
+    job: Callable[[Any], Any], backend: str, until: float, files: Sequence[Path] = ()
+) -> Shipped:
+    """Prepare a function for workers.
+
+    Args:
+        job: The function.
+        backend: Name of the backend.
+        until: End of the available time, in seconds since 1970.
+        files: Files that the function reads.
+    """
+    return Shipped(
+        pickle.dumps(job),
+        backend,
+        os.environ.get(PLUGINS, ""),
+        _versions(),
+        until,
+        tuple(os.path.abspath(path) for path in files),
+    )
+
+
+def call(shipped: Shipped, place: int, item: bytes) -> Outcome[Any]:
+    """Compute one job in a worker; never raises.
+
+    Args:
+        shipped: The function.
+        place: Index of the item.
+        item: The item, pickled.
+    """
+    try:
+        job = _unpacked(shipped)
+        seconds = None
+        if shipped.until < math.inf:
+            seconds = max(0.0, shipped.until - time.time())
+        with watching(seconds=seconds):
+            return Outcome(place, job(pickle.loads(item)), worker=os.getpid())
+    except Exception as error:
+        return Outcome(place, error=_portable(error), worker=os.getpid())
+
+
+@lru_cache(maxsize=2)
+def _unpacked(shipped: Shipped) -> Callable[[Any], Any]:
+    """Return the function, once per process; raise LeakauditError if this process differs."""
+    if shipped.backend != PROCESS:
+        where = f"the {shipped.backend} worker on {socket.gethostname()}"
+        for (name, wanted), (_, own) in zip(shipped.versions, _versions(), strict=True):
+            if own != wanted:
+                raise LeakauditError(
+                    f"{where} has {name} {own or 'not installed'}, but this process has {wanted}; "
+                    "install the same versions everywhere"
+                )
+        os.environ[PLUGINS] = shipped.plugins
+        for file in shipped.files:
+            if not os.access(file, os.R_OK):
+                raise LeakauditError(
+                    f"{shipped.backend} workers need to reach {file}; {where} cannot open it"
+                )
+    import torch
+
+    torch.set_num_threads(1)
+    job: Callable[[Any], Any] = pickle.loads(shipped.job)
+    return job
+
+
+@lru_cache
+def _versions() -> tuple[tuple[str, str], ...]:
+    from leakaudit import __version__
+
+    found = [("leakaudit", __version__)]
+    for name in DEPEND:
+        try:
+            found.append((name, version(name)))
+        except PackageNotFoundError:
+            found.append((name, ""))
+    return tuple(found)
+
+
+def _portable(error: Exception) -> Exception:
+    """Return an error that can be pickled, with the place where it was raised as a note."""
+    if not isinstance(error, LeakauditError):
+        error.add_note("in a worker: " + "".join(traceback.format_exception(error)))
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error

@@ -1,0 +1,64 @@
+"""Data sets and tasks of the last runs, for many runs that differ in little but their seed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Generator
+
+from leakaudit.tasks import data
+from leakaudit.tasks.task import Task
+from leakaudit.trace import TaskSpec
+
+TASKS = 8  # tasks that are kept: a run needs two, and two models or victims may alternate
+
+
+@dataclass
+class Kept:
+    """The last data set, and the last tasks; nothing changes them.
+
+    Attributes:
+        sources: The last data set, by what it was loaded from.
+        tasks: The last tasks, oldest first, with everything that they were built from.
+    """
+
+    sources: dict[tuple[str, Path | None, bool], data.Dataset] = field(default_factory=dict)
+    tasks: list[tuple[tuple[object, ...], Task]] = field(default_factory=list)
+
+    def source(
+        self, name: str, root: Path | None, download: bool, generator: Generator
+    ) -> data.Dataset:
+        """Do what `data.load` does, once for several calls; random data are drawn in each call.
+
+        Args:
+            name: As for `data.load`, like the others.
+            root: Folder of data sets.
+            download: Whether anything may be downloaded.
+            generator: Source of random data.
+        """
+        if data.is_random(name):
+            return data.load(name, root, download, generator)
+        key = (name, root, download)
+        if key not in self.sources:
+            self.sources.clear()
+            self.sources[key] = data.load(name, root, download, generator)
+        return self.sources[key]
+
+    def task(self, spec: TaskSpec, dtype: torch.dtype, device: str, trusted: bool) -> Task:
+        """Do what `Task.build` does, once for several calls.
+
+        Args:
+            spec: As for `Task.build`, like the others.
+            dtype: Dtype of the models.
+            device: Device of the model.
+            trusted: Whether a user's own model may execute its code.
+        """
+        key = (spec, spec.beside, dtype, device, trusted)
+        for known, task in self.tasks:
+            if known == key:
+                return task
+        task = Task.build(spec, dtype=dtype, device=device, trusted=trusted)
+        self.tasks = [*self.tasks[1 - TASKS :], (key, task)]
+        return task

@@ -513,9 +513,8 @@ def _check(
     dtype: torch.dtype, columns: tuple[int, int], layout: Layout, sizes: Mapping[str, int | None]
 ) -> None:
     """Raise LeakauditError for a type, columns or sizes that a recording cannot have."""
-    if dtype not in FLOATS:
-        known = ", ".join(str(d).removeprefix("torch.") for d in FLOATS)
-        raise LeakauditError(f"dtype: expected {known}, got {dtype}")
+    if str(dtype).removeprefix("torch.") not in FLOATS:
+        raise LeakauditError(f"dtype: expected {', '.join(FLOATS)}, got {dtype}")
     if len(columns) != 2 or not 0 <= columns[0] < columns[1] <= layout.size:
         raise LeakauditError(
             f"columns: expected (start, stop) within a model of {layout.size} parameters, "

@@ -7,16 +7,15 @@ described in `leakaudit.traces._storage.tree`.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-
-import torch
 
 from leakaudit._util.files import replacing
 from leakaudit.errors import LeakauditError
 from leakaudit.trace import Trace, Truth
 from leakaudit.traces._storage import shards, sidecar, tree
-from leakaudit.traces._storage.tree import TRACE, TRUTH, VERSION, head
+from leakaudit.traces._storage.tree import TRACE, TRUTH, VERSION, Outline, head
 
 __all__ = [
     "TRACE",
@@ -25,6 +24,7 @@ __all__ = [
     "head",
     "load",
     "load_truth",
+    "outline",
     "same_run",
     "save_truth",
     "truth_path",
@@ -55,6 +55,30 @@ def load(path: str | os.PathLike[str], verify: bool | None = None) -> Trace:
     # The trace names its program by the name of a file beside it.
     beside = str(path.absolute().parent)
     return replace(found, task=replace(found.task, beside=beside))
+
+
+def outline(path: str | os.PathLike[str]) -> tuple[Trace, list[Outline]]:
+    """Read what a trace contains, without its payloads and without torch.
+
+    The file is checked as by `load`, but it is not compared with its sha256.
+
+    Args:
+        path: A .pt file or a folder.
+
+    Returns:
+        The trace without messages and public tensors, and the contents of each file.
+
+    Raises:
+        LeakauditError: As for `load`.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        found = tree.outline(path)
+        return found.trace, [found]
+    manifest = shards.read(path)
+    parts = {name: tree.outline(path / name) for name in manifest.files}
+    descriptions = {name: part.trace for name, part in parts.items()}
+    return _joined(path, manifest, descriptions), [*parts.values()]
 
 
 def load_truth(
@@ -99,6 +123,8 @@ def save_truth(truth: Truth, path: Path) -> None:
         truth: The truth to write.
         path: The file; an existing one is replaced.
     """
+    import torch
+
     content = tree.truth_tree(truth)
     with replacing(path) as file:
         torch.save(content, file)
@@ -120,12 +146,21 @@ def write_sidecar(path: str | os.PathLike[str]) -> str:
 def _load_folder(folder: Path, verify: bool | None) -> Trace:
     manifest = shards.read(folder)
     shards.check(folder, manifest, verify)
-    parts = []
+    parts = {}
     for name in manifest.files:
         file = folder / name
-        parts.append(tree.decode(tree.read(file, TRACE), str(file)))
-    first = parts[0]
-    for name, part in zip(manifest.files, parts, strict=True):
+        parts[name] = tree.decode(tree.read(file, TRACE), str(file))
+    messages = tuple(table for part in parts.values() for table in part.messages)
+    return replace(_joined(folder, manifest, parts), messages=messages)
+
+
+def _joined(folder: Path, manifest: shards.Manifest, parts: Mapping[str, Trace]) -> Trace:
+    """Return the trace of a folder from its shards, by name; the messages are those of the first.
+
+    Raises `LeakauditError` if they belong to different recordings.
+    """
+    first = parts[next(iter(manifest.files))]
+    for name, part in parts.items():
         # Shards differ only in their messages and in the rounds that they reach.
         expected = replace(
             first, messages=(), public={}, rounds=part.rounds, complete=part.complete
@@ -137,9 +172,8 @@ def _load_folder(folder: Path, verify: bool | None) -> Trace:
             )
     return replace(
         first,
-        messages=tuple(table for part in parts for table in part.messages),
-        rounds=max(part.rounds for part in parts),
-        complete=manifest.complete and all(part.complete for part in parts),
+        rounds=max(part.rounds for part in parts.values()),
+        complete=manifest.complete and all(part.complete for part in parts.values()),
     )
 
 

@@ -38,6 +38,7 @@ NOT_RUN: dict[tuple[str, str], str] = {  # (page, how the line begins): why
     ("audit.md", "leakaudit audit plan.toml -o"): LONG,
     ("audit.md", "leakaudit audit examples/"): LONG,
     ("benchmarks.md", "make bench"): BENCH,
+    ("benchmarks.md", "python bench/"): BENCH,
     ("benchmark-history.md", "make bench"): BENCH,
     ("benchmark-history.md", "python bench/"): "changes a file of the project",
     (

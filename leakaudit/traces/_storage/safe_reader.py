@@ -34,7 +34,12 @@ if TYPE_CHECKING:
 
 
 class Numbers(NamedTuple):
-    """A type of numbers: its name in torch, and the bytes of one number."""
+    """A type of numbers.
+
+    Attributes:
+        name: Its name in torch.
+        itemsize: Bytes of one number.
+    """
 
     name: str
     itemsize: int

@@ -89,7 +89,7 @@ def measured(command: str, runs: int, folder: Path) -> dict[str, object]:
             torch.append(times[1])
             own.append(times[2])
     line: dict[str, object] = {
-        "bench": f"startup/{' '.join(command.split()[:2])}",
+        "bench": f"startup/{command.replace(' -q', '')}",
         "command": command,
         "kind": COMMANDS[command],
         "cpu": round(min(own), 3),

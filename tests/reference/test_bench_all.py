@@ -175,6 +175,16 @@ def test_growth_shows_the_exponent_and_where_limits_are_reached(suite: ModuleTyp
     assert (work.name, work.ratio, work.side) == ("growth/bound nodes, 15", 130.0, suite.MOST)
 
 
+def test_start_up_is_limited_from_above(suite: ModuleType) -> None:
+    fast, slow = suite.startup(
+        [
+            {"bench": "startup/list data", "ratio": 0.4, "unit": "of 0.3 CPU s", "target": 1},
+            {"bench": "startup/trace verify", "ratio": 1.3, "unit": "times", "target": 1.2},
+        ]
+    )
+    assert (fast.met, slow.met) == ("met", "missed")
+
+
 def test_every_script_is_in_the_suite_or_has_a_reason_not_to_be(
     suite: ModuleType, project: Path
 ) -> None:

@@ -54,7 +54,7 @@ lint: $(VENV)/.ready  ## ruff, spelling, imports between packages, mypy strict
 	$(BIN)/mypy
 	$(BIN)/mypy tests $(wildcard bench/*.py)
 
-bench: $(VENV)/.ready  ## every ratio in at most 20 minutes, as a table and leakaudit-out/bench.json
+bench: $(VENV)/.ready  ## every figure in at most 25 minutes, as a table and leakaudit-out/bench.json
 	@$(BIN)/python bench/_all.py -o leakaudit-out/bench.json
 
 dist: $(VENV)/.ready  ## sdist and wheel in dist/, the same bytes for everyone who builds this commit

@@ -1,12 +1,14 @@
 """Run short forms of all benchmarks and print a table of ratios; `make bench` runs this.
 
-python bench/_all.py [-o FILE] [--seconds 1200] [--only NAME …] [--breaching PYTHON]
+python bench/_all.py [-o FILE] [--seconds 1500] [--only NAME …] [--breaching PYTHON]
 
 Each benchmark runs in its own process and prints JSON lines; FILE receives all of them, with a
 description of the machine. A ratio compares two quantities measured side by side in one run. A
-benchmark that exceeds its share of the time is ended, and its lines so far are kept. The exit code
-is 1 if a benchmark fails with an error; a missed target is only marked in the table, since other
-programs on the machine can cause it.
+benchmark that exceeds its share of the time is ended, and its lines so far are kept. A figure that
+is worse by more than a quarter than the last record in bench/history.json on such a machine (the
+same processors, Python and torch) is marked in the table and named at the end. The exit code is 1
+if a benchmark fails with an error; neither a missed target nor a worse figure changes it, since
+other programs on the machine can cause both.
 """
 
 from __future__ import annotations
@@ -22,8 +24,11 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+import _history
 
 HERE = Path(__file__).resolve().parent
 LEAST, MOST = "at least", "at most"
@@ -192,6 +197,27 @@ def relations(lines: Sequence[Line]) -> list[Row]:
     ]
 
 
+def startup(lines: Sequence[Line]) -> list[Row]:
+    """CPU time of commands relative to their limits."""
+    return [Row(r.name, r.ratio, r.unit, r.target, MOST) for r in plain(lines)]
+
+
+def growth(lines: Sequence[Line]) -> list[Row]:
+    """Exponents, with the sizes that a minute, an hour and 8 GB reach; times at the largest size."""
+    rows = []
+    for line in lines:
+        reached = [
+            f"{what} at {line[key]:,.3g} {line['size']}"
+            for key, what in (("minute", "a minute"), ("hour", "an hour"), ("8 GB", "8 GB"))
+            if line[key] is not None
+        ]
+        words = ", ".join([f"{line['low']:.2f} to {line['high']:.2f}", *reached])
+        rows.append(Row(line["bench"], line["exponent"], f"exponent of the CPU time; {words}"))
+        largest = f"{line['bench']}, {line['sizes'][-1]:,}"
+        rows.append(Row(largest, line["work"], "times a fixed piece of work", None, MOST))
+    return rows
+
+
 def _row(line: Line) -> Row:
     return Row(str(line["bench"]), line["ratio"], str(line.get("unit", "")), line.get("target"))
 
@@ -216,6 +242,8 @@ SUITE = (
     Bench("inverting", ("--speed", "--pictures", "8", "--steps", "600"), 120, inverting),
     Bench("victims", ("pdmm", "dpsgd", "dpnorm", "fedavg", "secured"), 240, victims),
     Bench("gpu", (), 120),
+    Bench("growth", ("--runs", "1"), 420, growth),
+    Bench("startup", ("--runs", "3"), 240, startup),
     Bench("attacks", (), 900, attacks),  # last: it uses the remaining time
 )
 LEFT_OUT = {
@@ -244,7 +272,7 @@ def main() -> int:
     )
     parser.add_argument("-o", "--output", type=Path, help="JSON file for all lines")
     parser.add_argument(
-        "--seconds", type=float, default=1200.0, help="time limit for all benchmarks together"
+        "--seconds", type=float, default=1500.0, help="time limit for all benchmarks together"
     )
     parser.add_argument(
         "--only", nargs="+", choices=[b.name for b in SUITE], default=[b.name for b in SUITE]
@@ -260,6 +288,7 @@ def main() -> int:
         suite.append(Bench("_breaching", ("--python", asked.breaching), 300))
     end, rows, told = time.monotonic() + asked.seconds, list[Row](), list[dict[str, Any]]()
     about = machine()
+    history = _history.read()
     for bench in suite:
         limit = min(bench.seconds, end - time.monotonic())
         lines, how, took = (
@@ -276,11 +305,17 @@ def main() -> int:
             }
         )
         rows += made
+        worse = _worse(made, about, history)
         sys.stderr.write(f"{bench.name}: {how}, {took:.0f} s\n")
-        sys.stdout.write("".join(f"  {text}\n" for text in (table(made) if made else [how])))
+        shown = table(made, worse) if made else [how]
+        sys.stdout.write("".join(f"  {text}\n" for text in shown))
         sys.stdout.flush()
     missed = sum(r.met == "missed" for r in rows)
     print(f"{len(rows)} figures, {missed} targets missed; {about['words']}")
+    worse = _worse(rows, about, history)
+    print(f"{len(worse)} figures are worse by more than a quarter than the last record")
+    for name, says in worse.items():
+        print(f"worse: {name}: {says}")
     for name, why in LEFT_OUT.items():
         print(f"omitted: {name}: {why}")
     if asked.output:
@@ -293,6 +328,14 @@ def main() -> int:
         }
         asked.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     return int(any(t["how"].startswith("failed") for t in told))
+
+
+def _worse(
+    rows: Sequence[Row], about: Mapping[str, Any], history: list[dict[str, Any]]
+) -> dict[str, str]:
+    """Return by name how figures are worse than the last record on such a machine."""
+    result = {"machine": about, "rows": [asdict(row) for row in rows]}
+    return dict(_history.worse(_history.entry(result, ""), history))
 
 
 def run(bench: Bench, limit: float) -> tuple[list[dict[str, Any]], str, float]:
@@ -331,14 +374,15 @@ def parsed(lines: Iterable[str]) -> list[dict[str, Any]]:
     return found
 
 
-def table(rows: Sequence[Row]) -> list[str]:
-    """Format one line per row."""
+def table(rows: Sequence[Row], worse: Mapping[str, str]) -> list[str]:
+    """Format one line per row; `worse` describes rows that are worse than before, by name."""
     wide = max(len(r.name) for r in rows)
     out = []
     for r in rows:
         target = "" if r.target is None else f"{r.side} {r.target:g}"
         ratio = "-" if r.ratio is None else f"{r.ratio:.3g}"
-        out.append(f"{r.name:{wide}}  {ratio:>8}  {target:14} {r.met:6}  {r.unit}".rstrip())
+        unit = r.unit if r.name not in worse else f"{r.unit} (WORSE: {worse[r.name]})"
+        out.append(f"{r.name:{wide}}  {ratio:>8}  {target:14} {r.met:6}  {unit}".rstrip())
     return out
 
 
@@ -356,6 +400,8 @@ def machine() -> dict[str, Any]:
         "words": words,
         "cores": cores,
         "model": model,
+        "python": ".".join(platform.python_version_tuple()[:2]),
+        "torch": version("torch"),
         "load": round(load, 2),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }

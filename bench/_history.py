@@ -2,9 +2,10 @@
 
 python bench/_history.py FILE
     append FILE, as bench/_all.py -o writes it, under the commit of the checkout, and list the
-    figures that became worse by more than a quarter since the last run on a machine of this kind
+    figures that became worse by more than a quarter since the last run on such a machine: the same
+    number and model of processors, and the same versions of Python and torch
 
-The page docs/benchmark-history.md shows the plots.
+`make bench` lists these figures as well. The page docs/benchmark-history.md shows the plots.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ WORSE = 1.25  # factor between two runs that is named; a choice above the usual 
 ACROSS = 2  # panels side by side
 WIDE = 260.0  # points per panel
 LEGEND = {"measured": "measured", "target": "target"}
+SAME = ("machine", "python", "torch")  # runs that differ in one of them are not compared
 
 
 def read() -> list[dict[str, Any]]:
@@ -47,27 +49,40 @@ def entry(result: dict[str, Any], commit: str) -> dict[str, Any]:
         "commit": commit,
         "started": about["started"],
         "machine": f"{about['cores']} processors, {about['model']}",
+        "python": about["python"],
+        "torch": about["torch"],
         "load": about["load"],
         "figures": figures,
     }
 
 
-def worse(new: dict[str, Any], runs: list[dict[str, Any]]) -> Iterator[str]:
-    """Yield the figures that are worse than in the last run on a machine of the same kind."""
-    before = [run for run in runs if run["machine"] == new["machine"]]
-    if not before:
-        return
+def worse(new: dict[str, Any], runs: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
+    """Yield the figures that are worse than in the last run on such a machine that has them.
+
+    Yields the name of each, and how it changed.
+    """
+    before = last(new, runs)
     for name, now in new["figures"].items():
-        was = before[-1]["figures"].get(name)
+        was = before.get(name)
         if was is None or not was["ratio"] or not now["ratio"]:
             continue
-        if now["target"] is None and not now["unit"].startswith("times faster"):
+        judged = now["target"] is not None or now["side"] == "at most"
+        if not judged and not now["unit"].startswith("times faster"):
             continue  # neither direction is better
         factor = was["ratio"] / now["ratio"]
         if now["side"] == "at most":
             factor = 1 / factor
         if factor > WORSE:
-            yield f"{name}: {was['ratio']:.3g} -> {now['ratio']:.3g} {now['unit']}"
+            yield name, f"{was['ratio']:.3g} -> {now['ratio']:.3g} {now['unit']}"
+
+
+def last(new: dict[str, Any], runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the last record of every figure on a machine like that of `new`, by name."""
+    found: dict[str, Any] = {}
+    for run in runs:
+        if all(run.get(key) == new[key] for key in SAME):
+            found |= run["figures"]
+    return found
 
 
 def pictures(runs: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
@@ -88,7 +103,7 @@ def _panel(name: str, runs: list[dict[str, Any]], points: tuple[str, ...]) -> Pa
     """Return the plot of one figure, with its target where it has one."""
     found = [run["figures"].get(name) for run in runs]
     known = [one for one in found if one is not None]
-    unit = known[-1]["unit"]
+    unit = known[-1]["unit"].partition(";")[0]  # what follows differs from run to run
     lines = [Line("measured", "run", [one and one["ratio"] for one in found])]
     if known[-1]["target"] is not None:
         lines.append(Line("target", "ceiling", [one and one["target"] for one in found]))
@@ -109,11 +124,11 @@ def main() -> int:
     )
     runs = read()
     new = entry(json.loads(asked.file.read_text(encoding="utf-8")), commit.strip()[:12])
-    slower = list(worse(new, runs))
+    slower = dict(worse(new, runs))
     HISTORY.write_text(json.dumps([*runs, new], indent=1) + "\n", encoding="utf-8")
     print(f"{HISTORY.name}: {len(runs) + 1} runs, {len(new['figures'])} figures")
-    for line in slower:
-        print(f"worse: {line}")
+    for name, says in slower.items():
+        print(f"worse: {name}: {says}")
     return 0
 
 

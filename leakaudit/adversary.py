@@ -6,14 +6,16 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from leakaudit.errors import LeakauditError, suggest
 from leakaudit.trace import Graph, Json, Layout, Messages, TaskSpec, Trace
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 T = TypeVar("T")
 
@@ -307,8 +309,8 @@ class View:
             )
         table, row = found
         payload = self._trace.messages[table].payload[row]
-        if not bool(torch.isfinite(payload).all()):
-            bad = int((~torch.isfinite(payload)).sum())
+        if not bool(payload.isfinite().all()):
+            bad = int((~payload.isfinite()).sum())
             where = f"message {kind!r} {src} -> {dst} of round {round}"
             raise LeakauditError(
                 f"{where} contains non-finite values ({bad}); exclude it with --rounds 0:{round}"

@@ -6,12 +6,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from leakaudit.errors import LeakauditError
 from leakaudit.sketch import NUMBERS, Sketch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 GATHERED = 1 << 22  # numbers of several rows that are copied at once: 16 MiB in float32, a choice
 Span = tuple[int, int]
@@ -175,5 +176,7 @@ def _gathered(values: Tensor, rows: Tensor | None) -> Iterator[Tensor]:
         for row in rows.tolist():
             yield values[row : row + 1]
         return
+    import torch
+
     for some in rows.to(values.device).split(together):
         yield torch.index_select(values, 0, some)

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, ClassVar, Protocol, Self, runtime_checkable
 
-from torch import Generator, Tensor
-
 from leakaudit.display import Displayed
 from leakaudit.errors import check_methods
 
 if TYPE_CHECKING:
+    from torch import Generator, Tensor
+
     from leakaudit.leak import GradientLeak
     from leakaudit.tasks.task import Task
 

@@ -17,10 +17,12 @@ from __future__ import annotations
 
 from functools import cached_property
 from hashlib import shake_128
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
+
+if TYPE_CHECKING:  # the layout of a sketch is read without torch
+    from torch import Tensor
 
 ROWS = 16  # signs per row of numbers; ROWS x WIDTH sums take 4 kB per message in float32: choices
 WIDTH = 64
@@ -42,6 +44,8 @@ def signs(seed: int, rows: int, count: int) -> Tensor:
     source = shake_128(f"leakaudit sketch {seed}".encode())
     drawn = np.frombuffer(source.digest(-(-rows * count // 8)), np.uint8)
     bits = np.unpackbits(drawn, count=rows * count).reshape(rows, count)
+    import torch
+
     return torch.from_numpy(2 * bits.astype(np.float32) - 1)
 
 
@@ -72,6 +76,8 @@ class Sketch:
         Returns:
             (n, NUMBERS) the sketches and (n,) the norms, in float64.
         """
+        import torch
+
         total = values.new_zeros(len(values), NUMBERS, dtype=torch.float64)
         squares = values.new_zeros(len(values), dtype=torch.float64)
         self.add(total, values, squares=squares)
@@ -88,6 +94,8 @@ class Sketch:
             start: The first of these columns, a multiple of WIDTH.
             squares: (n,) the sums of squares so far, in float64, which are changed.
         """
+        import torch
+
         sums = total.view(-1, ROWS, WIDTH)
         wide = torch.promote_types(values.dtype, torch.float32)
         drawn = self._scaled.to(values.device, wide)

@@ -7,15 +7,16 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any, TypeAlias
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from leakaudit.display import Displayed
 from leakaudit.errors import LeakauditError
 from leakaudit.payload import Kept, Span
 from leakaudit.sketch import NUMBERS
+
+if TYPE_CHECKING:  # what is read without its tensors needs no torch
+    import torch
+    from torch import Tensor
 
 Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
 # A hyper-parameter of an attack, or a constant of a victim or a model, as users type it.
@@ -430,6 +431,8 @@ class Truth:
 
     def owned(self, nodes: Iterable[int]) -> Tensor:
         """Return which records (s,) belong to one of the nodes."""
+        import torch
+
         return torch.isin(self.node, torch.tensor(list(nodes)))
 
     def blind_guess(self, *nodes: int) -> Tensor:
@@ -442,6 +445,8 @@ class Truth:
             (*shape): the mean of all other records, grey if there are none. For sequences, the
             most frequent token at every position, 0 if there are no others.
         """
+        import torch
+
         others = torch.cat([self.pool.to(self.x), self.x[~self.owned(nodes)]])
         if self.task.is_text:
             return others.mode(0).values if len(others) else torch.zeros_like(self.x[0])

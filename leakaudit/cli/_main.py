@@ -23,9 +23,8 @@ INTERRUPTED = 130  # exit code after Ctrl-C
 LONGEST = 4000  # characters of a message; a choice
 # Verbs with an exit code that is a verdict.
 JUDGES = ("check", "audit", "claims", "selfcheck", "trace")
-# list, config, completion and view do without torch; sweep imports it once its workers have begun
-# to do so.
-WITHOUT_TORCH = ("list", "config", "completion", "sweep", "view")
+# Commands that do without torch; sweep imports it once its workers have begun to do so.
+WITHOUT_TORCH = ("list", "config", "completion", "sweep", "view", "report", "trace info")
 DEBUG = "LEAKAUDIT_DEBUG"  # environment variable: print the traceback of a defect
 VERBS = (
     "record",
@@ -161,10 +160,12 @@ def _terminable() -> Iterator[None]:
 
 def _named(args: argparse.Namespace | None) -> str:
     """Return the command as it begins a message: with its verb and its action, if it has one."""
-    words = ["leakaudit"]
-    if args is not None:
-        words += filter(None, (args.verb, getattr(args, "action", None)))
-    return " ".join(words)
+    return "leakaudit" if args is None else f"leakaudit {_command(args)}"
+
+
+def _command(args: argparse.Namespace) -> str:
+    """Return the verb and its action, if it has one."""
+    return " ".join(filter(None, (args.verb, getattr(args, "action", None))))
 
 
 def _run(args: argparse.Namespace) -> tuple[int, str]:
@@ -175,7 +176,7 @@ def _run(args: argparse.Namespace) -> tuple[int, str]:
     from leakaudit.rendering import status
 
     try:
-        if args.verb not in WITHOUT_TORCH:
+        if not {args.verb, _command(args)} & {*WITHOUT_TORCH}:
             with loading(args):
                 load_torch()
         plugins(args)

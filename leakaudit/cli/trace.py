@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from leakaudit._util.settings import resolve
 from leakaudit.cli import curves, equations, imported, lint
 from leakaudit.cli._options import described, formats, say, settings, shared, trusting
 
@@ -103,34 +104,37 @@ def run(args: argparse.Namespace) -> int:
         The exit code.
     """
     from leakaudit.rendering import console
-    from leakaudit.traces import convert, trace_file, trace_info
+    from leakaudit.traces import trace_file, trace_info
 
+    if args.action == "info":
+        resolve(vars(args))  # rejects an invalid setting
+        _show(trace_info.info(args.trace), args.format)
+        return 0
     chosen = settings(args)
     if args.action == "convert":
+        from leakaudit.traces import convert
+
         with console.shown(chosen.progress):
             convert.convert(
                 args.source, args.target if args.target.endswith("/") else Path(args.target)
             )
         say(f"{args.target}: written", args)
         return 0
-    if args.action == "info":
-        facts = trace_info.info(args.trace)
-    else:
-        with console.shown(chosen.progress):
-            facts = trace_info.verify(args.trace)
-            if args.write and facts["sha256"] is None:
-                facts["sha256"] = trace_file.write_sidecar(args.trace)
-            if args.relations:
-                facts["relations"] = _relations(args.trace, args.truth, args.trust_model)
-    if args.format == "json":
-        sys.stdout.write(json.dumps(facts, indent=2) + "\n")
-    else:
-        _write(facts)
+    with console.shown(chosen.progress):
+        facts = trace_info.verify(args.trace)
+        if args.write and facts["sha256"] is None:
+            facts["sha256"] = trace_file.write_sidecar(args.trace)
+        if args.relations:
+            facts["relations"] = _relations(args.trace, args.truth, args.trust_model)
+    _show(facts, args.format)
     return 0
 
 
-def _write(facts: Mapping[str, Any]) -> None:
-    """Print one row for each fact."""
+def _show(facts: Mapping[str, Any], form: str) -> None:
+    """Print the facts as JSON, or one row for each."""
+    if form == "json":
+        sys.stdout.write(json.dumps(facts, indent=2) + "\n")
+        return
     from leakaudit import registry
     from leakaudit.rendering import console
     from leakaudit.rendering.tables import Column, table

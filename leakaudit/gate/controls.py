@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from scipy.stats import binom
 from torch import Tensor
 
 from leakaudit._util.seeds import generator
+from leakaudit.bounds.empirical import at_least
 from leakaudit.errors import AttackError
 from leakaudit.gate import measures
 from leakaudit.gate.cells import Cell
@@ -309,7 +309,7 @@ def negative(cell: Cell) -> Control:
         says = "nothing to score against the records of other nodes"
         return Control(RuleKind.NEGATIVE, None, f"{says}: {cell.attack} reconstructed no input")
     # The probability of at least this number of matches, if each had the largest chance.
-    likely = float(binom.sf(hits - 1, trials, chance)) >= CHANCE
+    likely = float(at_least(hits, trials, chance)) >= CHANCE
     says = (
         f"against the records of other nodes, {hits} of {trials} identified "
         f"(chance level {chance:.2g}) and {bits} identical"

@@ -35,9 +35,9 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr
-from scipy.stats import beta, binom, chi2
+from scipy.special import betainccinv, chdtr, ndtr
 
+from leakaudit.bounds.empirical import at_least
 from leakaudit.lint.substitute import Floats, Noise
 from leakaudit.protocols.deviation import Deviation
 
@@ -306,7 +306,7 @@ class Draws:
         least = LEVEL / (2 * tests)  # half of the level is for sums, half for small numbers
         found: Deviation | None = None
         for family in families:
-            chances = chi2.cdf(family.energy, family.numbers)
+            chances = chdtr(family.numbers, family.energy)
             at = int(np.argmin(chances))
             if chances[at] < least:
                 least = float(chances[at])
@@ -322,7 +322,7 @@ class Draws:
         for below, count in sorted(self._below.items()):
             numbers = self._looked[below]
             # A standard normal number lies within +-b with probability 2 Phi(b) - 1.
-            chance = float(binom.sf(count - 1, numbers, 2 * ndtr(below) - 1))
+            chance = float(at_least(count, numbers, 2 * ndtr(below) - 1))
             if chance < level:
                 usual = numbers * (2 * float(ndtr(below)) - 1)
                 says = (
@@ -579,8 +579,9 @@ def _largest_cosine(level: float, pairs: int, numbers: int) -> float:
     """Return the cosine that any of several pairs exceeds with a probability of at most `level`.
 
     The pairs consist of independent vectors, each of the given number of standard normal numbers.
+    The square of their cosine has the beta distribution with parameters 1/2 and (numbers - 1) / 2.
     """
-    return math.sqrt(float(beta.isf(level / pairs, 0.5, (numbers - 1) / 2)))
+    return math.sqrt(float(betainccinv(0.5, (numbers - 1) / 2, level / pairs)))
 
 
 def _same(first: _Draw, second: _Draw, cosine: float) -> Deviation:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.stats import norm
+from scipy.special import ndtr
 
 from leakaudit._util.plain import Figures
 from leakaudit._util.seeds import nth_generator
@@ -82,7 +82,7 @@ def _guessed(case: Case) -> Iterator[Pitfall]:
     # For independent noise of n numbers, the cosine is normal with variance 1 / n. The probability
     # is multiplied by the number of guesses.
     best = int(np.argmax(cosines))
-    chance = float(2 * norm.sf(cosines[best] * math.sqrt(len(message)))) * len(streams)
+    chance = float(2 * ndtr(-cosines[best] * math.sqrt(len(message)))) * len(streams)
     if chance < LEVEL:
         found = streams[best]
         says = (

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.stats import binom
 from torch import Tensor
 
 from leakaudit._util.plain import Figures
@@ -135,6 +134,8 @@ def _credited(case: Case, counts: list[int], rate: float) -> Iterator[Pitfall]:
 
 def _not_poisson(case: Case, counts: list[int], rate: float) -> Iterator[Pitfall]:
     """Find equal numbers of senders in more rounds than Poisson sampling explains."""
+    from scipy.stats import binom  # slow to import
+
     nodes = case.trace.graph.nodes
     of_one_round = binom.pmf(np.arange(nodes + 1), nodes, rate)
     alike = float(np.sum(of_one_round ** len(counts)))

@@ -8,7 +8,6 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
-from scipy.stats import binom
 
 from leakaudit import registry
 from leakaudit._util.plain import Figures
@@ -65,6 +64,8 @@ def reached(
     Returns:
         A lower bound on epsilon; 0 if no threshold gives one.
     """
+    from scipy.stats import binom  # slow to import
+
     spread = noise * math.sqrt(steps)
     mean = steps * rate
     deviation = math.sqrt(steps * rate * (1 - rate))

@@ -6,17 +6,20 @@ import io
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from leakaudit._util import npz
 from leakaudit._util.files import private_folder, replacing
 from leakaudit.errors import LeakauditError
-from leakaudit.rendering import gallery, pictures
-from leakaudit.rendering.pictures import Pair
+from leakaudit.rendering import gallery
 from leakaudit.rendering.shown import Picture, Section
 from leakaudit.results.model import CellEntry, CheckRecord, given
 from leakaudit.trace import Json
+
+if TYPE_CHECKING:
+    from leakaudit.rendering.pictures import Pair
 
 PICTURE = "leak.png"
 ARRAYS = "leak.npz"
@@ -36,6 +39,8 @@ def save(pairs: Mapping[str, Pair], folder: Path) -> bool:
         (folder / name).unlink(missing_ok=True)
     if not pairs:
         return False
+    from leakaudit.rendering import pictures  # it imports torch, which a page does not need
+
     private_folder(folder)
     pictures.save(pictures.grid(list(pairs.values())), folder / PICTURE)
     arrays = {}

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from statistics import median
 
-from leakaudit.bounds import empirical
-
 Interval = tuple[float, float]  # lower and upper end
 
 LEVEL = 0.95  # confidence of the intervals of rates
@@ -24,6 +22,8 @@ def of_rate(hits: int, trials: int) -> Interval | None:
     """
     if trials < 1 or not 0 <= hits <= trials:
         return None
+    from leakaudit.bounds import empirical  # slow to import
+
     tail = (1 - LEVEL) / 2
     return empirical.lower(hits, trials, tail), empirical.upper(hits, trials, tail)
 

@@ -10,13 +10,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
-import numpy as np
-import torch
 from msgspec.structs import replace
-from torch import Tensor
 
 from leakaudit._util import npz
 from leakaudit._util.decoding import departure
@@ -35,6 +32,10 @@ from leakaudit.results.model import (
 )
 from leakaudit.trace import Json
 from leakaudit.traces._storage import sidecar
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
 
 SCHEMA, VERSION = model.SCHEMA, model.VERSION
 # Version 1 did not require `files`, so its images may belong to another run; such a record is still
@@ -313,6 +314,8 @@ def _rebuild(finding: Finding, folder: Path) -> Reconstruction:
         raise LeakauditError(
             f"node {finding.node}: its reconstruction was not stored; run the attack again"
         )
+    import numpy as np
+
     try:
         with npz.Npz(folder / images.file) as file:
             tensors = _Tensors(file)
@@ -353,6 +356,8 @@ class _Tensors:
 
     def named(self, name: str) -> Tensor:
         """Return an array that must exist."""
+        import torch
+
         return torch.from_numpy(self.file[name])
 
     def optional(self, name: str | None) -> Tensor | None:

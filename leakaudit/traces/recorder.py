@@ -543,9 +543,8 @@ def _kept(
 
 def _check(dtype: torch.dtype, kept: Kept, sizes: Mapping[str, int | None]) -> None:
     """Raise LeakauditError for a type, a sketch or sizes that a recording cannot have."""
-    if dtype not in FLOATS:
-        known = ", ".join(str(d).removeprefix("torch.") for d in FLOATS)
-        raise LeakauditError(f"dtype: expected {known}, got {dtype}")
+    if str(dtype).removeprefix("torch.") not in FLOATS:
+        raise LeakauditError(f"dtype: expected {', '.join(FLOATS)}, got {dtype}")
     if kept.seed is not None and dtype.itemsize < torch.float32.itemsize:
         raise LeakauditError(
             f"layers: a sketch of messages in {str(dtype).removeprefix('torch.')} verifies "

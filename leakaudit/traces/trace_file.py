@@ -7,6 +7,7 @@ described in `leakaudit.traces._storage.tree`.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from leakaudit._util.files import write_tensors
 from leakaudit.errors import LeakauditError
 from leakaudit.trace import Trace, Truth
 from leakaudit.traces._storage import shards, sidecar, tree, wellformed
-from leakaudit.traces._storage.tree import TRACE, TRUTH, VERSION, head, version
+from leakaudit.traces._storage.tree import TRACE, TRUTH, VERSION, Outline, head, version
 
 __all__ = [
     "TRACE",
@@ -23,6 +24,7 @@ __all__ = [
     "head",
     "load",
     "load_truth",
+    "outline",
     "same_run",
     "save_truth",
     "truth_path",
@@ -49,15 +51,47 @@ def load(path: str | os.PathLike[str], verify: bool | None = None) -> Trace:
     else:
         sidecar.check(path, verify)
         found = tree.decode(tree.read(path, TRACE), str(path))
-    try:
-        wellformed.rounds(found.rounds, len(found))
-    except wellformed.Bad as why:
-        raise LeakauditError(f"{path} is rejected: {why}") from None
+    _check_rounds(path, found, len(found))
     if not found.task.is_program:
         return found
     # The trace names its program by the name of a file beside it.
     beside = str(path.absolute().parent)
     return replace(found, task=replace(found.task, beside=beside))
+
+
+def outline(path: str | os.PathLike[str]) -> tuple[Trace, list[Outline]]:
+    """Read what a trace contains, without its payloads and without torch.
+
+    The file is checked as by `load`, but it is not compared with its sha256.
+
+    Args:
+        path: A .pt file or a folder.
+
+    Returns:
+        The trace without messages and public tensors, and the contents of each file.
+
+    Raises:
+        LeakauditError: As for `load`.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        parts = [tree.outline(path)]
+        trace = parts[0].trace
+    else:
+        manifest = shards.read(path)
+        by_name = {name: tree.outline(path / name) for name in manifest.files}
+        parts = list(by_name.values())
+        trace = _joined(path, manifest, {name: part.trace for name, part in by_name.items()})
+    _check_rounds(path, trace, sum(len(part.messages) for part in parts))
+    return trace, parts
+
+
+def _check_rounds(path: Path, trace: Trace, messages: int) -> None:
+    """Raise LeakauditError if a trace has far more rounds than messages."""
+    try:
+        wellformed.rounds(trace.rounds, messages)
+    except wellformed.Bad as why:
+        raise LeakauditError(f"{path} is rejected: {why}") from None
 
 
 def load_truth(
@@ -121,12 +155,21 @@ def write_sidecar(path: str | os.PathLike[str]) -> str:
 def _load_folder(folder: Path, verify: bool | None) -> Trace:
     manifest = shards.read(folder)
     shards.check(folder, manifest, verify)
-    parts = []
+    parts = {}
     for name in manifest.files:
         file = folder / name
-        parts.append(tree.decode(tree.read(file, TRACE), str(file)))
-    first = parts[0]
-    for name, part in zip(manifest.files, parts, strict=True):
+        parts[name] = tree.decode(tree.read(file, TRACE), str(file))
+    messages = tuple(table for part in parts.values() for table in part.messages)
+    return replace(_joined(folder, manifest, parts), messages=messages)
+
+
+def _joined(folder: Path, manifest: shards.Manifest, parts: Mapping[str, Trace]) -> Trace:
+    """Return the trace of a folder from its shards, by name; the messages are those of the first.
+
+    Raises `LeakauditError` if they belong to different recordings.
+    """
+    first = parts[next(iter(manifest.files))]
+    for name, part in parts.items():
         # Shards differ only in their messages and in the rounds that they reach.
         expected = replace(
             first, messages=(), public={}, rounds=part.rounds, complete=part.complete
@@ -138,9 +181,8 @@ def _load_folder(folder: Path, verify: bool | None) -> Trace:
             )
     return replace(
         first,
-        messages=tuple(table for part in parts for table in part.messages),
-        rounds=max(part.rounds for part in parts),
-        complete=manifest.complete and all(part.complete for part in parts),
+        rounds=max(part.rounds for part in parts.values()),
+        complete=manifest.complete and all(part.complete for part in parts.values()),
     )
 
 

@@ -6,25 +6,31 @@ Implements the commands `leakaudit trace info` and `leakaudit trace verify`.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from leakaudit.errors import LeakauditError
 from leakaudit.payload import Kept
 from leakaudit.progress import step
 from leakaudit.sketch import NUMBERS
-from leakaudit.trace import Json, Messages, Trace
+from leakaudit.trace import Json, Trace
 from leakaudit.traces import gaps, trace_file
 from leakaudit.traces._storage import shards, sidecar
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from leakaudit.trace import Messages
+    from leakaudit.traces._storage.wellformed import Committed
 
 CHUNK = 32 << 20  # bytes of payload that are checked at once: a choice
 
 
 def info(path: str | os.PathLike[str]) -> dict[str, Json]:
-    """Return the facts about a trace as plain values, without reading its payloads.
+    """Return the facts about a trace as plain values, without its payloads and without torch.
 
     Args:
         path: A .pt file or a folder.
@@ -33,7 +39,8 @@ def info(path: str | os.PathLike[str]) -> dict[str, Json]:
         LeakauditError: As for `leakaudit.traces.trace_file.load`.
     """
     path = Path(path)
-    trace = trace_file.load(path, verify=False)
+    trace, parts = trace_file.outline(path)
+    tables = [part.messages for part in parts]
     files = [path]
     if not path.is_file():
         files = [path / name for name in shards.read(path).files]
@@ -50,14 +57,14 @@ def info(path: str | os.PathLike[str]) -> dict[str, Json]:
         "rounds": trace.rounds,
         "complete": trace.complete,
         **_missing(trace),
-        "messages": len(trace),
-        "kinds": _kinds(trace),
-        "secure": sum(int(m.secure.sum()) for m in trace.messages),
-        "dtype": str(trace.dtype).removeprefix("torch."),
+        "messages": sum(map(len, tables)),
+        "kinds": _kinds(tables),
+        "secure": sum(int(table.secure.sum()) for table in tables),
+        "dtype": tables[0].dtype,
         "d": trace.layout.size,
         "columns": list(trace.columns),
         **_kept(trace),
-        "public": {name: list(t.shape) for name, t in trace.public.items()},
+        "public": {name: list(t.shape) for name, t in parts[0].public.items()},
         "files": len(files),
         "bytes": sum(file.stat().st_size for file in files),
         "sha256": sidecar.recorded(path if path.is_file() else shards.place(path)),
@@ -81,15 +88,16 @@ def _missing(trace: Trace) -> dict[str, Json]:
     return {"missing": said} if said else {}
 
 
-def _kinds(trace: Trace) -> dict[str, dict[str, int]]:
+def _kinds(tables: Sequence[Committed]) -> dict[str, dict[str, int]]:
     """Count messages and secure messages of each kind."""
-    counts = {kind: {"messages": 0, "secure": 0} for kind in trace.kinds()}
-    for m in trace.messages:
-        sent = torch.bincount(m.kind, minlength=len(m.kinds)).tolist()
-        secure = torch.bincount(m.kind[m.secure], minlength=len(m.kinds)).tolist()
-        for kind, total, closed in zip(m.kinds, sent, secure, strict=True):
-            counts[kind]["messages"] += total
-            counts[kind]["secure"] += closed
+    counts = {kind: {"messages": 0, "secure": 0} for table in tables for kind in table.kinds}
+    for table in tables:
+        kind = table.index["kind"]
+        sent = np.bincount(kind, minlength=len(table.kinds)).tolist()
+        secure = np.bincount(kind[table.secure], minlength=len(table.kinds)).tolist()
+        for name, total, closed in zip(table.kinds, sent, secure, strict=True):
+            counts[name]["messages"] += total
+            counts[name]["secure"] += closed
     return counts
 
 
@@ -118,7 +126,7 @@ def verify(path: str | os.PathLike[str]) -> dict[str, Json]:
         rows = max(1, CHUNK // row_bytes)
         for at in range(0, len(m.payload), rows):
             part = m.payload[at : at + rows]
-            finite = torch.isfinite(part)
+            finite = part.isfinite()
             if not bool(finite.all()):
                 first = int((~finite).any(dim=1).int().argmax())
                 _name_worst(m, at + first, path)
@@ -144,6 +152,8 @@ def _check_kept(kept: Kept, stored: Tensor, first: int, path: Path) -> None:
         first: Number of the first of these payloads.
         path: The file, for the error.
     """
+    import torch
+
     wrong = ~torch.isfinite(stored[:, : kept.linear]).all(dim=1)
     says = "values that are not finite in another span or its sketch"
     if kept.seed is not None and not bool(wrong.any()):
@@ -166,7 +176,7 @@ def _name_worst(m: Messages, row: int, path: Path) -> None:
         )
     k = int(carrying[0])
     round = int(m.round[k])
-    bad = int((~torch.isfinite(m.payload[row])).sum())
+    bad = int((~m.payload[row].isfinite()).sum())
     ends = f"{int(m.src[k])} -> {int(m.dst[k])}"
     raise LeakauditError(
         f"{path}: message {m.kinds[int(m.kind[k])]!r} {ends} of round {round} "

@@ -13,6 +13,7 @@ import pytest
 
 @pytest.fixture(scope="module")
 def suite(project: Path) -> ModuleType:
+    sys.path.insert(0, str(project / "bench"))  # as if it was run
     spec = importlib.util.spec_from_file_location("bench_all", project / "bench" / "_all.py")
     assert spec is not None
     assert spec.loader is not None
@@ -127,6 +128,61 @@ def test_the_whole_ends_in_time_and_writes_what_it_measured(
     assert record["benches"][0]["how"] == "done"
     assert record["benches"][2]["how"] == "not run: no time was left"
     assert record["machine"]["cores"] >= 1
+
+
+def test_what_is_worse_than_the_last_record_is_named_in_the_table_and_at_the_end(
+    suite: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "one.py").write_text(
+        'print(\'{"bench": "one", "ratio": 3, "unit": "times faster"}\')'
+    )
+    monkeypatch.setattr(suite, "HERE", tmp_path)
+    monkeypatch.setattr(suite, "SUITE", (suite.Bench("one", (), 60),))
+    monkeypatch.setattr(sys, "argv", ["_all.py"])
+    figures = {"one": {"ratio": 4.5, "unit": "times faster", "target": None, "side": "at least"}}
+    about = suite.machine()
+    record = suite._history.entry({"machine": about, "rows": []}, "1") | {"figures": figures}
+    monkeypatch.setattr(suite._history, "read", lambda: [record])
+    assert suite.main() == 0
+    row, *end = capsys.readouterr().out.splitlines()
+    assert row.split()[:2] == ["one", "3"]
+    assert "WORSE: 4.5 -> 3 times faster" in row
+    assert "1 figures are worse by more than a quarter than the last record" in end
+    assert "worse: one: 4.5 -> 3 times faster" in end
+
+
+def test_growth_shows_the_exponent_and_where_limits_are_reached(suite: ModuleType) -> None:
+    line = {
+        "bench": "growth/bound nodes",
+        "size": "nodes",
+        "sizes": [6, 15],
+        "work": 130.0,
+        "exponent": 3.1,
+        "low": 2.9,
+        "high": 3.3,
+        "minute": 34.4,
+        "hour": 129.2,
+        "8 GB": None,
+    }
+    exponent, work = suite.growth([line])
+    assert exponent.ratio == 3.1
+    assert exponent.unit == (
+        "exponent of the CPU time; 2.90 to 3.30, a minute at 34.4 nodes, an hour at 129 nodes"
+    )
+    assert (work.name, work.ratio, work.side) == ("growth/bound nodes, 15", 130.0, suite.MOST)
+
+
+def test_start_up_is_limited_from_above(suite: ModuleType) -> None:
+    fast, slow = suite.startup(
+        [
+            {"bench": "startup/list data", "ratio": 0.4, "unit": "of 0.3 CPU s", "target": 1},
+            {"bench": "startup/trace verify", "ratio": 1.3, "unit": "times", "target": 1.2},
+        ]
+    )
+    assert (fast.met, slow.met) == ("met", "missed")
 
 
 def test_every_script_is_in_the_suite_or_has_a_reason_not_to_be(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from xml.etree import ElementTree as Tree
 
@@ -10,13 +9,13 @@ from markupsafe import Markup
 
 from leakaudit.adversary import Adversary
 from leakaudit.errors import LeakauditError
+from leakaudit.rendering.html.positions import positions
 from leakaudit.rendering.html.shades import STEPS
 from leakaudit.results.model import TraceSummary, given
 from leakaudit.results.wording import clean
 
 MOST = 150  # most nodes that are drawn; more cannot be distinguished on a page
 NUMBERED = 60  # most nodes that are drawn with numbers
-CAREFUL = 40  # most nodes for the slower, better layout, which takes cubic time
 SIDE = 420  # side of the drawing in pixels
 ROOM = 28.0  # margin around the nodes
 SMALL_NODE = 5.0  # radius of a node without a number
@@ -170,17 +169,7 @@ def _place(value: float) -> str:
 
 def _layout(nodes: int, links: Sequence[Edge]) -> list[Point]:
     """Positions in pixels; deterministic for a given network."""
-    import networkx as nx
-
-    graph = nx.Graph()
-    graph.add_nodes_from(range(nodes))
-    graph.add_edges_from(map(tuple, links))
-    if nodes <= CAREFUL and nx.is_connected(graph):
-        found = nx.kamada_kawai_layout(graph, pos=nx.circular_layout(graph))
-    else:
-        found = nx.spring_layout(graph, seed=0, iterations=100, k=1.6 / math.sqrt(nodes))
-    xs = [float(found[n][0]) for n in range(nodes)]
-    ys = [float(found[n][1]) for n in range(nodes)]
+    xs, ys = positions(nodes, links).T.tolist()
     return list(zip(_spread(xs), _spread(ys), strict=True))
 
 

@@ -38,7 +38,7 @@ AHEAD = 32 << 20
 BEHIND = 32 << 20  # number of bytes whose memory is released at once: a choice, as AHEAD
 COPY = 1 << 20  # number of bytes copied at a time
 POPULATE_WRITE = 23  # an advice of madvise, Linux 5.14; Python has no name for it
-_STORAGE = {dtype: getattr(torch, name) for name, dtype in STORAGES.items()}
+_STORAGE = {getattr(torch, dtype.name): getattr(torch, name) for name, dtype in STORAGES.items()}
 _REBUILD: Callable[..., Tensor] = torch._utils._rebuild_tensor_v2
 
 Tree = Mapping[str, Any]

@@ -6,7 +6,8 @@ The whole file is checked before any of it is used, and nothing in it is ever ex
 memory, and it cannot open a file larger than the memory (its private mapping reserves space for the
 whole file). Therefore torch never receives the file: its index is read here, and accepted only if
 it consists of the few things that `torch.save` writes for dictionaries of tensors, and the tensors
-are views of the memory-mapped file.
+are views of the memory-mapped file. `outline` does without torch, whose import takes longer than
+everything else.
 """
 
 from __future__ import annotations
@@ -19,26 +20,42 @@ import pickle
 import pickletools
 import stat
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeGuard
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from leakaudit.errors import LeakauditError
 from leakaudit.traces._storage.archive import Record, Refused, directory, refuse, short
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Numbers(NamedTuple):
+    """A type of numbers.
+
+    Attributes:
+        name: Its name in torch.
+        itemsize: Bytes of one number.
+    """
+
+    name: str
+    itemsize: int
+
+
 STORAGES = {
-    "HalfStorage": torch.float16,
-    "BFloat16Storage": torch.bfloat16,
-    "FloatStorage": torch.float32,
-    "DoubleStorage": torch.float64,
-    "ByteStorage": torch.uint8,
-    "CharStorage": torch.int8,
-    "ShortStorage": torch.int16,
-    "IntStorage": torch.int32,
-    "LongStorage": torch.int64,
-    "BoolStorage": torch.bool,
+    "HalfStorage": Numbers("float16", 2),
+    "BFloat16Storage": Numbers("bfloat16", 2),
+    "FloatStorage": Numbers("float32", 4),
+    "DoubleStorage": Numbers("float64", 8),
+    "ByteStorage": Numbers("uint8", 1),
+    "CharStorage": Numbers("int8", 1),
+    "ShortStorage": Numbers("int16", 2),
+    "IntStorage": Numbers("int32", 4),
+    "LongStorage": Numbers("int64", 8),
+    "BoolStorage": Numbers("bool", 1),
 }
 _CONTAINERS = (
     "PROTO STOP MARK EMPTY_DICT EMPTY_LIST EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 "
@@ -62,8 +79,44 @@ _LINUX_NORESERVE = 0x4000 if sys.platform == "linux" else 0
 NORESERVE = getattr(mmap, "MAP_NORESERVE", _LINUX_NORESERVE)
 
 
+@dataclass(frozen=True)
+class Mapped:
+    """A tensor of a file, whose bytes exist and are mapped copy-on-write, but have not been read.
+
+    Attributes:
+        dtype: Name of the type of its numbers.
+        shape: Its shape.
+        data: The file.
+        start: Position of its first byte in the file.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: mmap.mmap
+    start: int
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        """Return a numpy array; numpy has no bfloat16."""
+        count = math.prod(self.shape)
+        flat = np.empty(0, self.dtype)
+        if count:
+            flat = np.frombuffer(self.data, self.dtype, count, self.start)
+        return np.array(flat.reshape(self.shape), dtype, copy=copy)
+
+    def tensor(self) -> Tensor:
+        """Return a tensor."""
+        import torch
+
+        kind = getattr(torch, self.dtype)
+        count = math.prod(self.shape)
+        if not count:
+            return torch.empty(self.shape, dtype=kind)
+        flat = torch.frombuffer(self.data, dtype=kind, count=count, offset=self.start)
+        return flat.view(self.shape)
+
+
 class _Store(NamedTuple):
-    dtype: torch.dtype
+    dtype: Numbers
     key: str
     numel: int
 
@@ -91,6 +144,19 @@ def read(path: Path) -> dict[str, Any]:
     Raises:
         LeakauditError: One line, for anything that `torch.save` would not have written for such a
             dictionary.
+    """
+    tree: dict[str, Any] = _tensors(outline(path))
+    return tree
+
+
+def outline(path: Path) -> dict[str, Any]:
+    """Return the file's dictionary as `read` does, with `Mapped` in place of tensors.
+
+    Args:
+        path: The file.
+
+    Raises:
+        LeakauditError: As for `read`.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a named pipe must not block
@@ -133,6 +199,15 @@ def _read(fd: int) -> dict[str, Any]:
     if not isinstance(built, dict):
         refuse("it does not contain a dictionary of named values")
     return built
+
+
+def _tensors(tree: Any) -> Any:
+    """Return the dictionaries and lists of `outline` with tensors."""
+    if isinstance(tree, dict):
+        return {key: _tensors(part) for key, part in tree.items()}
+    if isinstance(tree, list):
+        return [_tensors(part) for part in tree]
+    return tree.tensor() if isinstance(tree, Mapped) else tree
 
 
 def _parse(index: bytes) -> Any:
@@ -221,14 +296,14 @@ class _Unpickler(pickle.Unpickler):
 
     def persistent_load(self, described: Any) -> _Store:
         kind, dtype, key, _, numel = described
-        sound = kind == "storage" and isinstance(dtype, torch.dtype) and type(key) is str
+        sound = kind == "storage" and isinstance(dtype, Numbers) and type(key) is str
         if not sound or not _is_count(numel):
             refuse("its index describes a storage differently from torch")
         return _Store(dtype, key, numel)
 
 
 class _Builder:
-    """Converts shells into views of the mapped file.
+    """Finds the bytes of every shell in the mapped file.
 
     It counts its steps, because a small index can share its parts endlessly.
     """
@@ -255,16 +330,12 @@ class _Builder:
             refuse("it contains something other than plain values and tensors")
         return value
 
-    def _tensor(self, shell: _Shell) -> Tensor:
+    def _tensor(self, shell: _Shell) -> Mapped:
         dtype, key, numel = shell.store
         record = self.records.get(f"data/{key}")
         if record is None or numel * dtype.itemsize > record.size:
             refuse(f"record {short(key)} is too small for the stated {numel} numbers")
         if record.start % dtype.itemsize:
             refuse(f"record {short(key)} is not aligned")
-        count = math.prod(shell.shape)
-        if not count:
-            return torch.empty(shell.shape, dtype=dtype)
         start = record.start + shell.offset * dtype.itemsize
-        flat = torch.frombuffer(self.data, dtype=dtype, count=count, offset=start)
-        return flat.view(shell.shape)
+        return Mapped(dtype.name, shell.shape, self.data, start)

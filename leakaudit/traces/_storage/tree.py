@@ -22,15 +22,16 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
-
-import torch
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from leakaudit.errors import LeakauditError
 from leakaudit.sketch import ROWS, WIDTH
-from leakaudit.trace import Json, Trace, Truth
+from leakaudit.trace import Json, Messages, Trace, Truth
 from leakaudit.traces._storage import safe_reader, wellformed
-from leakaudit.traces._storage.wellformed import Bad
+from leakaudit.traces._storage.wellformed import INDEX, Bad, Committed
+
+if TYPE_CHECKING:
+    import torch
 
 TRACE = "leakaudit.trace"
 TRUTH = "leakaudit.truth"
@@ -39,6 +40,20 @@ KEPT = 2  # version of a trace with spans or a sketch, which a program of versio
 NEWEST = {TRACE: KEPT, TRUTH: VERSION}
 _WORDS = {TRACE: "a trace", TRUTH: "a truth file"}
 _FOREIGN = "not a file of leakaudit"
+
+
+class Outline(NamedTuple):
+    """What a trace file contains, without its payloads.
+
+    Attributes:
+        trace: Its description, without messages and public tensors.
+        public: Public tensors by name.
+        messages: The messages, without payloads.
+    """
+
+    trace: Trace
+    public: Mapping[str, Any]
+    messages: Committed
 
 
 def read(path: Path, kind: str) -> dict[str, Any]:
@@ -54,7 +69,23 @@ def read(path: Path, kind: str) -> dict[str, Any]:
     Raises:
         LeakauditError: It is not a file of this kind, or of a version that cannot be read.
     """
-    tree = safe_reader.read(path)
+    return _checked(safe_reader.read(path), path, kind)
+
+
+def outline(path: Path) -> Outline:
+    """Read what a trace file contains, without its payloads and without torch.
+
+    Args:
+        path: The file.
+
+    Raises:
+        LeakauditError: As for `read` and `decode`.
+    """
+    return _outlined(_checked(safe_reader.outline(path), path, TRACE), str(path))
+
+
+def _checked(tree: dict[str, Any], path: Path, kind: str) -> dict[str, Any]:
+    """Return the tree of a file after checking its format and version."""
     found = tree.get("format")
     if found != kind:
         what = _FOREIGN
@@ -96,6 +127,8 @@ def head(trace: Trace) -> dict[str, Any]:
     Raises:
         LeakauditError: The result could not be read again.
     """
+    import torch
+
     about: dict[str, object] = {
         "protocol": trace.protocol,
         "params": trace.params,
@@ -121,6 +154,7 @@ def head(trace: Trace) -> dict[str, Any]:
     }
     try:
         _without_messages(tree)
+        wellformed.tensors(tree, "public")
     except Bad as why:
         raise LeakauditError(f"this cannot be recorded: {why}") from None
     return tree
@@ -145,6 +179,22 @@ def decode(tree: Mapping[str, Any], where: str) -> Trace:
     Raises:
         LeakauditError: A value in it is out of range.
     """
+    trace, public, found = _outlined(tree, where)
+    table = tree["messages"]
+    count = len(found)
+    stored = table["payload"][: found.rows]
+    messages = Messages(
+        **{name: table[name][:count] for name in INDEX},
+        secure=table["secure"][:count],
+        payload=stored if trace.kept is None else stored[:, : trace.columns[1] - trace.columns[0]],
+        kinds=found.kinds,
+        stored=None if trace.kept is None else stored,
+    )
+    return replace(trace, messages=(messages,), public=public)
+
+
+def _outlined(tree: Mapping[str, Any], where: str) -> Outline:
+    """Check the contents of a trace file; arguments and errors are those of `decode`."""
     try:
         trace = _without_messages(tree)
         table = tree.get("messages")
@@ -152,10 +202,11 @@ def decode(tree: Mapping[str, Any], where: str) -> Trace:
             table = {}
         width = trace.columns[1] - trace.columns[0]
         stored = None if trace.kept is None else trace.kept.width
-        messages, rounds, closed = wellformed.messages(table, trace.graph.nodes, width, stored)
+        found = wellformed.messages(table, trace.graph.nodes, width, stored)
+        public = wellformed.tensors(tree, "public")
     except Bad as why:
         raise LeakauditError(f"{where} is rejected: {why}") from None
-    return replace(trace, messages=(messages,), rounds=rounds, complete=closed)
+    return Outline(replace(trace, rounds=found.last, complete=found.closed), public, found)
 
 
 def _plain(values: Mapping[str, object]) -> Mapping[str, Json]:
@@ -164,11 +215,11 @@ def _plain(values: Mapping[str, object]) -> Mapping[str, Json]:
 
 
 def _without_messages(tree: Mapping[str, Any]) -> Trace:
-    """Return the description as a trace without messages; raises `Bad`."""
+    """Return the description as a trace without messages and tensors; raises `Bad`."""
     about = wellformed.meta(tree, wellformed.TraceEntry)
     layout = wellformed.layout(about.layout)
     task = wellformed.spec(about.task)
-    edges = wellformed.tensor(tree, "topology", (torch.int32, torch.int64), 2)
+    edges = wellformed.tensor(tree, "topology", ("int32", "int64"), 2)
     columns = wellformed.columns(about.columns, layout.size)
     return Trace(
         protocol=about.protocol,
@@ -179,7 +230,6 @@ def _without_messages(tree: Mapping[str, Any]) -> Trace:
         columns=columns,
         rounds=0,
         messages=(),
-        public=wellformed.tensors(tree, "public"),
         id=about.id,
         provenance=_plain(about.provenance),
         kept=wellformed.kept(about.kept, columns, layout.size),
@@ -226,7 +276,7 @@ def decode_truth(tree: Mapping[str, Any], where: str) -> Truth:
     Raises:
         LeakauditError: A value in it is out of range.
     """
-    numbers = (*wellformed.FLOATS, torch.int64)
+    numbers = (*wellformed.FLOATS, "int64")
     try:
         about = wellformed.meta(tree, wellformed.TruthEntry)
         truth = Truth(
@@ -234,8 +284,8 @@ def decode_truth(tree: Mapping[str, Any], where: str) -> Truth:
             task=wellformed.spec(about.task),
             x=wellformed.tensor(tree, "x", wellformed.FLOATS),
             y=wellformed.tensor(tree, "y", numbers),
-            node=wellformed.tensor(tree, "node", (torch.int64,), 1),
-            index=wellformed.tensor(tree, "index", (torch.int64,), 1),
+            node=wellformed.tensor(tree, "node", ("int64",), 1),
+            index=wellformed.tensor(tree, "index", ("int64",), 1),
             pool=wellformed.tensor(tree, "pool", wellformed.FLOATS),
             states=wellformed.tensors(tree, "states"),
             provenance=_plain(about.provenance),

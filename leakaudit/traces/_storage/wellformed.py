@@ -1,27 +1,30 @@
-"""Requirements on every part of a trace or truth file, so that later code need not check again."""
+"""Requirements on every part of a trace or truth file, so that later code need not check again.
+
+Arrays are tensors, or `safe_reader.Mapped` if the file is read without torch.
+"""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, TypeAlias, TypeVar
+from typing import Annotated, Any, NoReturn, Protocol, TypeAlias, TypeVar, runtime_checkable
 
-import torch
+import numpy as np
 from msgspec import UNSET, Meta, Struct, UnsetType
-from torch import Tensor
 
 from leakaudit._util.decoding import Misfit, decoded
 from leakaudit._util.forms import present
 from leakaudit.errors import LeakauditError
 from leakaudit.payload import Kept
 from leakaudit.sketch import ROWS, WIDTH
-from leakaudit.trace import Graph, Layout, Messages, TaskSpec
+from leakaudit.trace import Graph, Layout, TaskSpec
 
 T = TypeVar("T")
 
-FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+FLOATS = ("float16", "bfloat16", "float32", "float64")
 INDEX = ("round", "src", "dst", "kind", "row")
 KINDS = 4096  # number of bytes for the names of kinds
 INT32 = 1 << 31  # limit of the values of an index column, exclusive
@@ -49,6 +52,46 @@ _Name: TypeAlias = Annotated[
 ]
 _Number: TypeAlias = int | float  # as written
 _Free: TypeAlias = object  # any JSON value
+
+
+@runtime_checkable
+class Array(Protocol):
+    """A tensor, or one that has not been read."""
+
+    @property
+    def dtype(self) -> object:
+        """Type of its numbers."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+
+
+@dataclass(frozen=True)
+class Committed:
+    """The part of a table of messages that was committed, without payloads.
+
+    Attributes:
+        rows: Number of payloads.
+        index: (m,) of each column of `INDEX`.
+        secure: (m,) whether each message is encrypted.
+        kinds: Names of the kinds of messages.
+        dtype: Name of the type of the payloads.
+        last: The last round.
+        closed: Whether the recording is complete.
+    """
+
+    rows: int
+    index: Mapping[str, np.ndarray[Any, np.dtype[np.int32]]]
+    secure: np.ndarray[Any, np.dtype[np.bool_]]
+    kinds: tuple[str, ...]
+    dtype: str
+    last: int
+    closed: bool
+
+    def __len__(self) -> int:
+        """Number of messages m."""
+        return len(self.secure)
 
 
 class _Open(Struct, frozen=True, kw_only=True):
@@ -271,7 +314,7 @@ def kept(value: KeptEntry | UnsetType, columns: tuple[int, int], size: int) -> K
     return found
 
 
-def graph(nodes: int, edges: Tensor) -> Graph:
+def graph(nodes: int, edges: Array) -> Graph:
     """Return the topology.
 
     Args:
@@ -281,27 +324,28 @@ def graph(nodes: int, edges: Tensor) -> Graph:
     Raises:
         Bad: There are too many, or edges are not distinct pairs (i, j) with i < j.
     """
-    most = min(MAX_NODES, SPARE_NODES + 2 * len(edges))
-    if not 1 <= nodes <= most or edges.shape[1] != 2 or len(edges) > MAX_EDGES:
+    most = min(MAX_NODES, SPARE_NODES + 2 * edges.shape[0])
+    if not 1 <= nodes <= most or edges.shape[1] != 2 or edges.shape[0] > MAX_EDGES:
         bad(f"its topology has {str(nodes)[:40]} nodes and edges of shape {tuple(edges.shape)}")
-    i, j = edges.long().T
+    pairs = np.asarray(edges).astype(np.int64)
+    i, j = pairs.T
     outside = bool(((i < 0) | (i >= j) | (j >= nodes)).any())
-    if outside or len(torch.unique(i * nodes + j)) != len(edges):
+    if outside or len(np.unique(i * nodes + j)) != len(pairs):
         bad(
             f"its topology repeats an edge, or has one that is not (i, j) with 0 <= i < j < {nodes}"
         )
-    return Graph(nodes, tuple((i, j) for i, j in edges.tolist()))
+    return Graph(nodes, tuple((i, j) for i, j in pairs.tolist()))
 
 
 def tensor(
-    tree: Mapping[str, Any], name: str, dtypes: tuple[torch.dtype, ...], dim: int | None = None
-) -> Tensor:
+    tree: Mapping[str, Any], name: str, dtypes: tuple[str, ...], dim: int | None = None
+) -> Any:
     """Return one tensor of the tree.
 
     Args:
         tree: Tree of the file.
         name: Name of the tensor.
-        dtypes: Allowed types.
+        dtypes: Names of the allowed types.
         dim: Required number of axes; None for any number.
 
     Raises:
@@ -309,16 +353,26 @@ def tensor(
     """
     value = tree.get(name)
     came = "not a tensor"
-    if isinstance(value, Tensor):
-        came = f"{value.dtype} of shape {tuple(value.shape)}"
-        if value.dtype in dtypes and dim in (None, value.dim()):
+    if isinstance(value, Array):
+        dtype = type_of(value)
+        came = f"{dtype} of shape {tuple(value.shape)}"
+        if dtype in dtypes and dim in (None, len(value.shape)):
             return value
-    kinds = " or ".join(str(d).removeprefix("torch.") for d in dtypes)
+    kinds = " or ".join(dtypes)
     axes = "" if dim is None else f" with {dim} axes"
     bad(f"{name!r} should be a tensor of {kinds}{axes}, but is {came}")
 
 
-def tensors(tree: Mapping[str, Any], name: str) -> dict[str, Tensor]:
+def type_of(array: Array) -> str:
+    """Return the name of the type of an array's numbers, such as ``float32``.
+
+    Args:
+        array: The array.
+    """
+    return str(array.dtype).removeprefix("torch.")
+
+
+def tensors(tree: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Return a dictionary of tensors; empty if it is missing.
 
     Args:
@@ -330,18 +384,18 @@ def tensors(tree: Mapping[str, Any], name: str) -> dict[str, Tensor]:
     """
     value = tree.get(name, {})
     sound = isinstance(value, dict) and all(
-        isinstance(t, Tensor) and key.isprintable() for key, t in value.items()
+        isinstance(t, Array) and key.isprintable() for key, t in value.items()
     )
     if not sound:
         bad(f"{name!r} should be a dictionary of tensors by name")
-    found: dict[str, Tensor] = value
+    found: dict[str, Any] = value
     return found
 
 
 def messages(
     table: Mapping[str, Any], nodes: int, width: int, stored: int | None = None
-) -> tuple[Messages, int, bool]:
-    """Return the messages that were committed.
+) -> Committed:
+    """Return which messages were committed.
 
     Args:
         table: The dictionary ``messages`` of the file.
@@ -349,44 +403,34 @@ def messages(
         width: Number of columns of a payload, according to the description.
         stored: Number of numbers that are stored of a payload; None for only its columns.
 
-    Returns:
-        The messages, the last round, and whether the recording is complete.
-
     Raises:
         Bad: They are missing, malformed or out of range.
     """
     rows, count, last, closed = _counters(table)
-    index = {name: tensor(table, name, (torch.int32,), 1) for name in INDEX}
-    secure = tensor(table, "secure", (torch.bool,), 1)
+    index = {name: np.asarray(tensor(table, name, ("int32",), 1)) for name in INDEX}
+    secure = np.asarray(tensor(table, "secure", ("bool",), 1))
     payload = tensor(table, "payload", FLOATS, 2)
     stated = width if stored is None else stored
     if payload.shape[1] != stated:
         bad(f"its payload has {payload.shape[1]} columns, but its description states {stated}")
     held = all(0 <= count <= len(column) for column in (*index.values(), secure))
-    if not 0 <= rows <= len(payload) or not held or not 0 <= last < INT32:
+    if not 0 <= rows <= payload.shape[0] or not held or not 0 <= last < INT32:
         bad(
             f"it declares {count} messages in {rows} rows up to round {last}, "
             "but does not contain them"
         )
-    names = _kinds(tensor(table, "kinds", (torch.uint8,), 1))
+    names = _kinds(tensor(table, "kinds", ("uint8",), 1))
     index = {name: column[:count] for name, column in index.items()}
     stops = {"round": INT32, "src": nodes, "dst": nodes, "kind": len(names), "row": rows}
     for name, stop in stops.items():
         _check_range(name, index[name], stop)
     if count:
         # torch treats any other byte as true; two readers could see different messages.
-        if int(secure[:count].view(torch.uint8).max()) > 1:
+        if int(secure[:count].view(np.uint8).max()) > 1:
             bad("its column 'secure' contains a value that is neither true nor false")
         # The program may have been killed between writing the counters of messages and of rounds.
         last = max(last, int(index["round"].max()))
-    committed = Messages(
-        **index,
-        secure=secure[:count],
-        payload=payload[:rows, :width],
-        kinds=names,
-        stored=None if stored is None else payload[:rows],
-    )
-    return committed, last, closed == 1
+    return Committed(rows, index, secure[:count], names, type_of(payload), last, closed == 1)
 
 
 def rounds(last: int, messages: int) -> int:
@@ -409,28 +453,30 @@ def _counters(table: Mapping[str, Any]) -> list[int]:
     """Return rows, messages, the last round, and whether the recording was closed."""
     if "written" not in table:
         bad("it contains no messages")
-    counters = tensor(table, "written", (torch.int64,), 1).tolist()
+    counters: list[int] = np.asarray(tensor(table, "written", ("int64",), 1)).tolist()
     if len(counters) not in range(4, 65):  # later versions may add some
         bad("its counters are incomplete")
     return counters[:4]
 
 
-def _check_range(name: str, column: Tensor, stop: int) -> None:
+def _check_range(name: str, column: np.ndarray[Any, Any], stop: int) -> None:
     """Raise `Bad` for a value outside [0, stop)."""
     if not len(column):
         return
-    low, high = (int(v) for v in column.aminmax())
+    low = int(column.min())
+    high = int(column.max())
     if low < 0 or high >= stop:
         wrong = low if low < 0 else high
         bad(f"a message has {name} {wrong}, expected 0 to {stop - 1}")
 
 
-def _kinds(text: Tensor) -> tuple[str, ...]:
+def _kinds(text: Array) -> tuple[str, ...]:
     """Return the names of kinds from their bytes, each on a line, up to the first zero."""
-    if len(text) > 16 * KINDS:  # later versions may keep more
-        bad(f"the names of its kinds take {len(text)} bytes (maximum {16 * KINDS})")
+    size = text.shape[0]
+    if size > 16 * KINDS:  # later versions may keep more
+        bad(f"the names of its kinds take {size} bytes (maximum {16 * KINDS})")
     try:
-        names = bytes(text.numpy()).split(b"\0", 1)[0].decode().split("\n")[:-1]
+        names = bytes(np.asarray(text)).split(b"\0", 1)[0].decode().split("\n")[:-1]
     except UnicodeDecodeError:
         bad("the names of its kinds are not UTF-8 text")
     sound = all(1 <= len(n) <= MAX_NAME and n.isprintable() for n in names)

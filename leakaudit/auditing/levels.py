@@ -30,7 +30,7 @@ from leakaudit.protocols import recording
 from leakaudit.protocols.declared import Protocol
 from leakaudit.protocols.scenario import Scenario
 from leakaudit.results.wording import short
-from leakaudit.tasks.kept import Kept
+from leakaudit.tasks.shared import Shared
 from leakaudit.trace import Setting
 from leakaudit.victim import Claim
 
@@ -107,11 +107,11 @@ def levels(
     Raises:
         LeakauditError: An epsilon cannot be reached.
     """
-    shared = Kept()
+    shared = Shared()
 
     def ready(scenario: Scenario) -> recording.Plan:
         return recording.plan(
-            scenario, data_root=data_root, download=download, device=device, kept=shared
+            scenario, data_root=data_root, download=download, device=device, shared=shared
         )
 
     base = ready(plan.scenario)

@@ -21,7 +21,7 @@ from leakaudit.protocols import topology as graphs
 from leakaudit.protocols.scenario import Scenario
 from leakaudit.relations.declare import outline
 from leakaudit.tasks import data, models
-from leakaudit.tasks.kept import Kept
+from leakaudit.tasks.shared import Shared
 from leakaudit.tasks.task import Problem, Task
 from leakaudit.trace import Graph
 from leakaudit.traces import layers
@@ -134,7 +134,7 @@ def plan(
     download: bool = False,
     device: str = "cpu",
     trusted: Trust = False,
-    kept: Kept | None = None,
+    shared: Shared | None = None,
 ) -> Plan:
     """Draw data and graph, and build the task.
 
@@ -144,19 +144,19 @@ def plan(
         download: Whether data sets may be downloaded.
         device: Device of the training.
         trusted: The ``package.module:factory`` that may execute its code; True for any.
-        kept: Data sets and tasks that several plans share.
+        shared: Data sets and tasks that several plans share.
 
     Raises:
         LeakauditError: The scenario cannot run.
     """
-    kept = kept or Kept()
+    shared = shared or Shared()
     victim, args = scenario.parts()
     _known(scenario, args)
     random = generators(scenario.seed, *STREAMS)
-    source = kept.source(scenario.data, data_root, download, random["data"])
+    source = shared.source(scenario.data, data_root, download, random["data"])
     rows = data.split(source, scenario.nodes, scenario.samples, scenario.split, random["split"])
     spec = source.spec(scenario.model, args)
-    task = kept.task(spec, getattr(torch, scenario.dtype), device, trusted)
+    task = shared.task(spec, getattr(torch, scenario.dtype), device, trusted)
     if victim.centralised:  # a star: its hub, the server, is the last node
         graph = Graph(scenario.nodes + 1, tuple((i, scenario.nodes) for i in range(scenario.nodes)))
     else:

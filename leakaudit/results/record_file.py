@@ -314,8 +314,6 @@ def _rebuild(finding: Finding, folder: Path) -> Reconstruction:
         raise LeakauditError(
             f"node {finding.node}: its reconstruction was not stored; run the attack again"
         )
-    import numpy as np
-
     try:
         with npz.Npz(folder / images.file) as file:
             tensors = _Tensors(file)

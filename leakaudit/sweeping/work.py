@@ -26,11 +26,11 @@ from leakaudit.results.model import Scores
 from leakaudit.scoring.scoring import Score, nothing, score
 from leakaudit.sweeping.cell_files import DONE, FAILED, CellFinding, CellResult, Status
 from leakaudit.sweeping.cells import PlannedCell
-from leakaudit.tasks.kept import Kept
+from leakaudit.tasks.shared import Shared
 from leakaudit.tasks.task import Task
 from leakaudit.trace import Setting, Truth
 
-KEPT = Kept()  # the cells of a sweep share their data, and most of them their model
+SHARED = Shared()  # the cells of a sweep share their data, and most of them their model
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Job:
         ready, constants = self._ready(cell)
         recorder = recording.record(ready, None)
         trace, truth = recorder.trace, recorder.truth_record
-        task = KEPT.task(trace.task, torch.float32, cell.plan.device, self.trusted)
+        task = SHARED.task(trace.task, torch.float32, cell.plan.device, self.trusted)
         adversary = Adversary.parse(cell.adversary)
         adversary.check(trace.graph)
         wanted = cell.plan.nodes or hearing.targets(trace, adversary)
@@ -133,7 +133,7 @@ class Job:
                 download=self.download,
                 device=plan.device,
                 trusted=self.trusted,
-                kept=KEPT,
+                shared=SHARED,
             )
             return made, {}
         from leakaudit.auditing.levels import levels  # loads scipy, which few sweeps need

@@ -8,15 +8,16 @@ from pathlib import Path
 import torch
 from torch import Generator
 
+from leakaudit._util.own_code import Trust
 from leakaudit.tasks import data
 from leakaudit.tasks.task import Task
 from leakaudit.trace import TaskSpec
 
-TASKS = 8  # tasks that are kept: a run needs two, and two models or victims may alternate
+TASKS = 8  # tasks that are held: a run needs two, and two models or victims may alternate
 
 
 @dataclass
-class Kept:
+class Shared:
     """The last data set, and the last tasks; nothing changes them.
 
     Attributes:
@@ -46,14 +47,14 @@ class Kept:
             self.sources[key] = data.load(name, root, download, generator)
         return self.sources[key]
 
-    def task(self, spec: TaskSpec, dtype: torch.dtype, device: str, trusted: bool) -> Task:
+    def task(self, spec: TaskSpec, dtype: torch.dtype, device: str, trusted: Trust) -> Task:
         """Do what `Task.build` does, once for several calls.
 
         Args:
             spec: As for `Task.build`, like the others.
             dtype: Dtype of the models.
             device: Device of the model.
-            trusted: Whether a user's own model may execute its code.
+            trusted: As for `Task.build`.
         """
         key = (spec, spec.beside, dtype, device, trusted)
         for known, task in self.tasks:

@@ -6,6 +6,7 @@ A comparison has mu, epsilon, their ratio to the claim, and the noise that the c
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -14,6 +15,7 @@ from leakaudit.accounting.adversaries import Threat
 from leakaudit.accounting.calibration import Calibration, calibrate
 from leakaudit.accounting.symmetry import Symmetry
 from leakaudit.accounting.view_bound import ViewBound, view_bounds
+from leakaudit.adversary import Adversary
 from leakaudit.bounds import gaussian
 from leakaudit.claim import Claim
 from leakaudit.display import Displayed
@@ -206,16 +208,22 @@ def compare(
     proven = smoothness is None and not any(claim.pair for claim in claims)
     symmetric = proven and len(threats) > 1
     symmetry = Symmetry(protocol.graph, protocol.start)
-    known: dict[Threat, Comparison] = {}
+    likes: list[Threat | None] = [None] * len(threats)
+    alone = defaultdict[Adversary, list[Threat]](list)  # to compute, together for an adversary
     for k, threat in enumerate(threats):
-        step("views", k, len(threats))
-        like = None
         if symmetric and threat.kind != "named":
-            like = symmetry.like(threat)
-        if like is not None and like in known:
+            likes[k] = symmetry.like(threat)
+        if likes[k] is None:
+            alone[threat.adversary].append(threat)
+    known: dict[Threat, Comparison] = {}
+    for threat, like in zip(threats, likes, strict=True):
+        step("views", len(known), len(threats))
+        if like is not None:
             yield _renamed(known[like], threat, like)
             continue
-        known[threat] = _comparison(protocol, threat, _strongest(claims, threat), question)
+        if threat not in known:
+            asked = [one for one in alone[threat.adversary] if one not in known]
+            known.update(_comparisons(protocol, asked, claims, question))
         yield known[threat]
     step("views", len(threats), len(threats))
 
@@ -240,19 +248,38 @@ def _renamed(old: Comparison, threat: Threat, like: Threat) -> Comparison:
     return replace(old, threat=threat, bound=bound, like=like)
 
 
+def _comparisons(
+    protocol: Protocol, threats: Sequence[Threat], claims: Sequence[Claim], question: _Question
+) -> Iterator[tuple[Threat, Comparison]]:
+    """Bound the views of one adversary, which share most of the work, and judge the claims."""
+    by_claim = defaultdict[tuple[Claim | None, float], list[Threat]](list)
+    for threat in threats:
+        claim = _strongest(claims, threat)
+        delta = DELTA
+        if question.delta is not None:
+            delta = question.delta
+        elif claim is not None and claim.delta:
+            delta = claim.delta
+        by_claim[claim, delta].append(threat)
+    assumed = question.sensitivity.value
+    for (claim, delta), some in by_claim.items():
+        nodes = [threat.node for threat in some]
+        adversary = some[0].adversary
+        bounds = view_bounds(protocol, adversary, nodes, assumed, delta, question.smoothness)
+        for threat, bound in zip(some, bounds, strict=True):
+            yield threat, _comparison(protocol, threat, claim, bound, question)
+
+
 def _comparison(
-    protocol: Protocol, threat: Threat, claim: Claim | None, question: _Question
+    protocol: Protocol,
+    threat: Threat,
+    claim: Claim | None,
+    bound: ViewBound,
+    question: _Question,
 ) -> Comparison:
-    """Bound one view, recommend noise for it, and judge the claim."""
-    delta = DELTA
-    if question.delta is not None:
-        delta = question.delta
-    elif claim is not None and claim.delta:
-        delta = claim.delta
+    """Recommend noise for a view, and judge the claim."""
+    delta = bound.delta
     assumed = question.sensitivity
-    (bound,) = view_bounds(
-        protocol, threat.adversary, [threat.node], assumed.value, delta, question.smoothness
-    )
     # The noise is for the requested epsilon, otherwise for the claim, at the claim's delta.
     target = question.epsilon
     target_delta = delta

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from leakaudit.accounting.basis import Stronger
 from leakaudit.adversary import Adversary
@@ -20,9 +21,12 @@ from leakaudit.relations import (
     know,
     with_models,
 )
+from leakaudit.relations.shared import SharedView
 
 # Relative distance of two mu that count as equal; a choice, well above rounding.
 CLOSE = 1e-9
+# Number of rounds up to which all rounds are declared for the sake of views that share work.
+SHARED = 100
 
 
 @dataclass(frozen=True)
@@ -93,17 +97,51 @@ class NodeView:
         return owner
 
 
-def own_view(protocol: Protocol, adversary: Adversary, node: int) -> NodeView:
-    """Return an adversary's view of a node, over all rounds.
+class Views:
+    """One adversary's views of the nodes of a protocol; what they share is computed once.
 
     Args:
         protocol: The protocol with its constants and graph.
         adversary: The adversary.
-        node: The node.
-
-    Raises:
-        LeakauditError: The view cannot be bounded; the message states why.
     """
+
+    def __init__(self, protocol: Protocol, adversary: Adversary) -> None:
+        self.protocol = protocol
+        self.adversary = adversary
+
+    def own(self, node: int) -> NodeView:
+        """Return the adversary's view of a node, over all rounds.
+
+        Args:
+            node: The node.
+
+        Raises:
+            LeakauditError: The view cannot be bounded; the message states why.
+        """
+        if self._shared is not None:
+            targets = _targets(self._known, node)
+            bound = self._shared.bound(node, targets)
+            if bound is not None:
+                return NodeView(self._known, targets, bound)
+        return _own_view(self.protocol, self.adversary, node)
+
+    @cached_property
+    def _known(self) -> Knowledge:
+        return know(self.protocol.whole, self.adversary)
+
+    @cached_property
+    def _shared(self) -> SharedView | None:
+        """The shared view, if there is one; rounds that are copies need not be declared."""
+        if self.protocol.repeats and self.protocol.rounds > SHARED:
+            return None
+        model = self.protocol.forward
+        if model is None:
+            return None
+        return SharedView.of(model, self._known.known)
+
+
+def _own_view(protocol: Protocol, adversary: Adversary, node: int) -> NodeView:
+    """Return an adversary's view of a node by itself."""
     return NodeView.of(_knowledge(protocol, node, adversary), node)
 
 

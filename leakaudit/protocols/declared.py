@@ -15,6 +15,7 @@ from leakaudit.adversary import Adversary
 from leakaudit.errors import LeakauditError
 from leakaudit.relations import Relations, Residuals, Turns, Vector, residuals
 from leakaudit.relations.estimate import recorded
+from leakaudit.relations.forward import Forward
 from leakaudit.relations.repeat import extend, steady
 from leakaudit.tasks.task import Task
 from leakaudit.trace import Graph, Trace, Truth
@@ -114,6 +115,11 @@ class Protocol:
         if not self.victim.stationary or self.rounds <= DECLARED:
             return self.whole
         return self.victim.relations(self.graph, DECLARED, self.public)
+
+    @cached_property
+    def forward(self) -> Forward | None:
+        """The forward model of the whole network over all rounds; None if it has none."""
+        return Forward.of(self.whole)
 
     @cached_property
     def stronger(self) -> dict[int, tuple[NodeView, ...]]:

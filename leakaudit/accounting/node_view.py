@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -25,8 +25,6 @@ from leakaudit.relations.shared import SharedView
 
 # Relative distance of two mu that count as equal; a choice, well above rounding.
 CLOSE = 1e-9
-# Number of rounds up to which all rounds are declared for the sake of views that share work.
-SHARED = 100
 
 
 @dataclass(frozen=True)
@@ -63,10 +61,12 @@ class NodeView:
         its certificate 1 is ignored. Its certificate 0 counts: a revealed gradient of another node
         may react to it.
         """
-        fisher = self.bound.fisher
+        shown = None
+        if self.bound.fisher is not None:
+            shown = self.bound.fisher.diagonal()
         lowest = 2
         for k, level in enumerate(self.bound.certificate):
-            is_shown = fisher is None or fisher[k, k] != 0
+            is_shown = shown is None or shown[k] != 0
             if is_shown or level == 0:
                 lowest = min(lowest, level)
         return lowest
@@ -103,11 +103,13 @@ class Views:
     Args:
         protocol: The protocol with its constants and graph.
         adversary: The adversary.
+        nodes: The nodes.
     """
 
-    def __init__(self, protocol: Protocol, adversary: Adversary) -> None:
+    def __init__(self, protocol: Protocol, adversary: Adversary, nodes: Iterable[int]) -> None:
         self.protocol = protocol
         self.adversary = adversary
+        self.nodes = [node for node in nodes if node not in adversary.corrupt]
 
     def own(self, node: int) -> NodeView:
         """Return the adversary's view of a node, over all rounds.
@@ -119,10 +121,9 @@ class Views:
             LeakauditError: The view cannot be bounded; the message states why.
         """
         if self._shared is not None:
-            targets = _targets(self._known, node)
-            bound = self._shared.bound(node, targets)
+            bound = self._shared.bound(node)
             if bound is not None:
-                return NodeView(self._known, targets, bound)
+                return NodeView(self._known, bound.targets, bound)
         return _own_view(self.protocol, self.adversary, node)
 
     @cached_property
@@ -131,13 +132,18 @@ class Views:
 
     @cached_property
     def _shared(self) -> SharedView | None:
-        """The shared view, if there is one; rounds that are copies need not be declared."""
-        if self.protocol.repeats and self.protocol.rounds > SHARED:
+        """The shared view, if there is one.
+
+        If all messages are observed in a long run, the relations of each node suffice (`_knowledge`)
+        and not even the rest is declared.
+        """
+        protocol = self.protocol
+        if protocol.rounds > DECLARED and self.adversary.hears == "all" and protocol.repeats:
             return None
         model = self.protocol.forward
         if model is None:
             return None
-        return SharedView.of(model, self._known.known)
+        return SharedView.of(model, self._known.known, self.nodes)
 
 
 def _own_view(protocol: Protocol, adversary: Adversary, node: int) -> NodeView:
@@ -184,7 +190,7 @@ def _alone(protocol: Protocol, node: int) -> Knowledge | None:
 
     If all rounds of a protocol are alike, later ones are copies of the last declared ones.
     """
-    start = alone(protocol.start, node)
+    start = alone(protocol.start, node, protocol.private)
     if start is None or protocol.start.round >= protocol.rounds:
         return start
     if protocol.repeats:

@@ -22,7 +22,7 @@ from leakaudit.bounds import gaussian
 from leakaudit.errors import LeakauditError
 from leakaudit.progress import step
 from leakaudit.protocols.declared import Protocol
-from leakaudit.relations import Turns, account, drift, largest, reached, secretless
+from leakaudit.relations import Turns, account, drift, largest, reached
 from leakaudit.trace import Json
 
 # Most choices of batches for which a drift is computed; if there are more, a record is counted in
@@ -143,7 +143,7 @@ def view_bounds(
         LeakauditError: A node or edge does not exist.
     """
     adversary.check(protocol.graph)
-    views = Views(protocol, adversary)
+    views = Views(protocol, adversary, nodes)
     for k, node in enumerate(nodes):
         if not 0 <= node < protocol.graph.nodes:
             raise LeakauditError(
@@ -165,7 +165,7 @@ def _bound(views: Views, empty: ViewBound, smoothness: float | None) -> ViewBoun
     node = empty.node
     if node in empty.adversary.corrupt:
         raise LeakauditError("the adversary controls this node")
-    if secretless(protocol.start, node):
+    if node in protocol.silent:
         return _with_epsilons(_idle(empty))
     if protocol.missing:
         return _faulty(protocol, empty, smoothness)
@@ -365,12 +365,13 @@ def _faulty(protocol: Protocol, empty: ViewBound, smoothness: float | None) -> V
     never knows more.
     """
     why = f"{protocol.missing}, so every message of the node is assumed to be observed"
+    node = empty.node
     try:
         return _elsewhere(protocol, empty, smoothness, why)
     except LeakauditError:
         if protocol.holds:  # a leak in the rounds before the first loss is a leak of the run
             before = replace(protocol, rounds=protocol.holds, missing="")
-            leaking = _bound(Views(before, empty.adversary), empty, None)
+            leaking = _bound(Views(before, empty.adversary, [node]), empty, None)
             if leaking.mu == math.inf:
                 return leaking
         raise LeakauditError(

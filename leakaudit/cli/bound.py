@@ -195,11 +195,12 @@ def _threats(args: argparse.Namespace, protocol: Protocol, last: int) -> list[Th
         adversaries = [Adversary.parse(who) for who in args.adversary]
         return named(adversaries, args.node, last)
     nodes = list(range(last)) if args.node is None else args.node
+    shared = protocol.forward is not None
     if args.coalitions is not None:
-        return around(protocol.graph, nodes, args.coalitions)
-    threats = around(protocol.graph, nodes, 1)
-    count = _relations(protocol)
-    if count <= LARGE:
+        return around(protocol.graph, nodes, args.coalitions, shared=shared)
+    threats = around(protocol.graph, nodes, 1, shared=shared)
+    count = protocol.relations_count
+    if shared or count <= LARGE:
         return threats
     say(
         f"{count} relations: only the outsider is evaluated; "
@@ -207,14 +208,6 @@ def _threats(args: argparse.Namespace, protocol: Protocol, last: int) -> list[Th
         args,
     )
     return [one for one in threats if one.kind == "outsider"]
-
-
-def _relations(protocol: Protocol) -> int:
-    """Return approximately how many relations all rounds have.
-
-    Views that lack messages need all of them at once.
-    """
-    return len(protocol.start.relations) * protocol.rounds // max(1, protocol.start.round)
 
 
 def _table(found: Sequence[Comparison], same: Mapping[int, int], views: int, begun: bool) -> None:

@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leakaudit.relations.declare import Relations
+from leakaudit.relations.expression import Expression
 from leakaudit.relations.kkt import Array
 from leakaudit.relations.modular import residue
 
@@ -50,6 +51,7 @@ class Forward:
         gradients: Places of the gradients.
         owner: (t,) owner of each gradient.
         nodes: One more than the largest owner.
+        public: Places of the public vectors.
         place: Place of a state or message -> its index in `defined`.
         before: (t,) number of relations declared before each gradient.
     """
@@ -75,18 +77,20 @@ class Forward:
         points = [declared.points[k].at.terms for k in self.gradients]
         self._points = _Forms(self, points)
         self._residues: dict[int, _Simulated] = {}
+        self.public = frozenset(k for k, vector in enumerate(vectors) if vector.kind == "public")
 
     @classmethod
     def of(cls, declared: Relations) -> Forward | None:
         """Return the forward model; None if the declaration has none.
 
         It has none if a relation defines nothing or several vectors at once, if a step is
-        nonlinear, or if noise is not Gaussian: `account` then needs its general methods.
+        nonlinear, or if noise is not Gaussian: `account` then needs its general methods. Nor is
+        one of use without noise, because then every view that reveals anything leaks.
         """
         if declared.opaques or not declared.points:
             return None
         vectors = declared.vectors
-        if any(v.kind == "noise" and v.law != "gaussian" for v in vectors):
+        if {v.law for v in vectors if v.kind == "noise"} != {"gaussian"}:
             return None
         made_by: dict[int, int] = {}
         for r, relation in enumerate(declared.relations):
@@ -98,6 +102,15 @@ class Forward:
         if len(made_by) < len(used):
             return None
         return cls(declared, made_by)
+
+    def targets(self, some: Places) -> list[Expression]:
+        """Return some gradients.
+
+        Args:
+            some: Indices into `gradients`.
+        """
+        vectors = self.declared.vectors
+        return [Expression(vectors, {self.gradients[k]: Fraction(1)}) for k in some.tolist()]
 
     @cached_property
     def ancestors(self) -> list[int]:
@@ -113,17 +126,18 @@ class Forward:
             found.append(bits)
         return found
 
-    def responses(self, rows: Places, hidden: Places) -> tuple[Array, Array]:
-        """Return how some vectors respond to noise (m, q) and to all gradients (m, t).
+    def responses(self, rows: Places, hidden: Places, own: Places) -> tuple[Array, Array]:
+        """Return how some vectors respond to noise (m, q) and to gradients (m, t).
 
         Args:
             rows: (m,) indices into `defined`.
             hidden: (q,) indices into `noise`.
+            own: (t,) indices into `gradients`.
         """
         noise = np.empty((len(rows), len(hidden)))
-        gradients = np.empty((len(rows), len(self.gradients)))
+        gradients = np.empty((len(rows), len(own)))
         by_noise = self._definitions.noise[:, hidden].T.tocsr()
-        by_gradient = self._definitions.gradients.T.tocsr()
+        by_gradient = self._definitions.gradients[:, own].T.tocsr()
         for start in range(0, len(rows), AT_ONCE):
             some = rows[start : start + AT_ONCE]
             unit = np.zeros((len(self.defined), len(some)))

@@ -16,14 +16,13 @@ is no shared view, and `account` decides.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from leakaudit.relations.account import Bound
-from leakaudit.relations.expression import Expression
 from leakaudit.relations.forward import Echelon, Forward, Places, bits
 from leakaudit.relations.kkt import Array
 from leakaudit.relations.semidefinite import supremum
@@ -45,9 +44,9 @@ class _Decided:
 
     Attributes:
         independent: Observations that do not follow from earlier ones.
-        leaking: Nodes of which a combination is revealed without noise.
+        leaking: Nodes, among those to bound, of which a combination is revealed without noise.
         free: (t,) whether each point is a function of the view before it and of gradients.
-        depends: (t, N) whether it then depends on the gradients of each node.
+        depends: (t, n) whether it then depends on the gradients of each node to bound.
     """
 
     independent: Places
@@ -71,14 +70,22 @@ class SharedView:
     Args:
         model: The forward model of the whole network.
         known: Places of the vectors that the adversary knows.
+        nodes: The nodes to bound, ascending.
+        decided: The decisions about the view.
     """
 
-    def __init__(self, model: Forward, known: Collection[int], decided: _Decided) -> None:
+    def __init__(
+        self, model: Forward, known: Collection[int], nodes: Sequence[int], decided: _Decided
+    ) -> None:
         self.model = model
         self.decided = decided
+        self._at = {node: k for k, node in enumerate(nodes)}
         rows, hidden = _observed(model, known)
-        self._used = bits(model.ancestors[d] for d in rows)
-        noise, gradients = model.responses(rows[decided.independent], hidden)
+        used = bits(model.ancestors[d] for d in rows)
+        count = len(model.gradients)
+        self._used = np.array([used >> k & 1 for k in range(count)], bool)
+        self._own = np.flatnonzero(np.isin(model.owner, nodes))
+        noise, gradients = model.responses(rows[decided.independent], hidden, self._own)
         noise = noise[:, noise.any(axis=0)]
         self.sound = True
         if not len(noise):
@@ -93,47 +100,43 @@ class SharedView:
             self._white = solve_triangular(r, gradients, trans="T")
 
     @classmethod
-    def of(cls, model: Forward, known: Collection[int]) -> SharedView | None:
+    def of(cls, model: Forward, known: Collection[int], nodes: Iterable[int]) -> SharedView | None:
         """Return the view; None if it is too large, or needs the general methods.
 
         Args:
             model: The forward model of the whole network.
             known: Places of the vectors that the adversary knows.
+            nodes: The nodes to bound.
         """
-        vectors = model.declared.vectors
-        if any(v.kind == "public" and k not in known for k, v in enumerate(vectors)):
+        some = sorted(set(nodes) & set(model.owner.tolist()))
+        if not some or not model.public.issubset(known):
             return None
         rows, hidden = _observed(model, known)
         columns = _columns(model, rows, hidden)
         width = columns + model.nodes
         if len(rows) * len(hidden) > ENTRIES or len(model.defined) * width > RESIDUES:
             return None
-        decided = _decide(model, known, PRIMES[0])
-        if not decided.equals(_decide(model, known, PRIMES[1])):
+        decided = _decide(model, known, some, PRIMES[0])
+        if not decided.equals(_decide(model, known, some, PRIMES[1])):
             return None
-        view = cls(model, known, decided)
+        view = cls(model, known, some, decided)
         return view if view.sound else None
 
-    def bound(self, node: int, targets: Sequence[Expression]) -> Bound | None:
+    def bound(self, node: int) -> Bound | None:
         """Return the same as `account` at sensitivity 1; None if a combination leaks.
 
         If the certificate is 0 for a gradient that is revealed, no record and no node is bounded by
         this mu; the cheap interval between aligned changes and sum |M| is then returned.
 
         Args:
-            node: The node.
-            targets: All its gradients.
+            node: The node, whose gradients are the targets.
         """
-        if node in self.decided.leaking:
+        if node not in self._at or node in self.decided.leaking:
             return None
-        model = self.model
-        own = np.flatnonzero(model.owner == node)
+        own = np.flatnonzero(self.model.owner == node)
         certificate = self._certificate(node, own)
-        part = self._white[:, own]
+        part = self._white[:, np.searchsorted(self._own, own)] * self._used[own]
         m = np.asarray(part.T @ part)
-        shown = [bool(self._used >> int(k) & 1) for k in own]
-        m[~np.array(shown)] = 0.0
-        m[:, ~np.array(shown)] = 0.0
         lowest = 2
         for k, level in enumerate(certificate):
             if m[k, k] != 0 or level == 0:
@@ -143,13 +146,14 @@ class SharedView:
         else:
             attained = math.sqrt(max(float(m.sum()), 0.0))
             upper = max(attained, math.sqrt(float(np.abs(m).sum())))
-        return Bound(upper, attained, tuple(targets), (), certificate, m)
+        targets = tuple(self.model.targets(own))
+        return Bound(upper, attained, targets, (), certificate, m)
 
     def _certificate(self, node: int, own: Places) -> tuple[int, ...]:
         """Return the certificate of every gradient of a node, as `certificates` does."""
         decided = self.decided
-        seen = decided.free & ~decided.depends[:, node]
-        others = np.array([self._used >> k & 1 for k in range(len(seen))], bool)
+        seen = decided.free & ~decided.depends[:, self._at[node]]
+        others = self._used.copy()
         others[own] = False
         reacts = int(np.flatnonzero(others & ~seen).max(initial=-1))
         level = np.where(seen[own], 2, decided.free[own].astype(int))
@@ -170,7 +174,7 @@ def _columns(model: Forward, rows: Places, hidden: Places) -> int:
     return min(len(rows) + own, len(model.noise)) + 1
 
 
-def _decide(model: Forward, known: Collection[int], prime: int) -> _Decided:
+def _decide(model: Forward, known: Collection[int], nodes: Sequence[int], prime: int) -> _Decided:
     """Decide modulo a prime, in the order of time.
 
     Noise that the adversary knows is observed from the start; observing it removes its columns.
@@ -178,7 +182,7 @@ def _decide(model: Forward, known: Collection[int], prime: int) -> _Decided:
     rows, hidden = _observed(model, known)
     drawn = model.residues(prime, _columns(model, rows, hidden))
     columns = _columns(model, rows, hidden)
-    kept = np.r_[:columns, drawn.columns : drawn.defined.shape[1]]
+    kept = np.r_[:columns, drawn.columns + np.array(nodes)]
     echelon = Echelon(prime, len(kept), columns)
     own = np.setdiff1d(np.arange(len(model.noise)), hidden)
     echelon.add(drawn.noise[np.ix_(own, kept)])
@@ -192,7 +196,7 @@ def _decide(model: Forward, known: Collection[int], prime: int) -> _Decided:
     def observe(some: Places) -> None:
         new, leaks = echelon.add(drawn.defined[np.ix_(rows[some], kept)])
         independent.extend(some[new].tolist())
-        leaking.update(k - columns for k in leaks)
+        leaking.update(nodes[k - columns] for k in leaks)
 
     # Gradients with the same observations before them are decided together.
     upto = np.searchsorted(observed_by, model.before)

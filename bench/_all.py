@@ -223,6 +223,7 @@ LEFT_OUT = {
     "equations.py": "it counts protocols that are named, in an hour; it compares no times",
     "vit.py": "it counts images that come back; it compares no times",
     "verbs.py": "it compares two installations, but a checkout contains one",
+    "bounds.py": "it measures growth, and compares with the same bounds one by one",
     "view.py": "it compares with limits of time and memory, not with a peer",
     "gate.py": "it counts how often a gate is right, in ten minutes; it compares no times",
 }

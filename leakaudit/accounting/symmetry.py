@@ -89,9 +89,10 @@ class Symmetry:
     def _refined(self, threat: Threat) -> tuple[object, ...]:
         """The colours of all nodes after marking the target and the adversary."""
         if threat not in self._colours_of:
-            parts = sorted(set(parts_of := self._parts(threat)))
-            colour = _colours(self.graph, [parts.index(part) for part in parts_of])
-            self._colours_of[threat] = (tuple(parts), colour[threat.node], tuple(sorted(colour)))
+            parts = self._parts(threat)
+            kinds = sorted(set(parts))
+            colour = _colours(self.graph, [kinds.index(part) for part in parts])
+            self._colours_of[threat] = (tuple(kinds), colour[threat.node], tuple(sorted(colour)))
         return self._colours_of[threat]
 
     def _coloured(self, threat: Threat) -> tuple[object, ...]:
@@ -162,8 +163,8 @@ def _mapped(threat: Threat, renaming: Renaming) -> Threat:
 def _colours(graph: Graph, start: Sequence[int]) -> list[int]:
     """Return a colour for each node that every renaming of the graph preserves.
 
-    Nodes of one start colour with other numbers of neighbours of some colour get other colours, until nothing changes
-    (colour refinement, Weisfeiler and Leman 1968).
+    Nodes of one start colour that differ in how many neighbours they have of some colour get
+    different colours, until nothing changes (colour refinement, Weisfeiler and Leman 1968).
     """
     colour = list(start)
     count = len(set(colour))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
@@ -146,10 +146,11 @@ class Protocol:
         return secretless(self.start, range(self.graph.nodes))
 
     @cached_property
-    def stronger(self) -> dict[int, tuple[NodeView, ...]]:
-        """Results of `accounting` for adversaries who observe all messages of a node, by node.
+    def stronger(self) -> dict[Hashable, tuple[NodeView, ...]]:
+        """Results of `accounting` for adversaries who observe all messages of a node.
 
-        All such adversaries share the same result.
+        All such adversaries share the same result, and so do nodes whose relations are alike; the
+        key represents these relations.
         """
         return {}
 

@@ -91,7 +91,7 @@ class SharedView:
         if not len(noise):
             self._white = gradients
             return
-        r = np.linalg.qr(noise.T, mode="r")
+        r: Array = np.asarray(np.linalg.qr(noise.T, mode="r"))
         size = np.abs(r.diagonal())
         self.sound = bool(size.min() > CONDITION * size.max())
         if self.sound:

@@ -13,7 +13,7 @@ by a search along the ties (`_Signs`). A renaming that is only likely to work is
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
@@ -46,12 +46,14 @@ class Symmetry:
     def __init__(self, graph: Graph, relations: Relations) -> None:
         self.graph = graph
         self.relations = relations
-        self._colour = _colours(graph, [0] * graph.nodes)
+        self._colour, _ = _colours(graph, [0] * graph.nodes)
         self._colours_of: dict[Threat, tuple[object, ...]] = {}
         self._by_colour = defaultdict[tuple[object, ...], list[Threat]](list)
         self._like: dict[Threat, Threat] = {}  # threat -> the first one with the same view
-        self._proved: dict[Renaming, bool] = {}
-        self._used: list[Renaming] = []  # valid renamings and their inverses
+        self._proved: list[Renaming] = []  # valid renamings and their inverses
+        self._failed: set[Renaming] = set()
+        self._by_node = (False, True)  # whether renamings also rename indices
+        self._home: dict[int, Renaming] = {}
 
     def like(self, threat: Threat) -> Threat | None:
         """Return the earlier adversary; None if there is none, and this one is remembered."""
@@ -67,11 +69,19 @@ class Symmetry:
         return other
 
     def _by_proved(self, threat: Threat) -> Threat | None:
-        """Return the adversary that a renaming maps to this one, among those already proven."""
-        for renaming in self._used:
-            other = self._like.get(_mapped(threat, renaming))
+        """Return the first adversary that renamings already proven map to this one."""
+        to = self._home.get(threat.node)
+        if to is None:
+            return None
+        moved = _mapped(threat, to)
+        for candidate in (moved, threat):
+            other = self._like.get(candidate)
             if other is not None:
                 return other
+            for renaming in self._proved:
+                other = self._like.get(_mapped(candidate, renaming))
+                if other is not None:
+                    return other
         return None
 
     def _by_search(self, threat: Threat, same: list[Threat]) -> Threat | None:
@@ -87,12 +97,12 @@ class Symmetry:
         return None
 
     def _refined(self, threat: Threat) -> tuple[object, ...]:
-        """The colours of all nodes after marking the target and the adversary."""
+        """What colours tell about the graph with the target and the adversary marked."""
         if threat not in self._colours_of:
             parts = self._parts(threat)
             kinds = sorted(set(parts))
-            colour = _colours(self.graph, [kinds.index(part) for part in parts])
-            self._colours_of[threat] = (tuple(kinds), colour[threat.node], tuple(sorted(colour)))
+            _, shape = _colours(self.graph, [kinds.index(part) for part in parts])
+            self._colours_of[threat] = (tuple(kinds), shape)
         return self._colours_of[threat]
 
     def _coloured(self, threat: Threat) -> tuple[object, ...]:
@@ -106,18 +116,37 @@ class Symmetry:
         return (threat.kind, colour[threat.node], tuple(arcs), tuple(corrupt))
 
     def _holds(self, renaming: Renaming) -> bool:
-        if renaming not in self._proved:
-            if len(self._proved) >= PATIENCE and not any(self._proved.values()):
-                return False
-            self._proved[renaming] = invariant(self.relations, renaming, False) or invariant(
-                self.relations, renaming, True
-            )
-            if self._proved[renaming]:
-                inverse = [0] * len(renaming)
-                for node, to in enumerate(renaming):
-                    inverse[to] = node
-                self._used += [renaming, tuple(inverse)]
-        return self._proved[renaming]
+        """Return whether a renaming is valid; a valid one serves later adversaries as well."""
+        if renaming in self._proved:
+            return True
+        if renaming in self._failed or (len(self._failed) >= PATIENCE and not self._proved):
+            return False
+        for by_node in self._by_node:
+            if invariant(self.relations, renaming, by_node):
+                # Products of valid renamings are valid if all treat indices alike.
+                self._by_node = (by_node,)
+                self._proved += [renaming, _inverse(renaming)]
+                self._home = self._homes()
+                return True
+        self._failed.add(renaming)
+        return False
+
+    def _homes(self) -> dict[int, Renaming]:
+        """Return for each node a product of valid renamings to the first node that it reaches."""
+        homes: dict[int, Renaming] = {}
+        for first in range(self.graph.nodes):
+            if first in homes:
+                continue
+            homes[first] = tuple(range(self.graph.nodes))
+            todo = deque([first])
+            while todo:
+                node = todo.popleft()
+                for renaming in self._proved:  # contains the inverse of each
+                    before = renaming.index(node)
+                    if before not in homes:
+                        homes[before] = tuple(map(homes[node].__getitem__, renaming))
+                        todo.append(before)
+        return homes
 
     def _marked(self, threat: Threat) -> nx.Graph:
         """The graph with each node's role: target, end of an observed channel, curious node."""
@@ -160,8 +189,16 @@ def _mapped(threat: Threat, renaming: Renaming) -> Threat:
     return replace(threat, node=renaming[threat.node], adversary=mapped)
 
 
-def _colours(graph: Graph, start: Sequence[int]) -> list[int]:
-    """Return a colour for each node that every renaming of the graph preserves.
+def _inverse(renaming: Renaming) -> Renaming:
+    """Return the renaming back."""
+    inverse = [0] * len(renaming)
+    for node, to in enumerate(renaming):
+        inverse[to] = node
+    return tuple(inverse)
+
+
+def _colours(graph: Graph, start: Sequence[int]) -> tuple[list[int], Hashable]:
+    """Return a colour for each node that every renaming preserves, and how colours are adjacent.
 
     Nodes of one start colour that differ in how many neighbours they have of some colour get
     different colours, until nothing changes (colour refinement, Weisfeiler and Leman 1968).
@@ -176,7 +213,7 @@ def _colours(graph: Graph, start: Sequence[int]) -> list[int]:
         names = {kind: k for k, kind in enumerate(sorted(set(kinds)))}
         colour = [names[kind] for kind in kinds]
         if len(names) == count:
-            return colour
+            return colour, tuple(sorted(kinds))
         count = len(names)
 
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 SHOWN = 3  # leaking combinations in a table
 LARGE = 5000  # number of relations above which views that lack messages take minutes
+MANY = 1000  # number of views that are bounded one by one, above which a line says so
 NOTE = (
     "mu is the parameter of Gaussian differential privacy for one record, which changes a gradient "
     "by at most the sensitivity (Euclidean norm, same model). Initial values and the order of "
@@ -200,7 +201,15 @@ def _threats(args: argparse.Namespace, protocol: Protocol, last: int) -> list[Th
         return around(protocol.graph, nodes, args.coalitions, shared=shared)
     threats = around(protocol.graph, nodes, 1, shared=shared)
     count = protocol.relations_count
-    if shared or count <= LARGE:
+    if shared:
+        return threats
+    if count <= LARGE:
+        if len(threats) > MANY:
+            say(
+                f"{len(threats)} views are bounded one by one, which takes minutes; "
+                "select fewer with --node or --as",
+                args,
+            )
         return threats
     say(
         f"{count} relations: only the outsider is evaluated; "

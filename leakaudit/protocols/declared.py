@@ -155,6 +155,11 @@ class Protocol:
         return {}
 
     @cached_property
+    def proportional(self) -> list[bool]:
+        """Not empty once `accounting` has confirmed that scaled noise divides mu by its factor."""
+        return []
+
+    @cached_property
     def turns(self) -> Turns | None:
         """The gradients of a node that one record can enter; None if all (`Victim.turns`)."""
         return self.victim.turns(self.rounds) if self.ordered else None

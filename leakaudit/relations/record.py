@@ -94,8 +94,7 @@ def privates(declared: Relations) -> Private:
     rows = defaultdict[int, list[int]](list)
     shared: set[int] = set()
     for at, relation in enumerate(declared.relations):
-        unknown = [v for k in relation.terms if (v := vectors[k]).kind not in HEARD]
-        owners = {v.owner if v.kind in OWN else None for v in unknown}
+        owners = {vectors[k].owner for k in relation.terms if vectors[k].kind in OWN}
         own = [owner for owner in owners if owner is not None]
         if len(owners) > 1:
             shared.update(own)

@@ -354,15 +354,17 @@ def _between(comparison: Comparison) -> str:
     return f"epsilon is between {least:.4g} and {exact:.4g}, and so is the claim"
 
 
-def worst(found: Sequence[Comparison]) -> list[Comparison]:
+def worst(found: Sequence[Comparison], by_node: bool = True) -> list[Comparison]:
     """Return, for each node and kind of adversary, the first comparison with the largest mu.
 
     Args:
         found: All comparisons.
+        by_node: Whether to distinguish nodes; otherwise only kinds of adversaries.
     """
     best: dict[tuple[int, str, bool], Comparison] = {}
     for one in found:
-        key = (one.bound.node, one.threat.kind, one.bound.mu is None)
+        node = one.bound.node if by_node else 0
+        key = (node, one.threat.kind, one.bound.mu is None)
         if key not in best or _exceeds(one.bound, best[key].bound):
             best[key] = one
     return list(best.values())

@@ -52,7 +52,7 @@ class Symmetry:
         self._like: dict[Threat, Threat] = {}  # threat -> the first one with the same view
         self._proved: list[Renaming] = []  # valid renamings and their inverses
         self._failed: set[Renaming] = set()
-        self._by_node = (False, True)  # whether renamings also rename indices
+        self._by_node: Sequence[bool] = (False, True)  # whether renamings also rename indices
         self._home: dict[int, Renaming] = {}
 
     def like(self, threat: Threat) -> Threat | None:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 SHOWN = 3  # leaking combinations in a table
 LARGE = 5000  # number of relations above which views that lack messages take minutes
 MANY = 1000  # number of views that are bounded one by one, above which a line says so
+NODES_SHOWN = 100  # nodes in a table; of more, only the worst views of all nodes are shown
 NOTE = (
     "mu is the parameter of Gaussian differential privacy for one record, which changes a gradient "
     "by at most the sensitivity (Euclidean norm, same model). Initial values and the order of "
@@ -158,6 +159,9 @@ def run(args: argparse.Namespace) -> int:
     shown = found
     if not (args.all or args.adversary):
         shown = [one for one in worst(found) if one.bound.node not in same]
+        if len({one.bound.node for one in shown}) > NODES_SHOWN:
+            shown = worst(found, by_node=False)
+            same = {}
     if len(shown) == len(found):
         same = {}
     _table(shown, same, len(found), protocol.begun)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import math
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ from torch import Generator
 
 from leakaudit import registry
 from leakaudit.accounting.adversaries import around
-from leakaudit.accounting.compare import Comparison, compare
+from leakaudit.accounting.compare import Comparison, compare, worst
 from leakaudit.accounting.symmetry import Symmetry
 from leakaudit.protocols import topology
 from leakaudit.protocols.declared import Protocol
@@ -23,6 +24,7 @@ from leakaudit.relations import Relations
 from leakaudit.relations.forward import Echelon, Forward, product
 from leakaudit.relations.shared import PRIMES, SharedView
 
+engine = importlib.import_module("leakaudit.relations.account")  # a function has its name
 NOISY: dict[str, tuple[str, Mapping[str, Any]]] = {
     "dpsgd": ("dpsgd", {"sigma": 1.0}),
     "dpsgd, own model without noise": ("dpsgd", {"sigma": 1.0, "own": "plain"}),
@@ -181,3 +183,33 @@ def test_renamings_found_for_one_adversary_serve_the_others() -> None:
     # Outsider, channel, neighbour, and nodes at distances 2 to 6.
     assert len(first) == 8
     assert all(threat.node == 0 for threat in first)
+
+
+@pytest.mark.parametrize("name", ["dpsgd", "dpnorm", "dpsgd, mini-batches"])
+def test_a_sparse_matrix_gives_the_same_bounds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    one_by_one(monkeypatch)
+    dense = bounded(made(name, "ring", 4, 10, 0))
+    monkeypatch.setattr(engine, "DENSE", 2)
+    sparse = bounded(made(name, "ring", 4, 10, 0))
+    for found, expected in zip(sparse, dense, strict=True):
+        same(found, expected)
+
+
+def test_a_matrix_that_does_not_fit_in_memory_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    one_by_one(monkeypatch)
+    monkeypatch.setattr(engine, "LARGEST", 100)
+    found = bounded(made("dpnorm", "ring", 4, 10, 0))
+    assert any("use fewer rounds" in one.bound.refused for one in found)
+
+
+def test_the_worst_views_of_all_nodes_are_among_those_of_each_node() -> None:
+    found = bounded(made("dpsgd", "er", 6, 3, 0))
+    each = worst(found)
+    overall = worst(found, by_node=False)
+    assert len({one.threat.kind for one in overall}) == len(overall) < len(each)
+    for one in overall:
+        assert one.bound.largest == pytest.approx(
+            max(
+                other.bound.largest or 0.0 for other in each if other.threat.kind == one.threat.kind
+            )
+        )

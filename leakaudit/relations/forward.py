@@ -261,7 +261,7 @@ class _Simulated:
         values = np.concatenate([np.zeros((size, columns + nodes), np.int64), inputs])
         terms = model._definitions.terms(prime, offset)
         for level in _levels(model):
-            _assign(values, level, terms, prime)
+            _sum(values, level, terms, values, prime)
         self.noise = noise
         self.defined = values[:size]
         self.points = np.zeros((len(model.gradients), columns + nodes), np.int64)
@@ -277,13 +277,6 @@ def _levels(model: Forward) -> list[Places]:
         depth.append(1 + max(below, default=-1))
     order = np.argsort(np.array(depth), kind="stable")
     return np.split(order, np.flatnonzero(np.diff(np.array(depth)[order])) + 1)
-
-
-def _assign(
-    values: Residues, rows: Places, terms: tuple[Places, Places, Residues], prime: int
-) -> None:
-    """Evaluate the definitions of some rows."""
-    _sum(values, rows, terms, values, prime)
 
 
 def _sum(

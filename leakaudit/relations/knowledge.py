@@ -143,7 +143,7 @@ def know(declared: Relations, adversary: Adversary, *, own: bool = True) -> Know
             raise LeakauditError(
                 f"node {missing[0]} does not exist (the graph has nodes 0-{nodes - 1})"
             )
-    # The answer is the same for all vectors that differ only by name, index or length of time.
+    # One answer serves all vectors that differ only in name, index and round.
     answers: dict[tuple[object, ...], bool] = {}
     places = []
     windowed = adversary.window is not None

@@ -258,6 +258,7 @@ LEFT_OUT = {
     "sweep_parts.py": "it compares the bytes of 10,000 cells, in ten minutes; it compares no times",
     "vit.py": "it counts images that come back; it compares no times",
     "verbs.py": "it compares two installations, but a checkout contains one",
+    "bounds.py": "it measures growth, and compares with the same bounds one by one",
     "view.py": "it compares with limits of time and memory, not with a peer",
     "gate.py": "it counts how often a gate is right, in ten minutes; it compares no times",
     "large.py": "it compares with limits of time, memory and disk, in half an hour",

@@ -179,7 +179,9 @@ def bound(
     if adversaries is None:
         if chosen is None:
             chosen = list(range(holders))
-        heard = threats.around(protocol.graph, chosen, coalitions)
+        heard = threats.around(
+            protocol.graph, chosen, coalitions, shared=protocol.forward is not None
+        )
     else:
         if isinstance(adversaries, Adversary | str):
             adversaries = [adversaries]

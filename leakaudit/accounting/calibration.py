@@ -1,7 +1,7 @@
 """The noise that an epsilon requires.
 
 mu is inversely proportional to the scale of all Gaussian noise, so one view bound yields all
-others.
+others. This is confirmed once for each protocol, by recomputing a bound with scaled noise.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Calibration:
         noise: Name -> lowest and highest standard deviation of the node's own noise (of all noise,
             if it adds none) after scaling.
         mu: The requested mu.
-        reached: mu recomputed at that noise.
+        reached: mu at that noise, recomputed for the first view of a protocol.
         leaking: Combinations that none of these noises hides.
     """
 
@@ -152,6 +152,23 @@ def calibrate(
     noise = _noise(protocol.start, threat.node, factor)
     if not factor:  # any mu is allowed, by a delta of 1 or more
         return Calibration(epsilon, delta, factor, noise, wanted, 0.0)
+    reached: float | None = found.mu / factor
+    if not protocol.proportional:
+        reached = _reached(protocol, threat, found, factor, delta, smoothness)
+        if reached is not None and math.isclose(reached, found.mu / factor, rel_tol=CLOSE):
+            protocol.proportional.append(True)
+    return Calibration(epsilon, delta, factor, noise, wanted, reached)
+
+
+def _reached(
+    protocol: Protocol,
+    threat: Threat,
+    found: ViewBound,
+    factor: float,
+    delta: float,
+    smoothness: float | None,
+) -> float | None:
+    """Return mu, recomputed with all noise scaled by a factor."""
     scaled = replace(protocol, victim=cast(Victim, ScaledNoise(protocol.victim, factor)))
     (again,) = view_bounds(
         scaled,
@@ -161,7 +178,7 @@ def calibrate(
         delta or found.delta,
         smoothness,
     )
-    return Calibration(epsilon, delta, factor, noise, wanted, again.mu)
+    return again.mu
 
 
 def _mu(epsilon: float, delta: float) -> float:

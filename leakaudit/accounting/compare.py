@@ -6,6 +6,7 @@ A comparison has mu, epsilon, their ratio to the claim, and the noise that the c
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -15,6 +16,7 @@ from leakaudit.accounting.adversaries import Threat
 from leakaudit.accounting.calibration import Calibration, calibrate
 from leakaudit.accounting.symmetry import Symmetry
 from leakaudit.accounting.view_bound import ViewBound, view_bounds
+from leakaudit.adversary import Adversary
 from leakaudit.bounds import gaussian
 from leakaudit.claim import Claim
 from leakaudit.display import Displayed
@@ -181,7 +183,7 @@ class _Question:
 
 @dataclass(frozen=True)
 class _Views:
-    """The job of comparing one view.
+    """The job of comparing some views of one adversary.
 
     Attributes:
         protocol: The protocol.
@@ -191,18 +193,14 @@ class _Views:
     protocol: Protocol
     question: _Question
 
-    def __call__(self, threats: Sequence[Threat]) -> list[Comparison]:
-        """Compare each view of one node with the strongest claim that applies to it.
+    def __call__(self, threats: Sequence[Threat]) -> dict[Threat, Comparison]:
+        """Compare each view with the strongest claim that applies to it.
 
         Args:
-            threats: Adversaries of one node, whose bounds share what stronger adversaries see.
+            threats: One adversary and several nodes; these views share most of the work.
         """
         claims = _claims(self.protocol)
-        found = []
-        for threat in threats:
-            claim = _strongest(claims, threat)
-            found.append(_comparison(self.protocol, threat, claim, self.question))
-        return found
+        return dict(_comparisons(self.protocol, threats, claims, self.question))
 
 
 def compare(
@@ -235,37 +233,39 @@ def compare(
         sensitivity = assumed_sensitivity(protocol, claims, sensitivity)
     # Symmetry is proven for mu without a smoothness, and for claims that treat all nodes alike.
     proven = smoothness is None and not any(claim.pair for claim in claims)
+    symmetric = proven and len(threats) > 1
     likes: list[Threat | None] = [None] * len(threats)
-    if proven and len(threats) > 1:
+    if symmetric:
         symmetry = Symmetry(protocol.graph, protocol.start)
         likes = [None if one.kind == "named" else symmetry.like(one) for one in threats]
     different = [one for one, like in zip(threats, likes, strict=True) if like is None]
-    parts = _parts(different, executor)
     job = _Views(protocol, _Question(sensitivity, delta, epsilon, smoothness))
-    found = executor.map(job, parts)
+    found = executor.map(job, _parts(different, executor))
     known: dict[Threat, Comparison] = {}
-    for k, (threat, like) in enumerate(zip(threats, likes, strict=True)):
-        step("views", k, len(threats))
+    for threat, like in zip(threats, likes, strict=True):
+        step("views", len(known), len(threats))
         if like is not None:
             yield _renamed(known[like], threat, like)
             continue
         while threat not in known:
-            for one in next(found):
-                known[one.threat] = one
+            known.update(next(found))
         yield known[threat]
     step("views", len(threats), len(threats))
 
 
 def _parts(threats: Sequence[Threat], executor: Executor) -> list[tuple[Threat, ...]]:
-    """Return the jobs: each has one view, or all views of a node if the nodes keep workers busy."""
-    if executor.inside:
-        return [(threat,) for threat in threats]
-    of_node: dict[int, list[Threat]] = {}
-    for threat in threats:
-        of_node.setdefault(threat.node, []).append(threat)
-    if len(of_node) < BUSY * max(2, executor.workers):
-        return [(threat,) for threat in threats]
-    return [tuple(some) for some in of_node.values()]
+    """Return the jobs: the views of one adversary, or parts of them if that keeps workers busy."""
+    of_adversary = defaultdict[Adversary, list[Threat]](list)
+    for threat in dict.fromkeys(threats):
+        of_adversary[threat.adversary].append(threat)
+    most = len(threats)
+    if not executor.inside:
+        most = max(1, len(threats) // (BUSY * max(2, executor.workers)))
+    parts = []
+    for some in of_adversary.values():
+        for at in range(0, len(some), most):
+            parts.append(tuple(some[at : at + most]))
+    return parts
 
 
 def _claims(protocol: Protocol) -> list[Claim]:
@@ -288,19 +288,38 @@ def _renamed(old: Comparison, threat: Threat, like: Threat) -> Comparison:
     return replace(old, threat=threat, bound=bound, like=like)
 
 
+def _comparisons(
+    protocol: Protocol, threats: Sequence[Threat], claims: Sequence[Claim], question: _Question
+) -> Iterator[tuple[Threat, Comparison]]:
+    """Bound the views of one adversary, which share most of the work, and judge the claims."""
+    by_claim = defaultdict[tuple[Claim | None, float], list[Threat]](list)
+    for threat in threats:
+        claim = _strongest(claims, threat)
+        delta = DELTA
+        if question.delta is not None:
+            delta = question.delta
+        elif claim is not None and claim.delta:
+            delta = claim.delta
+        by_claim[claim, delta].append(threat)
+    assumed = question.sensitivity.value
+    for (claim, delta), some in by_claim.items():
+        nodes = [threat.node for threat in some]
+        adversary = some[0].adversary
+        bounds = view_bounds(protocol, adversary, nodes, assumed, delta, question.smoothness)
+        for threat, bound in zip(some, bounds, strict=True):
+            yield threat, _comparison(protocol, threat, claim, bound, question)
+
+
 def _comparison(
-    protocol: Protocol, threat: Threat, claim: Claim | None, question: _Question
+    protocol: Protocol,
+    threat: Threat,
+    claim: Claim | None,
+    bound: ViewBound,
+    question: _Question,
 ) -> Comparison:
-    """Bound one view, recommend noise for it, and judge the claim."""
-    delta = DELTA
-    if question.delta is not None:
-        delta = question.delta
-    elif claim is not None and claim.delta:
-        delta = claim.delta
+    """Recommend noise for a view, and judge the claim."""
+    delta = bound.delta
     assumed = question.sensitivity
-    (bound,) = view_bounds(
-        protocol, threat.adversary, [threat.node], assumed.value, delta, question.smoothness
-    )
     # The noise is for the requested epsilon, otherwise for the claim, at the claim's delta.
     target = question.epsilon
     target_delta = delta
@@ -375,15 +394,17 @@ def _between(comparison: Comparison) -> str:
     return f"epsilon is between {least:.4g} and {exact:.4g}, and so is the claim"
 
 
-def worst(found: Sequence[Comparison]) -> list[Comparison]:
+def worst(found: Sequence[Comparison], by_node: bool = True) -> list[Comparison]:
     """Return, for each node and kind of adversary, the first comparison with the largest mu.
 
     Args:
         found: All comparisons.
+        by_node: Whether to distinguish nodes; otherwise only kinds of adversaries.
     """
     best: dict[tuple[int, str, bool], Comparison] = {}
     for one in found:
-        key = (one.bound.node, one.threat.kind, one.bound.mu is None)
+        node = one.bound.node if by_node else 0
+        key = (node, one.threat.kind, one.bound.mu is None)
         if key not in best or _exceeds(one.bound, best[key].bound):
             best[key] = one
     return list(best.values())

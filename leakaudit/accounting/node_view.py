@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
 
 from leakaudit.accounting.basis import Stronger
 from leakaudit.adversary import Adversary
@@ -20,6 +24,7 @@ from leakaudit.relations import (
     know,
     with_models,
 )
+from leakaudit.relations.shared import SharedView
 
 # Relative distance of two mu that count as equal; a choice, well above rounding.
 CLOSE = 1e-9
@@ -59,10 +64,12 @@ class NodeView:
         its certificate 1 is ignored. Its certificate 0 counts: a revealed gradient of another node
         may react to it.
         """
-        fisher = self.bound.fisher
+        shown = None
+        if self.bound.fisher is not None:
+            shown = self.bound.fisher.diagonal()
         lowest = 2
         for k, level in enumerate(self.bound.certificate):
-            is_shown = fisher is None or fisher[k, k] != 0
+            is_shown = shown is None or shown[k] != 0
             if is_shown or level == 0:
                 lowest = min(lowest, level)
         return lowest
@@ -93,39 +100,120 @@ class NodeView:
         return owner
 
 
-def own_view(protocol: Protocol, adversary: Adversary, node: int) -> NodeView:
-    """Return an adversary's view of a node, over all rounds.
+class Views:
+    """One adversary's views of the nodes of a protocol; what they share is computed once.
 
     Args:
         protocol: The protocol with its constants and graph.
         adversary: The adversary.
-        node: The node.
-
-    Raises:
-        LeakauditError: The view cannot be bounded; the message states why.
+        nodes: The nodes.
     """
+
+    def __init__(self, protocol: Protocol, adversary: Adversary, nodes: Iterable[int]) -> None:
+        self.protocol = protocol
+        self.adversary = adversary
+        self.nodes = [node for node in nodes if node not in adversary.corrupt]
+
+    def own(self, node: int) -> NodeView:
+        """Return the adversary's view of a node, over all rounds.
+
+        Args:
+            node: The node.
+
+        Raises:
+            LeakauditError: The view cannot be bounded; the message states why.
+        """
+        if self._shared is not None:
+            bound = self._shared.bound(node)
+            if bound is not None:
+                return NodeView(self._known, bound.targets, bound)
+        return _own_view(self.protocol, self.adversary, node)
+
+    @cached_property
+    def _known(self) -> Knowledge:
+        return know(self.protocol.whole, self.adversary)
+
+    @cached_property
+    def _shared(self) -> SharedView | None:
+        """The shared view, if there is one.
+
+        If all messages are observed in a long run, the relations of each node suffice
+        (`_knowledge`), and the rest is not even declared.
+        """
+        protocol = self.protocol
+        if protocol.rounds > DECLARED and self.adversary.hears == "all" and protocol.repeats:
+            return None
+        model = self.protocol.forward
+        if model is None:
+            return None
+        return SharedView.of(model, self._known.known, self.nodes)
+
+
+def _own_view(protocol: Protocol, adversary: Adversary, node: int) -> NodeView:
+    """Return an adversary's view of a node by itself."""
     return NodeView.of(_knowledge(protocol, node, adversary), node)
 
 
 def stronger_views(protocol: Protocol, node: int) -> tuple[NodeView, ...]:
     """Return views that determine the view of every adversary other than the node itself.
 
-    They are computed once for each node.
+    They are computed once for all nodes whose own relations are alike. These views may therefore be
+    those of another node, with the same bounds.
 
     Args:
         protocol: The protocol with its constants and graph; it caches the views.
         node: The node.
     """
-    if node not in protocol.stronger:
-        protocol.stronger[node] = tuple(_stronger(protocol, node))
-    return protocol.stronger[node]
-
-
-def _stronger(protocol: Protocol, node: int) -> Iterator[NodeView]:
-    """Yield the view of one who observes all messages of the node, then views with models added."""
-    heard = _alone(protocol, node)
+    if protocol.repeats or protocol.start.round >= protocol.rounds:
+        heard = alone(protocol.start, node, protocol.private)
+    else:
+        heard = alone(protocol.whole, node)
     if heard is None:
-        return
+        return ()
+    like = _private(heard, node)
+    if like not in protocol.stronger:
+        protocol.stronger[like] = tuple(_stronger(protocol, node, heard))
+    return protocol.stronger[like]
+
+
+def _private(heard: Knowledge, node: int) -> Hashable:
+    """Return the relations and points of a node without known vectors and without its number.
+
+    Known vectors do not affect a bound, so nodes with equal values have equal bounds.
+    """
+    vectors = heard.declared.vectors
+
+    def form(terms: Mapping[int, Fraction]) -> Hashable:
+        unknown = []
+        for k, value in terms.items():
+            if k not in heard.known:
+                v = vectors[k]
+                unknown.append((v.kind, v.name, v.round, v.index, v.std, v.law, value))
+        return frozenset(unknown)
+
+    rows: list[Hashable] = []
+    for relation in heard.relations:
+        parts = (heard.declared.opaques.get(k, ()) for k in relation.terms)
+        steps = tuple(form(part.terms) for part in itertools.chain(*parts))
+        rows.append((form(relation.terms), steps))
+    points = []
+    for target in heard.declared.gradients(node):
+        point = heard.declared.points[target.vector]
+        earlier = bisect_left(heard.rows, point.before)
+        points.append((form(target.terms), form(point.at.terms), earlier))
+    return (tuple(rows), tuple(points))
+
+
+def _stronger(protocol: Protocol, node: int, heard: Knowledge) -> Iterator[NodeView]:
+    """Yield the view of one who observes all messages of the node, then views with models added.
+
+    If all rounds of a protocol are alike, later ones are copies of the last declared ones.
+    """
+    if heard.declared.round < protocol.rounds:
+        longer = alone(protocol.continued(heard.rows, range(1, protocol.rounds + 1)), node)
+        if longer is None:
+            return
+        heard = longer
     try:
         everything = NodeView.of(heard, node, Stronger.ALL_MESSAGES)
     except LeakauditError:
@@ -139,19 +227,6 @@ def _stronger(protocol: Protocol, node: int) -> Iterator[NodeView]:
             yield NodeView.of(shown, node, Stronger.MESSAGES_AND_MODELS)
         except LeakauditError:
             continue
-
-
-def _alone(protocol: Protocol, node: int) -> Knowledge | None:
-    """Return `alone` over all rounds.
-
-    If all rounds of a protocol are alike, later ones are copies of the last declared ones.
-    """
-    start = alone(protocol.start, node)
-    if start is None or protocol.start.round >= protocol.rounds:
-        return start
-    if protocol.repeats:
-        return alone(protocol.continued(start.rows, range(1, protocol.rounds + 1)), node)
-    return alone(protocol.whole, node)
 
 
 def _knowledge(protocol: Protocol, node: int, adversary: Adversary) -> Knowledge:

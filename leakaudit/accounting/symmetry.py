@@ -13,7 +13,8 @@ by a search along the ties (`_Signs`). A renaming that is only likely to work is
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
@@ -45,50 +46,128 @@ class Symmetry:
     def __init__(self, graph: Graph, relations: Relations) -> None:
         self.graph = graph
         self.relations = relations
-        self._first = defaultdict[tuple[object, ...], list[Threat]](list)
-        self._proved: dict[Renaming, bool] = {}
+        self._colour, _ = _colours(graph, [0] * graph.nodes)
+        self._colours_of: dict[Threat, tuple[object, ...]] = {}
+        self._by_colour = defaultdict[tuple[object, ...], list[Threat]](list)
+        self._like: dict[Threat, Threat] = {}  # threat -> the first one with the same view
+        self._proved: list[Renaming] = []  # valid renamings and their inverses
+        self._failed: set[Renaming] = set()
+        self._by_node: Sequence[bool] = (False, True)  # whether renamings also rename indices
+        self._home: dict[int, Renaming] = {}
 
     def like(self, threat: Threat) -> Threat | None:
         """Return the earlier adversary; None if there is none, and this one is remembered."""
+        # A renaming preserves colours, so an adversary with other colours than all before needs no
+        # comparison. In a random graph, this is nearly every one.
+        same = self._by_colour[self._coloured(threat)]
+        other = None
+        if same:
+            other = self._by_proved(threat) or self._by_search(threat, same)
+        if other is None:
+            same.append(threat)
+        self._like[threat] = other or threat
+        return other
+
+    def _by_proved(self, threat: Threat) -> Threat | None:
+        """Return the first adversary that renamings already proven map to this one."""
+        to = self._home.get(threat.node)
+        if to is None:
+            return None
+        moved = _mapped(threat, to)
+        for candidate in (moved, threat):
+            other = self._like.get(candidate)
+            if other is not None:
+                return other
+            for renaming in self._proved:
+                other = self._like.get(_mapped(candidate, renaming))
+                if other is not None:
+                    return other
+        return None
+
+    def _by_search(self, threat: Threat, same: list[Threat]) -> Threat | None:
+        """Search a renaming that maps an earlier adversary of the same colours to this one."""
+        refined = self._refined(threat)
         marked = self._marked(threat)
-        same = self._first[self._key(threat, marked)]
         for other in same:
+            if self._refined(other) != refined:
+                continue
             renaming = self._renaming(self._marked(other), marked)
             if renaming is not None and self._holds(renaming):
                 return other
-        same.append(threat)
         return None
 
+    def _refined(self, threat: Threat) -> tuple[object, ...]:
+        """What colours tell about the graph with the target and the adversary marked."""
+        if threat not in self._colours_of:
+            parts = self._parts(threat)
+            kinds = sorted(set(parts))
+            _, shape = _colours(self.graph, [kinds.index(part) for part in parts])
+            self._colours_of[threat] = (tuple(kinds), shape)
+        return self._colours_of[threat]
+
+    def _coloured(self, threat: Threat) -> tuple[object, ...]:
+        """The colours of the target and of all nodes of the adversary."""
+        colour = self._colour
+        adversary = threat.adversary
+        arcs: list[tuple[int, int]] = []
+        if isinstance(adversary.hears, frozenset):
+            arcs = sorted((colour[a], colour[b]) for a, b in adversary.hears)
+        corrupt = sorted(colour[node] for node in adversary.corrupt)
+        return (threat.kind, colour[threat.node], tuple(arcs), tuple(corrupt))
+
     def _holds(self, renaming: Renaming) -> bool:
-        if renaming not in self._proved:
-            if len(self._proved) >= PATIENCE and not any(self._proved.values()):
-                return False
-            self._proved[renaming] = invariant(self.relations, renaming, False) or invariant(
-                self.relations, renaming, True
-            )
-        return self._proved[renaming]
+        """Return whether a renaming is valid; a valid one serves later adversaries as well."""
+        if renaming in self._proved:
+            return True
+        if renaming in self._failed or (len(self._failed) >= PATIENCE and not self._proved):
+            return False
+        for by_node in self._by_node:
+            if invariant(self.relations, renaming, by_node):
+                # Products of valid renamings are valid if all treat indices alike.
+                self._by_node = (by_node,)
+                self._proved += [renaming, _inverse(renaming)]
+                self._home = self._homes()
+                return True
+        self._failed.add(renaming)
+        return False
+
+    def _homes(self) -> dict[int, Renaming]:
+        """Return for each node a product of valid renamings to the first node that it reaches."""
+        homes: dict[int, Renaming] = {}
+        for first in range(self.graph.nodes):
+            if first in homes:
+                continue
+            homes[first] = tuple(range(self.graph.nodes))
+            todo = deque([first])
+            while todo:
+                node = todo.popleft()
+                for renaming in self._proved:  # contains the inverse of each
+                    before = renaming.index(node)
+                    if before not in homes:
+                        homes[before] = tuple(map(homes[node].__getitem__, renaming))
+                        todo.append(before)
+        return homes
 
     def _marked(self, threat: Threat) -> nx.Graph:
         """The graph with each node's role: target, end of an observed channel, curious node."""
         import networkx as nx  # slow to import, and most views are compared with no other
 
-        tapped: set[int] = set()
-        if isinstance(threat.adversary.hears, frozenset):
-            tapped.update(*threat.adversary.hears)
         graph = nx.Graph()
-        for node in range(self.graph.nodes):
-            part = (node == threat.node, node in tapped, node in threat.adversary.corrupt)
+        for node, part in enumerate(self._parts(threat)):
             graph.add_node(node, part=part)
         graph.add_edges_from(self.graph.edges)
         return graph
 
-    def _key(self, threat: Threat, marked: nx.Graph) -> tuple[object, ...]:
-        """Invariants of every renaming, which reduce the number of comparisons."""
-        from networkx import single_source_shortest_path_length
-
-        apart = single_source_shortest_path_length(marked, threat.node)
-        kept = sorted((apart[n], marked.degree[n], marked.nodes[n]["part"]) for n in marked)
-        return (threat.kind, tuple(kept))
+    def _parts(self, threat: Threat) -> list[tuple[bool, bool, bool]]:
+        """Each node's role: target, end of an observed channel, curious node."""
+        tapped: set[int] = set()
+        if isinstance(threat.adversary.hears, frozenset):
+            tapped.update(*threat.adversary.hears)
+        corrupt = threat.adversary.corrupt
+        return [
+            (node == threat.node, node in tapped, node in corrupt)
+            for node in range(self.graph.nodes)
+        ]
 
     def _renaming(self, old: nx.Graph, new: nx.Graph) -> Renaming | None:
         from networkx.algorithms.isomorphism import GraphMatcher, categorical_node_match
@@ -97,6 +176,45 @@ class Symmetry:
         if not matcher.is_isomorphic():
             return None
         return tuple(map(matcher.mapping.__getitem__, range(self.graph.nodes)))
+
+
+def _mapped(threat: Threat, renaming: Renaming) -> Threat:
+    """Return an adversary after a renaming of the nodes."""
+    adversary = threat.adversary
+    hears = adversary.hears
+    if isinstance(hears, frozenset):
+        hears = frozenset((renaming[a], renaming[b]) for a, b in hears)
+    corrupt = frozenset(renaming[node] for node in adversary.corrupt)
+    mapped = replace(adversary, hears=hears, corrupt=corrupt)
+    return replace(threat, node=renaming[threat.node], adversary=mapped)
+
+
+def _inverse(renaming: Renaming) -> Renaming:
+    """Return the renaming back."""
+    inverse = [0] * len(renaming)
+    for node, to in enumerate(renaming):
+        inverse[to] = node
+    return tuple(inverse)
+
+
+def _colours(graph: Graph, start: Sequence[int]) -> tuple[list[int], Hashable]:
+    """Return a colour for each node that every renaming preserves, and how colours are adjacent.
+
+    Nodes of one start colour that differ in how many neighbours they have of some colour get
+    different colours, until nothing changes (colour refinement, Weisfeiler and Leman 1968).
+    """
+    colour = list(start)
+    count = len(set(colour))
+    while True:
+        kinds = [
+            (colour[node], tuple(sorted(colour[j] for j in graph.neighbours[node])))
+            for node in range(graph.nodes)
+        ]
+        names = {kind: k for k, kind in enumerate(sorted(set(kinds)))}
+        colour = [names[kind] for kind in kinds]
+        if len(names) == count:
+            return colour, tuple(sorted(kinds))
+        count = len(names)
 
 
 def invariant(relations: Relations, renaming: Sequence[int], by_node: bool) -> bool:

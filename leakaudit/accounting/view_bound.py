@@ -16,13 +16,13 @@ from dataclasses import dataclass, replace
 
 from leakaudit._util.plain import encoded
 from leakaudit.accounting.basis import Basis, Ground, Unit
-from leakaudit.accounting.node_view import NodeView, own_view, stronger_views
+from leakaudit.accounting.node_view import NodeView, Views, stronger_views
 from leakaudit.adversary import Adversary
 from leakaudit.bounds import gaussian
 from leakaudit.errors import LeakauditError
 from leakaudit.progress import step
 from leakaudit.protocols.declared import Protocol
-from leakaudit.relations import Turns, account, drift, largest, reached, secretless
+from leakaudit.relations import Turns, account, drift, largest, reached
 from leakaudit.trace import Json
 
 # Most choices of batches for which a drift is computed; if there are more, a record is counted in
@@ -143,6 +143,7 @@ def view_bounds(
         LeakauditError: A node or edge does not exist.
     """
     adversary.check(protocol.graph)
+    views = Views(protocol, adversary, nodes)
     for k, node in enumerate(nodes):
         if not 0 <= node < protocol.graph.nodes:
             raise LeakauditError(
@@ -151,24 +152,25 @@ def view_bounds(
         step("nodes", k, len(nodes))
         empty = ViewBound(node, adversary, sensitivity, delta, rounds=protocol.rounds)
         try:
-            found = _bound(protocol, empty, smoothness)
+            found = _bound(views, empty, smoothness)
         except LeakauditError as e:
             found = replace(empty, refused=str(e))
         yield found
     step("nodes", len(nodes), len(nodes))
 
 
-def _bound(protocol: Protocol, empty: ViewBound, smoothness: float | None) -> ViewBound:
+def _bound(views: Views, empty: ViewBound, smoothness: float | None) -> ViewBound:
     """Return the bound for the node and the adversary of an empty bound."""
+    protocol = views.protocol
     node = empty.node
     if node in empty.adversary.corrupt:
         raise LeakauditError("the adversary controls this node")
-    if secretless(protocol.start, node):
+    if node in protocol.silent:
         return _with_epsilons(_idle(empty))
     if protocol.missing:
         return _faulty(protocol, empty, smoothness)
     try:
-        own = own_view(protocol, empty.adversary, node)
+        own = views.own(node)
     except LeakauditError as e:
         return _elsewhere(protocol, empty, smoothness, str(e))
     turns = own.turns(protocol)
@@ -363,12 +365,13 @@ def _faulty(protocol: Protocol, empty: ViewBound, smoothness: float | None) -> V
     never knows more.
     """
     why = f"{protocol.missing}, so every message of the node is assumed to be observed"
+    node = empty.node
     try:
         return _elsewhere(protocol, empty, smoothness, why)
     except LeakauditError:
         if protocol.holds:  # a leak in the rounds before the first loss is a leak of the run
             before = replace(protocol, rounds=protocol.holds, missing="")
-            leaking = _bound(before, empty, None)
+            leaking = _bound(Views(before, empty.adversary, [node]), empty, None)
             if leaking.mu == math.inf:
                 return leaking
         raise LeakauditError(

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from leakaudit._util.bisection import bracket, crossing
 from leakaudit.bounds.guarantee import Adjacency, Guarantee, at_least_zero
@@ -101,6 +102,7 @@ def log_delta(epsilon: float, mu: float) -> float:
     return first + _log1m(share)
 
 
+@lru_cache(maxsize=4096)  # many views of a node have one mu
 def epsilon(delta: float, mu: float) -> float:
     """Return the smallest epsilon >= 0 for which mu-GDP implies (epsilon, delta)-DP, rounded up.
 

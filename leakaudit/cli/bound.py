@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 SHOWN = 3  # leaking combinations in a table
 LARGE = 5000  # number of relations above which views that lack messages take minutes
+MANY = 1000  # number of views that are bounded one by one, above which a line says so
+NODES_SHOWN = 100  # nodes in a table; of more, only the worst views of all nodes are shown
 NOTE = (
     "mu is the parameter of Gaussian differential privacy for one record, which changes a gradient "
     "by at most the sensitivity (Euclidean norm, same model). Initial values and the order of "
@@ -161,6 +163,9 @@ def run(args: argparse.Namespace) -> int:
     shown = found
     if not (args.all or args.adversary):
         shown = [one for one in worst(found) if one.bound.node not in same]
+        if len({one.bound.node for one in shown}) > NODES_SHOWN:
+            shown = worst(found, by_node=False)
+            same = {}
     if len(shown) == len(found):
         same = {}
     _table(shown, same, len(found), protocol.begun)
@@ -199,11 +204,20 @@ def _threats(args: argparse.Namespace, protocol: Protocol, last: int) -> list[Th
         adversaries = [Adversary.parse(who) for who in args.adversary]
         return named(adversaries, args.node, last)
     nodes = list(range(last)) if args.node is None else args.node
+    shared = protocol.forward is not None
     if args.coalitions is not None:
-        return around(protocol.graph, nodes, args.coalitions)
-    threats = around(protocol.graph, nodes, 1)
-    count = _relations(protocol)
+        return around(protocol.graph, nodes, args.coalitions, shared=shared)
+    threats = around(protocol.graph, nodes, 1, shared=shared)
+    count = protocol.relations_count
+    if shared:
+        return threats
     if count <= LARGE:
+        if len(threats) > MANY:
+            say(
+                f"{len(threats)} views are bounded one by one, which takes minutes; "
+                "select fewer with --node or --as",
+                args,
+            )
         return threats
     say(
         f"{count} relations: only the outsider is evaluated; "
@@ -211,14 +225,6 @@ def _threats(args: argparse.Namespace, protocol: Protocol, last: int) -> list[Th
         args,
     )
     return [one for one in threats if one.kind == "outsider"]
-
-
-def _relations(protocol: Protocol) -> int:
-    """Return approximately how many relations all rounds have.
-
-    Views that lack messages need all of them at once.
-    """
-    return len(protocol.start.relations) * protocol.rounds // max(1, protocol.start.round)
 
 
 def _table(found: Sequence[Comparison], same: Mapping[int, int], views: int, begun: bool) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
@@ -13,8 +13,10 @@ from torch import Generator, Tensor
 from leakaudit import registry
 from leakaudit.adversary import Adversary
 from leakaudit.errors import LeakauditError
-from leakaudit.relations import Relations, Residuals, Turns, Vector, residuals
+from leakaudit.relations import Relations, Residuals, Turns, Vector, residuals, secretless
 from leakaudit.relations.estimate import recorded
+from leakaudit.relations.forward import Forward
+from leakaudit.relations.record import Private, privates
 from leakaudit.relations.repeat import extend, steady
 from leakaudit.tasks.task import Task
 from leakaudit.trace import Graph, Trace, Truth
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 # round 2 or 3, and three equal rounds exclude protocols that alternate between two kinds. A choice.
 DECLARED = 8
 ALIKE = 3
+# Largest number of relations of which a forward model is built: a minute of computing. A choice.
+MODELLED = 60_000
 # Tolerance of a relation in rounding units of the number format. Over 20 rounds of a logistic
 # model, the bundled victims reach 6 at most; the rest is a margin for large models and for devices
 # that add in a different order. It is 2.4e-4 in float32.
@@ -116,12 +120,44 @@ class Protocol:
         return self.victim.relations(self.graph, DECLARED, self.public)
 
     @cached_property
-    def stronger(self) -> dict[int, tuple[NodeView, ...]]:
-        """Results of `accounting` for adversaries who observe all messages of a node, by node.
+    def forward(self) -> Forward | None:
+        """The forward model of the whole network over all rounds.
 
-        All such adversaries share the same result.
+        None if there is none, if it would be too large, or if a run in which messages were lost
+        differs from it. The views of an adversary then share no work.
+        """
+        if self.missing or self.relations_count > MODELLED or Forward.of(self.start) is None:
+            return None
+        return Forward.of(self.whole)
+
+    @property
+    def relations_count(self) -> int:
+        """Approximately how many relations all rounds have."""
+        return len(self.start.relations) * self.rounds // max(1, self.start.round)
+
+    @cached_property
+    def private(self) -> Private:
+        """The private relations of every node, in `start`."""
+        return privates(self.start)
+
+    @cached_property
+    def silent(self) -> frozenset[int]:
+        """Nodes that enter no gradient and hold no secret, so that nothing can leak."""
+        return secretless(self.start, range(self.graph.nodes))
+
+    @cached_property
+    def stronger(self) -> dict[Hashable, tuple[NodeView, ...]]:
+        """Results of `accounting` for adversaries who observe all messages of a node.
+
+        All such adversaries share the same result, and so do nodes whose relations are alike; the
+        key represents these relations.
         """
         return {}
+
+    @cached_property
+    def proportional(self) -> list[bool]:
+        """Not empty once `accounting` has confirmed that scaled noise divides mu by its factor."""
+        return []
 
     @cached_property
     def turns(self) -> Turns | None:

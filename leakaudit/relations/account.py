@@ -23,6 +23,7 @@ import math
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,6 +50,10 @@ DEFINED = {"state", "message"}
 # Number of right-hand sides that are solved together. Affects only speed: a block of 128 columns of
 # a few thousand rows stays in the processor's cache, while thousands at once would not. A choice.
 AT_ONCE = 128
+# Number of targets up to which M is a dense matrix, of 130 MB; a choice.
+DENSE = 4096
+# Largest number of floats of shifts and of M, 4 GB; a choice.
+LARGEST = 500_000_000
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,7 @@ class Bound:
             that reacts to it; mu refers to gradients that do not depend on the model (`record` has
             stronger adversaries). Targets that are not gradients have 2, or 0 if another gradient
             reacts.
-        fisher: (T, T) M; None if mu is inf.
+        fisher: (T, T) M, sparse beyond `DENSE` targets; None if mu is inf.
     """
 
     mu: float
@@ -76,7 +81,7 @@ class Bound:
     targets: tuple[Expression, ...]
     leaking: tuple[Expression, ...]
     certificate: tuple[int, ...]
-    fisher: Array | None
+    fisher: Any
 
 
 def account(
@@ -120,41 +125,127 @@ def account(
     if leaking:
         return Bound(math.inf, math.inf, tuple(targets), tuple(leaking), certificate, None)
     gaussian(view, moving)
-    m = np.zeros((len(targets), len(targets)))
+    m: Any = np.zeros((0, 0))
     if moving:
-        m[np.ix_(at, at)] = fisher(view, moving)
+        m = fisher(view, moving)
+    m = _among(m, at, len(targets))
     attained, upper = supremum(m, limits)
     return Bound(upper, attained, tuple(targets), (), certificate, m)
 
 
-def fisher(knowledge: Knowledge, targets: Sequence[Expression]) -> Array:
-    """Return M (T, T) = A'(Bn Bn')^+ A.
+def fisher(knowledge: Knowledge, targets: Sequence[Expression]) -> Any:
+    """Return M (T, T) = A'(Bn Bn')^+ A; sparse if there are more than `DENSE` targets.
 
     This requires neither N nor a pseudo-inverse. Let e_t be the least noise shift that hides a unit
     change of target t by itself, B e_t + S s + G_t = 0 for some s. The least shift that hides a
     combination d is linear in d, namely sum_t d_t e_t, so d'M d = |sum_t d_t e_t|^2 and M_st is the
     inner product of e_s and e_t.
 
+    The relations fall into components that share no unknown. Shifts of different components are
+    orthogonal, and one right-hand side serves one target of every component at once.
+
     Args:
         knowledge: Every flat unknown except the targets must be a state.
         targets: None of their combinations may leak without noise.
+
+    Raises:
+        LeakauditError: A component has so many targets that its part of M does not fit in memory.
     """
+    import scipy.sparse as sp
+
     s = system(knowledge, 0.0)
-    own = list(map(s.columns.__getitem__, places(targets)))
+    own = np.array([s.columns[k] for k in places(targets)], np.int64)
     states = np.setdiff1d(np.arange(s.flat.shape[1]), own)
     scale = float(np.abs(s.noise.data).max(initial=0)) or 1.0
     flat = s.flat[:, states]
     noise = s.noise[:, : len(knowledge.noise)] / scale
-    e = np.empty((noise.shape[1], len(own)))
+    of_flat, of_noise = _components(s.flat, noise)
+    nth = _nth(of_flat[own])
+    width = int(nth.max(initial=-1)) + 1
+    _fits(noise.shape[1] * width, width, len(own))
+    sides = sp.csr_array((np.ones(len(own)), (np.arange(len(own)), nth)), (len(own), width))
+    right = -(s.flat[:, own] @ sides).tocsc()
+    e = np.empty((noise.shape[1], width))
 
     def independent_states() -> NDArray[np.int64]:
         return spanning(knowledge, [knowledge.flat[j] for j in states])
 
-    for at in range(0, len(own), AT_ONCE):
-        hidden = -s.flat[:, own[at : at + AT_ONCE]].toarray()
+    for at in range(0, width, AT_ONCE):
+        hidden = right[:, at : at + AT_ONCE].toarray()
         nothing = np.zeros((len(states), hidden.shape[1]))
         e[:, at : at + AT_ONCE], _ = solve(noise, flat, nothing, hidden, independent_states)
-    return np.asarray(e.T @ e / scale**2)  # B was divided by the scale, so e was multiplied by it
+    if width == len(own) and len(own) <= DENSE:
+        m = e.T @ e
+    else:
+        apart = _apart(e, of_noise, of_flat[own], nth)
+        m = apart.T @ apart
+        if len(own) <= DENSE:
+            m = m.toarray()
+    return m / scale**2  # B was divided by the scale, so e was multiplied by it
+
+
+def _among(m: Any, at: Sequence[int], count: int) -> Any:
+    """Return M of all targets from that of those that move; the others have zeros."""
+    if len(at) == count:
+        return m
+    if count <= DENSE:
+        every = np.zeros((count, count))
+        every[np.ix_(at, at)] = m
+        return every
+    import scipy.sparse as sp
+
+    place = sp.csr_array((np.ones(len(at)), (at, range(len(at)))), (count, len(at)))
+    return place @ m @ place.T
+
+
+def _components(flat: Any, noise: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the component of each column of F and of B; columns of one relation share one."""
+    import scipy.sparse as sp
+    from scipy.sparse.csgraph import connected_components
+
+    occurs = sp.hstack([flat, noise], format="csr")
+    rows, columns = occurs.shape
+    ties = sp.block_array(
+        [[sp.csr_array((rows, rows)), occurs], [None, sp.csr_array((columns,) * 2)]]
+    )
+    of = connected_components(ties, directed=False)[1][rows:].astype(np.int64)
+    return of[: flat.shape[1]], of[flat.shape[1] :]
+
+
+def _nth(of: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return how many earlier elements are in the same component, for each element."""
+    order = np.argsort(of, kind="stable")
+    start = np.r_[0, np.flatnonzero(np.diff(of[order])) + 1]
+    counts = np.diff(np.r_[start, len(of)])
+    nth = np.empty(len(of), np.int64)
+    nth[order] = np.arange(len(of)) - np.repeat(start, counts)
+    return nth
+
+
+def _fits(shifts: int, width: int, count: int) -> None:
+    """Raise LeakauditError if shifts and M need more than `LARGEST` numbers."""
+    needed = shifts + width * min(count, 2 * width)
+    if needed > LARGEST:
+        raise LeakauditError(
+            f"the noise of the rounds is connected, so {width} gradients require "
+            f"{needed * 8 / 1e9:.0f} GB of memory; use fewer rounds"
+        )
+
+
+def _apart(
+    e: Array, of_noise: NDArray[np.int64], of_target: NDArray[np.int64], nth: NDArray[np.int64]
+) -> Any:
+    """Return the shift of each target, as sparse columns, from the sums over components."""
+    import scipy.sparse as sp
+
+    by_noise = np.argsort(of_noise, kind="stable")
+    known = of_noise[by_noise]
+    start = np.searchsorted(known, of_target)
+    counts = np.searchsorted(known, of_target, side="right") - start
+    target = np.repeat(np.arange(len(of_target)), counts)
+    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    row = by_noise[np.repeat(start, counts) + within]
+    return sp.csc_array((e[row, nth[target]], (row, target)), (len(e), len(of_target)))
 
 
 def sensitivities(targets: Sequence[Expression], sensitivity: float | Sequence[float]) -> Array:

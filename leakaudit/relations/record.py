@@ -16,8 +16,9 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-from collections.abc import Collection, Sequence
-from dataclasses import replace
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import numpy as np
@@ -39,7 +40,7 @@ PATTERNS = 256
 Turns = Sequence[Sequence[Collection[int]]]
 
 
-def alone(declared: Relations, node: int) -> Knowledge | None:
+def alone(declared: Relations, node: int, private: Private | None = None) -> Knowledge | None:
     """Return the knowledge of everybody except one node: all that it receives and sends.
 
     Whatever the other nodes do, they use only what the node sent before, so neither a view of
@@ -50,29 +51,57 @@ def alone(declared: Relations, node: int) -> Knowledge | None:
     Args:
         declared: The protocol.
         node: The node to bound.
+        private: The `privates` of the declaration, if they were computed before.
 
     Returns:
         None if the node's relations contain vectors other than its messages, public vectors and its
         own private ones.
     """
-    known = frozenset(k for k, v in enumerate(declared.vectors) if v.kind in HEARD)
-
-    def own(vector: Vector) -> bool:
-        return vector.owner == node and vector.kind in OWN
-
-    rows = []
-    for at, relation in enumerate(declared.relations):
-        unknown = [declared.vectors[k] for k in relation.terms if k not in known]
-        if not any(own(v) for v in unknown):
-            continue
-        if not all(own(v) for v in unknown):
-            return None
-        rows.append(at)
+    private = private or privates(declared)
+    if node in private.shared:
+        return None
+    known = private.known
     for g in declared.gradients(node):
-        point = declared.points[g.vector].at
-        if not all(k in known or own(declared.vectors[k]) for k in point.terms):
-            return None
-    return Knowledge(declared, known, tuple(rows))
+        for k in declared.points[g.vector].at.terms:
+            vector = declared.vectors[k]
+            if k not in known and not (vector.owner == node and vector.kind in OWN):
+                return None
+    return Knowledge(declared, known, tuple(private.rows.get(node, ())))
+
+
+@dataclass(frozen=True)
+class Private:
+    """The private relations of every node, as `alone` uses them.
+
+    Attributes:
+        known: Places of messages and public vectors.
+        rows: Node -> relations whose other vectors are all its own.
+        shared: Nodes of which some relation also contains a private vector of another node.
+    """
+
+    known: frozenset[int]
+    rows: Mapping[int, Sequence[int]]
+    shared: frozenset[int]
+
+
+def privates(declared: Relations) -> Private:
+    """Return the private relations of all nodes, in one pass.
+
+    Args:
+        declared: The protocol.
+    """
+    vectors = declared.vectors
+    rows = defaultdict[int, list[int]](list)
+    shared: set[int] = set()
+    for at, relation in enumerate(declared.relations):
+        owners = {vectors[k].owner for k in relation.terms if vectors[k].kind in OWN}
+        own = [owner for owner in owners if owner is not None]
+        if len(owners) > 1:
+            shared.update(own)
+        elif own:
+            rows[own[0]].append(at)
+    known = frozenset(k for k, v in enumerate(vectors) if v.kind in HEARD)
+    return Private(known, rows, frozenset(shared))
 
 
 def with_models(
@@ -179,7 +208,7 @@ def largest(m: Array, turns: Turns) -> tuple[float, float, tuple[int, ...]]:
     for choices in turns:
         if choices:
             blocks.append([tuple(sorted(some)) for some in choices])
-    size = np.abs(m)
+    size = abs(m)
     if math.prod(map(len, blocks)) <= PATTERNS:
         patterns = []
         for chosen in itertools.product(*blocks):
@@ -220,12 +249,14 @@ def _total(m: Array, rows: Sequence[int], columns: Sequence[int]) -> float:
     return float(m[np.ix_(rows, columns)].sum())
 
 
-def secretless(declared: Relations, node: int) -> bool:
-    """Return whether a node enters no gradient and holds no secret, so that nothing can leak.
+def secretless(declared: Relations, nodes: Iterable[int]) -> frozenset[int]:
+    """Return the nodes that enter no gradient and hold no secret, so that nothing can leak.
 
     Args:
-        declared: A protocol in which data enters through gradients.
-        node: The node in question.
+        declared: A protocol in which data enters through gradients; none for any other.
+        nodes: The nodes to choose from.
     """
-    mine = [v for v in declared.vectors if v.owner == node and v.kind in SECRET]
-    return not mine and any(v.kind == "gradient" for v in declared.vectors)
+    if not declared.points:
+        return frozenset()
+    holders = {vector.owner for vector in declared.vectors if vector.kind in SECRET}
+    return frozenset(nodes).difference(holders)

@@ -10,6 +10,7 @@ correlation matrices C.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -28,7 +29,7 @@ NEGATIVE = 1e-12
 START = 1e-3
 
 
-def supremum(m: Array, limits: Array) -> tuple[float, float]:
+def supremum(m: Any, limits: Array) -> tuple[float, float]:
     """Return an attained value and a certified upper value of the largest total shift.
 
     It is the square root of sup { sum_st M_st <d_s, d_t> : |d_t| <= limits_t }. With X_st =
@@ -38,9 +39,12 @@ def supremum(m: Array, limits: Array) -> tuple[float, float]:
     |sum_s X_ts v_s| makes this tight at an optimum.
 
     Args:
-        m: (T, T) M, symmetric and positive semidefinite up to rounding.
+        m: (T, T) M, symmetric and positive semidefinite up to rounding; a sparse one is solved for
+            each of its components, whose squares add up.
         limits: (T,) maximum lengths of the changes.
     """
+    if not isinstance(m, np.ndarray):
+        return _of_components(m, limits)
     x = (m + m.T) / 2 * np.outer(limits, limits)
     n = len(x)
     if n == 0 or float(x.min()) > -NEGATIVE * float(x.max()) or not x.any():
@@ -55,6 +59,22 @@ def supremum(m: Array, limits: Array) -> tuple[float, float]:
     excess = max(0.0, float(np.linalg.eigvalsh(x - np.diag(y))[-1]))
     attained = max(float(np.trace(v.T @ x @ v)), 0.0)
     return math.sqrt(attained), math.sqrt(max(attained, float(y.sum()) + n * excess))
+
+
+def _of_components(m: Any, limits: Array) -> tuple[float, float]:
+    """Return the same for a sparse M."""
+    from scipy.sparse.csgraph import connected_components
+
+    of = connected_components(m, directed=False)[1]
+    order = np.argsort(of, kind="stable")
+    parts = np.split(order, np.flatnonzero(np.diff(of[order])) + 1)
+    lowest = []
+    highest = []
+    for part in parts:
+        low, high = supremum(m[part][:, part].toarray(), limits[part])
+        lowest.append(low)
+        highest.append(high)
+    return math.hypot(*lowest), math.hypot(*highest)
 
 
 def _mixed(x: Array, largest: float) -> Array:

@@ -1,0 +1,394 @@
+"""A declaration as a forward model: every state and message as a function of gradients and noise.
+
+In almost every protocol, each relation defines one new state or message from vectors that were
+declared before. Solving the definitions in this order expresses all of them by the inputs: with v
+the states and messages, e the noise of unit variance, and g the gradients,
+
+    v = C v + B e + G g + known terms,    C strictly lower triangular,
+
+so v = (I - C)^-1 (B e + G g). The rows of (I - C)^-1 [B G] are the *responses* of the vectors. They
+do not depend on an adversary: an adversary's view is a selection of rows. What every view shares is
+therefore computed once, and a view costs one transposed triangular solve with its rows.
+
+The same triangular solve is available modulo two primes, for exact decisions (`residues`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from leakaudit.relations.declare import Relations
+from leakaudit.relations.expression import Expression
+from leakaudit.relations.kkt import Array
+from leakaudit.relations.modular import residue
+
+Residues = NDArray[np.int64]
+Places = NDArray[np.int64]
+
+DEFINED = ("state", "message")
+# Number of right-hand sides that are solved together, as in `account`. Affects only speed.
+AT_ONCE = 128
+# Columns of random residues are drawn in steps of this size, so that a slightly larger view does
+# not repeat the work. Affects only speed.
+STEP = 64
+SEED = 20
+
+
+class Forward:
+    """The forward model of a declaration.
+
+    Attributes:
+        declared: The declaration.
+        defined: Places of the states and messages, in the order of their definitions.
+        made_by: (n,) relation that defines each of them.
+        noise: Places of the noise vectors.
+        gradients: Places of the gradients.
+        owner: (t,) owner of each gradient.
+        nodes: One more than the largest owner.
+        public: Places of the public vectors.
+        place: Place of a state or message -> its index in `defined`.
+        before: (t,) number of relations declared before each gradient.
+    """
+
+    def __init__(self, declared: Relations, made_by: Mapping[int, int]) -> None:
+        vectors = declared.vectors
+        self.declared = declared
+        self.defined = list(made_by)
+        self.made_by = np.array(list(made_by.values()), np.int64)
+        self.noise = [k for k, vector in enumerate(vectors) if vector.kind == "noise"]
+        self.gradients = sorted(declared.points)
+        self.owner = np.array([vectors[k].owner for k in self.gradients], np.int64)
+        self.before = np.array([declared.points[k].before for k in self.gradients], np.int64)
+        self.nodes = int(self.owner.max(initial=-1)) + 1
+        self.place = {k: d for d, k in enumerate(self.defined)}
+        self._column = {k: c for c, k in enumerate(self.noise)}
+        self._gradient = {k: c for c, k in enumerate(self.gradients)}
+        definitions = []
+        for k, r in made_by.items():
+            terms = declared.relations[r].terms
+            definitions.append({j: -v / terms[k] for j, v in terms.items() if j != k})
+        self._definitions = _Forms(self, definitions)
+        points = [declared.points[k].at.terms for k in self.gradients]
+        self._points = _Forms(self, points)
+        self._residues: dict[int, _Simulated] = {}
+        self.public = frozenset(k for k, vector in enumerate(vectors) if vector.kind == "public")
+
+    @classmethod
+    def of(cls, declared: Relations) -> Forward | None:
+        """Return the forward model; None if the declaration has none.
+
+        It has none if a relation defines nothing or several vectors at once, if a step is
+        nonlinear, or if noise is not Gaussian: `account` then needs its general methods. Nor is
+        one of use without noise, because then every view that reveals anything leaks.
+        """
+        if declared.opaques or not declared.points:
+            return None
+        vectors = declared.vectors
+        if {v.law for v in vectors if v.kind == "noise"} != {"gaussian"}:
+            return None
+        made_by: dict[int, int] = {}
+        for r, relation in enumerate(declared.relations):
+            new = [k for k in relation.terms if vectors[k].kind in DEFINED and k not in made_by]
+            if len(new) != 1:
+                return None
+            made_by[new[0]] = r
+        used = {k for k, v in enumerate(vectors) if v.kind in DEFINED}
+        if len(made_by) < len(used):
+            return None
+        return cls(declared, made_by)
+
+    def targets(self, some: Places) -> list[Expression]:
+        """Return some gradients.
+
+        Args:
+            some: Indices into `gradients`.
+        """
+        vectors = self.declared.vectors
+        return [Expression(vectors, {self.gradients[k]: Fraction(1)}) for k in some.tolist()]
+
+    @cached_property
+    def ancestors(self) -> list[int]:
+        """The gradients on which each vector depends structurally, as bits of an integer."""
+        found: list[int] = []
+        for definition in self._definitions.forms:
+            bits = 0
+            for k in definition:
+                if k in self.place:
+                    bits |= found[self.place[k]]
+                elif k in self._gradient:
+                    bits |= 1 << self._gradient[k]
+            found.append(bits)
+        return found
+
+    def responses(self, rows: Places, hidden: Places, own: Places) -> tuple[Array, Array]:
+        """Return how some vectors respond to noise (m, q) and to gradients (m, t).
+
+        Args:
+            rows: (m,) indices into `defined`.
+            hidden: (q,) indices into `noise`.
+            own: (t,) indices into `gradients`.
+        """
+        noise = np.empty((len(rows), len(hidden)))
+        gradients = np.empty((len(rows), len(own)))
+        by_noise = self._definitions.noise[:, hidden].T.tocsr()
+        by_gradient = self._definitions.gradients[:, own].T.tocsr()
+        for start in range(0, len(rows), AT_ONCE):
+            some = rows[start : start + AT_ONCE]
+            unit = np.zeros((len(self.defined), len(some)))
+            unit[some, np.arange(len(some))] = 1
+            back = self._solver.solve(unit, trans="T")
+            noise[start : start + AT_ONCE] = (by_noise @ back).T
+            gradients[start : start + AT_ONCE] = (by_gradient @ back).T
+        return noise, gradients
+
+    def residues(self, prime: int, columns: int) -> _Simulated:
+        """Return the responses to random inputs, modulo a prime.
+
+        Noise is replaced by random rows of at least this many columns, and the gradients of node i
+        by random multiples of one vector of their own. A vector does not depend on noise, or on the
+        gradients of a node, if and only if its response is zero, except with a probability of
+        about 1 / prime.
+
+        Args:
+            prime: Below 2^31.
+            columns: Number of columns for noise.
+        """
+        have = self._residues.get(prime)
+        if have is None or have.columns < columns:
+            have = _Simulated(self, prime, -(-columns // STEP) * STEP)
+            self._residues[prime] = have
+        return have
+
+    @cached_property
+    def _solver(self) -> Any:
+        """The triangular factor I - C; in the order of definition, it has no fill-in."""
+        import scipy.sparse as sp
+        from scipy.sparse.linalg import splu
+
+        size = len(self.defined)
+        matrix = (sp.eye_array(size) - self._definitions.defined).tocsc()
+        return splu(matrix, permc_spec="NATURAL", diag_pivot_thresh=0.0)
+
+
+class _Forms:
+    """Linear forms as sparse matrices over the vectors, the noise and the gradients."""
+
+    def __init__(self, model: Forward, forms: Sequence[Mapping[int, Fraction]]) -> None:
+        self.forms = forms
+        self._model = model
+
+    @cached_property
+    def defined(self) -> Any:
+        return self._matrix(self._model.place, None)
+
+    @cached_property
+    def noise(self) -> Any:
+        """The coefficients of noise of unit variance."""
+        vectors = self._model.declared.vectors
+        scale = np.array([vectors[k].std for k in self._model.noise])
+        return self._matrix(self._model._column, scale)
+
+    @cached_property
+    def gradients(self) -> Any:
+        return self._matrix(self._model._gradient, None)
+
+    def _matrix(self, column: Mapping[int, int], scale: Array | None) -> Any:
+        import scipy.sparse as sp
+
+        rows, columns, values = [], [], []
+        for r, form in enumerate(self.forms):
+            for k, v in form.items():
+                if k in column:
+                    rows.append(r)
+                    columns.append(column[k])
+                    values.append(float(v))
+        at = np.array(columns, np.int64)
+        entries = np.array(values)
+        if scale is not None:
+            entries = entries * scale[at]
+        shape = (len(self.forms), len(column))
+        return sp.csr_array((entries, (np.array(rows, np.int64), at)), shape=shape)
+
+    def terms(self, prime: int, offset: Mapping[int, int]) -> tuple[Places, Places, Residues]:
+        """Return all terms as row, column and residue, by row; `offset` numbers the columns."""
+        known: dict[Fraction, int] = {}
+        rows, columns, values = [], [], []
+        for r, form in enumerate(self.forms):
+            for k, v in form.items():
+                if k not in offset:
+                    continue
+                if v not in known:
+                    known[v] = residue(v, prime)
+                rows.append(r)
+                columns.append(offset[k])
+                values.append(known[v])
+        return np.array(rows, np.int64), np.array(columns, np.int64), np.array(values, np.int64)
+
+
+class _Simulated:
+    """Responses to random inputs, modulo a prime.
+
+    Attributes:
+        prime: The prime.
+        columns: Number of columns for noise; one for each node follows.
+        noise: (noise, columns + N) the inputs.
+        defined: (n, columns + N) responses of states and messages.
+        points: (t, columns + N) responses of the points at which gradients are evaluated.
+    """
+
+    def __init__(self, model: Forward, prime: int, columns: int) -> None:
+        self.prime = prime
+        self.columns = columns
+        size = len(model.defined)
+        nodes = model.nodes
+        drawn = np.random.default_rng([SEED, prime, columns])
+        inputs = np.zeros((len(model.noise) + len(model.gradients), columns + nodes), np.int64)
+        noise = inputs[: len(model.noise)]
+        noise[:, :columns] = drawn.integers(0, prime, (len(model.noise), columns))
+        at = np.arange(len(model.gradients))
+        inputs[len(model.noise) + at, columns + model.owner] = drawn.integers(1, prime, len(at))
+        offset = dict(model.place)
+        for k, c in model._column.items():
+            offset[k] = size + c
+        for k, c in model._gradient.items():
+            offset[k] = size + len(model.noise) + c
+        values = np.concatenate([np.zeros((size, columns + nodes), np.int64), inputs])
+        terms = model._definitions.terms(prime, offset)
+        for level in _levels(model):
+            _sum(values, level, terms, values, prime)
+        self.noise = noise
+        self.defined = values[:size]
+        self.points = np.zeros((len(model.gradients), columns + nodes), np.int64)
+        rows, cols, coefficients = model._points.terms(prime, offset)
+        _sum(self.points, np.arange(len(self.points)), (rows, cols, coefficients), values, prime)
+
+
+def _levels(model: Forward) -> list[Places]:
+    """Return definitions in groups; each depends only on groups before it."""
+    depth: list[int] = []
+    for form in model._definitions.forms:
+        below = [depth[model.place[k]] for k in form if k in model.place]
+        depth.append(1 + max(below, default=-1))
+    order = np.argsort(np.array(depth), kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(np.array(depth)[order])) + 1)
+
+
+def _sum(
+    out: Residues,
+    rows: Places,
+    terms: tuple[Places, Places, Residues],
+    values: Residues,
+    prime: int,
+) -> None:
+    """Set rows of `out` to their linear forms of rows of `values`; terms are sorted by row."""
+    start = np.searchsorted(terms[0], rows)
+    stop = np.searchsorted(terms[0], rows, side="right")
+    most = int((stop - start).max(initial=0))
+    total = np.zeros((len(rows), values.shape[1]), np.int64)
+    # The n-th term of every row, for n = 0, 1, ...: few steps, because rows are short.
+    for n in range(most):
+        has = np.flatnonzero(start + n < stop)
+        at = start[has] + n
+        total[has] += terms[2][at, None] * values[terms[1][at]] % prime
+    out[rows] = total % prime
+
+
+def product(a: Residues, b: Residues, prime: int) -> Residues:
+    """Return a @ b modulo a prime, with float64 matrix products that are exact.
+
+    a is split into two halves of 16 bits, so that 32 products stay below 2^53.
+
+    Args:
+        a: (m, n) residues.
+        b: (n, k) residues.
+        prime: Below 2^31.
+    """
+    out = np.zeros((a.shape[0], b.shape[1]), np.int64)
+    for start in range(0, a.shape[1], 32):
+        left = a[:, start : start + 32]
+        right = b[start : start + 32].astype(np.float64)
+        high = ((left >> 16).astype(np.float64) @ right).astype(np.int64) % prime
+        low = ((left & 0xFFFF).astype(np.float64) @ right).astype(np.int64)
+        out += (high * 65536 + low) % prime
+    return out % prime
+
+
+class Echelon:
+    """Rows modulo a prime, in reduced echelon form on the columns of noise.
+
+    Args:
+        prime: Below 2^31.
+        width: Total number of columns.
+        columns: The first ones, which contain noise.
+    """
+
+    def __init__(self, prime: int, width: int, columns: int) -> None:
+        self.prime = prime
+        self.columns = columns
+        self.rows = np.zeros((0, width), np.int64)
+        self.pivots = np.zeros(0, np.int64)
+
+    def reduced(self, rows: Residues) -> Residues:
+        """Return rows minus the combinations of earlier rows that clear the pivots.
+
+        Args:
+            rows: (m, width) residues.
+        """
+        if not len(self.pivots):
+            return rows
+        return (rows - product(rows[:, self.pivots], self.rows, self.prime)) % self.prime
+
+    def add(self, rows: Residues) -> tuple[list[int], list[int]]:
+        """Add rows.
+
+        Args:
+            rows: (m, width) residues.
+
+        Returns:
+            The indices of the independent ones, and the columns, beyond those of noise, that a
+            combination contains without noise.
+        """
+        left = self.reduced(rows).copy()
+        independent: list[int] = []
+        pivots: list[int] = []
+        for i in range(len(left)):
+            shown = np.flatnonzero(left[i, : self.columns])
+            if not len(shown):
+                continue
+            pivot = int(shown[0])
+            left[i] = left[i] * pow(int(left[i, pivot]), -1, self.prime) % self.prime
+            others = np.flatnonzero(left[:, pivot])
+            others = others[others != i]
+            left[others] -= left[others, pivot][:, None] * left[i] % self.prime
+            left[others] %= self.prime
+            independent.append(i)
+            pivots.append(pivot)
+        dependent = np.setdiff1d(np.arange(len(left)), independent)
+        leaks = np.flatnonzero(left[dependent].any(axis=0)).tolist()
+        if independent:
+            new = left[independent]
+            if len(self.pivots):
+                old = self.rows
+                old = (old - product(old[:, pivots], new, self.prime)) % self.prime
+                new = np.concatenate([old, new])
+            self.rows = new
+            self.pivots = np.concatenate([self.pivots, np.array(pivots, np.int64)])
+        return independent, leaks
+
+
+def bits(some: Iterable[int]) -> int:
+    """Return the union of sets that are written as bits.
+
+    Args:
+        some: The sets.
+    """
+    union = 0
+    for one in some:
+        union |= one
+    return union

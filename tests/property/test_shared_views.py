@@ -1,0 +1,215 @@
+"""Views that share work have the same bounds as views that are bounded one by one."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import math
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Generator
+
+from leakaudit import registry
+from leakaudit.accounting.adversaries import around
+from leakaudit.accounting.compare import Comparison, compare, worst
+from leakaudit.accounting.symmetry import Symmetry
+from leakaudit.protocols import topology
+from leakaudit.protocols.declared import Protocol
+from leakaudit.relations import Relations
+from leakaudit.relations.forward import Echelon, Forward, product
+from leakaudit.relations.shared import PRIMES, SharedView
+
+engine = importlib.import_module("leakaudit.relations.account")  # a function has its name
+NOISY: dict[str, tuple[str, Mapping[str, Any]]] = {
+    "dpsgd": ("dpsgd", {"sigma": 1.0}),
+    "dpsgd, own model without noise": ("dpsgd", {"sigma": 1.0, "own": "plain"}),
+    "dpsgd, adapt": ("dpsgd", {"sigma": 1.0, "order": "adapt", "steps": 2}),
+    "dpsgd, adapt, plain": ("dpsgd", {"sigma": 1.0, "order": "adapt", "own": "plain"}),
+    "dpsgd, noise of steps": ("dpsgd", {"sigma": 1.0, "noise": "step", "steps": 2}),
+    "dpsgd, mini-batches": ("dpsgd", {"sigma": 1.0, "samples": 4, "batch": 2}),
+    "dpsgd, momentum": ("dpsgd", {"sigma": 1.0, "momentum": 0.5}),
+    "dpsgd, slower steps": ("dpsgd", {"sigma": 1.0, "slow": 0.5}),
+    "dpnorm": ("dpnorm", {"sigma": 0.3, "records": 2}),
+    "dpnorm, noise of steps": ("dpnorm", {"sigma": 0.3, "noise": "inner", "inner": 2}),
+    "dpnorm, sent twice": ("dpnorm", {"sigma": 0.3, "inner": 2, "resend": True}),
+    "dpadmm": ("dpadmm", {"sigma": 0.3}),
+    "mradmm": ("mradmm", {"rate": 1.0}),
+    "recal": ("recal", {"sigma": 0.3}),
+    "recal, noise on duals": ("recal", {"sigma": 0.3, "noise_on": "lam"}),
+    "muffliato": ("muffliato", {"sigma": 0.3, "gossips": 2}),
+    "dkm": ("dkm", {"mechanism": "gaussian"}),
+    "pvpadmm, primal": ("pvpadmm", {"perturb": "primal"}),
+    "pvpadmm, dual": ("pvpadmm", {"perturb": "dual"}),
+    "pdmm": ("pdmm", {}),
+}
+NUMBERS = ("mu", "attained", "linear", "reached", "epsilon", "node_mu", "node_epsilon")
+
+
+def made(name: str, kind: str, nodes: int, rounds: int, seed: int) -> Protocol:
+    key, constants = NOISY[name]
+    victim = registry.configure(registry.get("victims", key), dict(constants))
+    graph = topology.make(kind, nodes, Generator().manual_seed(seed))
+    drawn = victim.schedule(graph, rounds, Generator().manual_seed(seed))
+    return Protocol(victim, graph, rounds, {"w0": torch.zeros(1), **drawn})
+
+
+def bounded(protocol: Protocol, coalitions: int = 1, **asked: float) -> list[Comparison]:
+    threats = around(protocol.graph, range(protocol.graph.nodes), coalitions)
+    return list(compare(protocol, threats, **asked))
+
+
+def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bound every view by itself, with `account`."""
+    monkeypatch.setattr(SharedView, "of", lambda *_: None)
+
+
+def same(found: Comparison, expected: Comparison) -> None:
+    ours, theirs = found.bound, expected.bound
+    for field in fields(ours):
+        a, b = getattr(ours, field.name), getattr(theirs, field.name)
+        if field.name in NUMBERS and a is not None and b is not None:
+            assert math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-12), (found.threat, field.name, a, b)
+        else:
+            assert a == b, (found.threat, field.name, a, b)
+    assert found.verdict is expected.verdict
+    assert found.like == expected.like
+
+
+CASES = list(itertools.product(NOISY, (("ring", 5, 6), ("er", 6, 4))))
+
+
+@pytest.mark.parametrize(("name", "shape"), CASES)
+def test_sharing_changes_no_bound(
+    name: str, shape: tuple[str, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind, nodes, rounds = shape
+    ours = bounded(made(name, kind, nodes, rounds, 3))
+    one_by_one(monkeypatch)
+    theirs = bounded(made(name, kind, nodes, rounds, 3))
+    for found, expected in zip(ours, theirs, strict=True):
+        same(found, expected)
+
+
+@pytest.mark.parametrize("name", ["dpsgd", "dpnorm", "dpsgd, own model without noise"])
+def test_sharing_changes_no_bound_of_coalitions_or_smooth_losses(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = bounded(made(name, "er", 6, 3, 5), 2, smoothness=0.5)
+    one_by_one(monkeypatch)
+    theirs = bounded(made(name, "er", 6, 3, 5), 2, smoothness=0.5)
+    for found, expected in zip(ours, theirs, strict=True):
+        same(found, expected)
+
+
+def test_the_protocols_with_noise_do_share() -> None:
+    shares = {name: made(name, "ring", 5, 3, 0).forward is not None for name in NOISY}
+    for name in ("dpsgd", "dpnorm", "muffliato", "recal"):
+        assert shares[name]
+    assert not shares["pdmm"]  # no noise: every view that reveals anything leaks
+
+
+def test_a_closed_form_of_a_curious_neighbour_is_met() -> None:
+    # One round: the neighbour receives w - alpha g + xi, so mu = alpha / sigma.
+    found = bounded(made("dpsgd", "ring", 4, 1, 0), sensitivity=1.0)
+    near = [one.bound for one in found if one.threat.kind == "neighbour"]
+    assert near
+    for bound in near:
+        assert bound.mu == pytest.approx(0.1, rel=1e-12)
+
+
+def test_a_forward_model_solves_the_relations() -> None:
+    protocol = made("dpnorm, noise of steps", "er", 6, 3, 1)
+    model = Forward.of(protocol.whole)
+    assert model is not None
+    rows = np.arange(len(model.defined))
+    noise, gradients = model.responses(
+        rows, np.arange(len(model.noise)), np.arange(len(model.gradients))
+    )
+    # Insert the responses into every relation: the coefficient of each input is zero.
+    column = {k: c for c, k in enumerate(model.noise)}
+    gradient = {k: c for c, k in enumerate(model.gradients)}
+    for relation in protocol.whole.relations:
+        left = np.zeros(len(model.noise))
+        right = np.zeros(len(model.gradients))
+        for k, value in relation.terms.items():
+            if k in model.place:
+                left += float(value) * noise[model.place[k]]
+                right += float(value) * gradients[model.place[k]]
+            elif k in column:
+                left[column[k]] += float(value) * protocol.whole.vectors[k].std
+            elif k in gradient:
+                right[gradient[k]] += float(value)
+        assert np.abs(left).max() < 1e-12
+        assert np.abs(right).max() < 1e-12
+
+
+def test_a_declaration_that_defines_two_vectors_at_once_has_no_forward_model() -> None:
+    p = Relations()
+    a, b = p.state("a", 0), p.state("b", 0)
+    p.relate(a + b, p.noise("n", 1.0, 0) + p.grad(0, at=p.public("w")))
+    assert Forward.of(p) is None
+
+
+@pytest.mark.parametrize("prime", PRIMES)
+def test_products_modulo_a_prime_are_exact(prime: int) -> None:
+    drawn = np.random.default_rng(0)
+    a = drawn.integers(0, prime, (7, 131))
+    b = drawn.integers(0, prime, (131, 5))
+    exact = a.astype(object) @ b.astype(object) % prime
+    assert (product(a, b, prime) == exact).all()
+    largest = np.full((2, 200), prime - 1)
+    assert (product(largest, largest.T, prime) == 200 % prime).all()
+
+
+def test_an_echelon_finds_dependent_rows_and_what_they_show_without_noise() -> None:
+    prime = PRIMES[0]
+    echelon = Echelon(prime, 5, 3)
+    assert echelon.add(np.array([[1, 2, 3, 0, 0], [0, 1, 1, 0, 1]])) == ([0, 1], [])
+    # The sum of both, with another share of the node in column 3.
+    assert echelon.add(np.array([[1, 3, 4, 7, 1], [5, 0, 0, 0, 0]])) == ([1], [3])
+    assert not echelon.reduced(np.array([[1, 3, 4, 0, 1]])).any()
+
+
+def test_renamings_found_for_one_adversary_serve_the_others() -> None:
+    protocol = made("dpsgd", "ring", 12, 3, 0)
+    symmetry = Symmetry(protocol.graph, protocol.start)
+    threats = around(protocol.graph, range(12), 1)
+    first = [threat for threat in threats if symmetry.like(threat) is None]
+    # Outsider, channel, neighbour, and nodes at distances 2 to 6.
+    assert len(first) == 8
+    assert all(threat.node == 0 for threat in first)
+
+
+@pytest.mark.parametrize("name", ["dpsgd", "dpnorm", "dpsgd, mini-batches"])
+def test_a_sparse_matrix_gives_the_same_bounds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    one_by_one(monkeypatch)
+    dense = bounded(made(name, "ring", 4, 10, 0))
+    monkeypatch.setattr(engine, "DENSE", 2)
+    sparse = bounded(made(name, "ring", 4, 10, 0))
+    for found, expected in zip(sparse, dense, strict=True):
+        same(found, expected)
+
+
+def test_a_matrix_that_does_not_fit_in_memory_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    one_by_one(monkeypatch)
+    monkeypatch.setattr(engine, "LARGEST", 100)
+    found = bounded(made("dpnorm", "ring", 4, 10, 0))
+    assert any("use fewer rounds" in one.bound.refused for one in found)
+
+
+def test_the_worst_views_of_all_nodes_are_among_those_of_each_node() -> None:
+    found = bounded(made("dpsgd", "er", 6, 3, 0))
+    each = worst(found)
+    overall = worst(found, by_node=False)
+    assert len({one.threat.kind for one in overall}) == len(overall) < len(each)
+    for one in overall:
+        assert one.bound.largest == pytest.approx(
+            max(
+                other.bound.largest or 0.0 for other in each if other.threat.kind == one.threat.kind
+            )
+        )

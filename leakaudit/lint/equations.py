@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -182,10 +183,15 @@ def inconsistency(case: Case) -> Failure | None:
     most = NUMBERS // max(1, len(relations.vectors))
     if most < FEWEST:
         return None
-    lines = [Line(k, one.text) for k, one in enumerate(relations.relations)]
+    # A relation is written only if it fails: the text of all of them takes longer than the tests.
+    lines = [Line(k, "") for k in range(len(relations.relations))]
     declared = Declared(relations, lines, [None] * len(relations.vectors))
     known = _known(case, declared, whole=False, most=most)
-    return _Tests(case, declared, known, None).failure
+    failure = _Tests(case, declared, known, None).failure
+    if failure is None:
+        return None
+    written = [Line(line.number, relations.relations[line.number].text) for line in failure.lines]
+    return replace(failure, lines=tuple(written))
 
 
 def not_testable(case: Case) -> list[str]:
@@ -331,6 +337,11 @@ class _Value:
     lines: frozenset[Line]
     computed: bool = False
 
+    @cached_property
+    def norm(self) -> float:
+        """Euclidean norm of the value, which every relation with the vector asks for."""
+        return float(self.value.norm())
+
 
 class _Tests:
     """Evaluates the relations until nothing more follows from the recorded vectors.
@@ -453,7 +464,7 @@ class _Tests:
     def _weigh(self, line: Line, terms: Mapping[int, Fraction], total: _Value) -> None:
         """Note whether every term of an equation is large enough to matter."""
         for place, coefficient in terms.items():
-            term = abs(float(coefficient)) * float(self.values[place].value.norm())
+            term = abs(float(coefficient)) * self.values[place].norm
             if term <= STRONG * total.error:
                 self.weak[line] = self.declared.relations.vectors[place].label
                 return

@@ -311,6 +311,11 @@ class Trace(Displayed):
         """Number format of the messages."""
         return self.messages[0].payload.dtype
 
+    @property
+    def payload_bytes(self) -> int:
+        """Number of bytes of all payloads, of which a mapped file need not hold any in memory."""
+        return sum(m.payload.numel() * m.payload.element_size() for m in self.messages)
+
     def kinds(self) -> Iterator[str]:
         """Names of the kinds of messages, each once."""
         seen: dict[str, None] = {}

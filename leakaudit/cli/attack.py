@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 from leakaudit.cli._options import (
     INCONCLUSIVE,
     described,
+    half_of_free,
+    memory,
     say,
     settings,
     shared,
@@ -81,6 +83,13 @@ def add(verbs: Any) -> None:
         "128)",
     )
     sub.add_argument(
+        "--max-memory",
+        type=memory,
+        metavar="BYTES",
+        help="memory for gradients and models of a node, e.g. 1GB; fewer gradients are used if "
+        "not all fit (default: half of what is free)",
+    )
+    sub.add_argument(
         "-f",
         "--format",
         action="append",
@@ -135,6 +144,7 @@ def run(args: argparse.Namespace) -> int:
         max_seconds=chosen.max_seconds,
         trusted=trust(args.trust_model),
         resume=args.resume,
+        max_memory=args.max_memory or half_of_free(),
     )
     if args.dry_run:
         plan = _dry(args.trace, options)
@@ -176,6 +186,7 @@ def _dry(path: Path, options: AttackOptions) -> dict[str, Any]:
 
     trace = trace_file.load(path)
     task = Task.build(trace.task, trusted=options.trusted)
+    options = options.within(trace)
     leaks = hearing.leaks(trace, options.adversary, options.nodes, options.rounds)
     known = [(name, a) for name, a in attacking.in_order() if options.attack in ("auto", name)]
     plan = {

@@ -27,6 +27,7 @@ from leakaudit.protocols.declared import protocol_of
 from leakaudit.protocols.equations.declare import Declared
 from leakaudit.protocols.equations.syntax import Indexed, Line, Repeat, shown
 from leakaudit.protocols.equations.written import Written
+from leakaudit.protocols.expected import LARGE
 from leakaudit.relations import Vector
 from leakaudit.relations.checks import CHANNEL
 from leakaudit.relations.estimate import recorded
@@ -37,6 +38,8 @@ ROUNDS = 8  # number of rounds that are tested: later ones repeat the same equat
 WIDTH = 4096  # coordinates that are tested if no gradient is computed: a choice
 FEWEST = 16  # coordinates below which a test of relations is left out: a choice
 NUMBERS = 1 << 26  # numbers in memory at once: 512 MiB
+FEWER = 1 << 22  # the same for a large recording, of which attacks use little memory as well
+RUN = 64  # neighbouring columns of a large recording that are tested together: a choice
 # Rounding error of a recorded vector, in units of its number format and relative to its norm. The
 # bundled victims reach 6; the rest is a margin for devices that add in a different order.
 ROUNDING = 100.0
@@ -175,12 +178,15 @@ def inconsistency(case: Case) -> Failure | None:
     if case.protocol is None:
         return None
     rounds = min(case.trace.rounds, ROUNDS)
+    numbers = NUMBERS
+    if case.trace.payload_bytes > LARGE:
+        numbers = FEWER
     try:
         relations = protocol_of(case.trace, rounds).whole
     except LeakauditError:
         return None
     # With many vectors, fewer coordinates are tested.
-    most = NUMBERS // max(1, len(relations.vectors))
+    most = numbers // max(1, len(relations.vectors))
     if most < FEWEST:
         return None
     # A relation is written only if it fails: the text of all of them takes longer than the tests.
@@ -277,13 +283,21 @@ def _known(case: Case, declared: Declared, whole: bool, most: int = WIDTH) -> di
         most: Largest number of coordinates otherwise.
     """
     everybody = Adversary(corrupt=frozenset(range(case.trace.graph.nodes)))
-    read = recorded(everybody.view(case.trace))
     once = _assigned_once(declared, case)
     width = case.trace.columns[1] - case.trace.columns[0]
     chosen = torch.arange(width)
     most = min(most, WIDTH)
     if not whole and width > most:
         chosen = torch.linspace(0, width - 1, most).round().long()
+    view = everybody.view(case.trace)
+    read = recorded(view)
+    large = case.trace.payload_bytes > LARGE and not whole and width > most
+    if large:
+        # Neighbouring columns lie on one page of the file, so the others are not read from it.
+        apart = torch.arange(most) // RUN * (width // -(-most // RUN))
+        chosen = apart + torch.arange(most) % RUN
+        chosen = chosen.clamp(max=width - 1)
+        read = recorded(view, chosen)
     found: dict[int, Tensor] = {}
     for k, vector in enumerate(declared.relations.vectors):
         value: Tensor | None = None
@@ -294,7 +308,9 @@ def _known(case: Case, declared: Declared, whole: bool, most: int = WIDTH) -> di
                 value = None
         elif vector.name in once and case.trace.columns == (0, case.trace.layout.size):
             value = state(case, vector)
-        if value is not None and len(value) == width:
+        if value is not None and large and vector.kind in ("message", "public"):
+            found[k] = value.double()
+        elif value is not None and len(value) == width:
             found[k] = value[chosen].double()
     return found
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from leakaudit import registry
 from leakaudit._util.files import replacing
 from leakaudit.adversary import Adversary
 from leakaudit.errors import AttackError, LeakauditError
+from leakaudit.extraction import hearing
 from leakaudit.pipeline import checkpoint, progress_file
 from leakaudit.pipeline import node_groups as nodes
 from leakaudit.pipeline.checkpoint import Checkpoint
@@ -52,6 +53,7 @@ class AttackOptions:
         trusted: Whether a model ``package.module:factory`` may execute its code.
         resume: Whether to continue an interrupted run with the same options in the output
             folder.
+        max_memory: Bytes for the gradients and models of a node; None for no limit.
     """
 
     adversary: Adversary = field(default_factory=Adversary)
@@ -66,6 +68,20 @@ class AttackOptions:
     max_seconds: float = 0.0
     trusted: bool = False
     resume: bool = False
+    max_memory: int | None = None
+
+    def within(self, trace: Trace) -> AttackOptions:
+        """Return the options with a number of gradients that `max_memory` allows.
+
+        Args:
+            trace: The recording to attack.
+
+        Raises:
+            LeakauditError: The attack needs more memory.
+        """
+        if self.max_memory is None:
+            return self
+        return replace(self, rounds=hearing.affordable(trace, self.rounds, self.max_memory))
 
     def to_json(self) -> dict[str, Json]:
         """Return the effective configuration, for the record and its digest."""
@@ -126,6 +142,7 @@ def attack_file(path: Path, folder: Path, options: AttackOptions) -> Finished:
     started = datetime.now(UTC)
     clock = time.perf_counter()
     trace = trace_file.load(path)
+    options = options.within(trace)
     truth_path = _truth_path(path, options.truth)
     truth: Truth | None = None
     unverified: list[str] = []

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple, TypeGuard
 import torch
 from torch import Tensor
 
+from leakaudit._util import mapped
 from leakaudit.errors import LeakauditError
 from leakaudit.traces._storage.archive import Record, Refused, directory, refuse, short
 
@@ -129,6 +130,7 @@ def _read(fd: int) -> dict[str, Any]:
         flags=mmap.MAP_PRIVATE | NORESERVE,
         prot=mmap.PROT_READ | mmap.PROT_WRITE,
     )
+    mapped.register(data)
     built = _Builder(records, data).build(tree, 0)
     if not isinstance(built, dict):
         refuse("it does not contain a dictionary of named values")

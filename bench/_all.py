@@ -224,6 +224,7 @@ LEFT_OUT = {
     "vit.py": "it counts images that come back; it compares no times",
     "verbs.py": "it compares two installations, but a checkout contains one",
     "view.py": "it compares with limits of time and memory, not with a peer",
+    "deduce.py": "it measures growth and memory of reading traces, and compares with no peer",
     "gate.py": "it counts how often a gate is right, in ten minutes; it compares no times",
 }
 

@@ -38,6 +38,7 @@ POINTS = {
 }
 NODES, ROUNDS, HIDDEN = 1000, 35, 1000  # of the sparse trace
 NODE = 3
+LIMITED = ("--max-memory", "300MB", "--attack", "analytic")
 
 
 def scenario(nodes: int, rounds: int, hidden: int) -> la.Scenario:
@@ -115,8 +116,7 @@ def sparse() -> None:
         verbs = {
             "trace info": ["trace", "info", str(path)],
             "explain": ["explain", str(path), "--node", str(NODE)],
-            "attack": ["attack", str(path), "--node", str(NODE), "--max-memory", "300MB"]
-            + ["--attack", "analytic", "-o", out],
+            "attack": ["attack", str(path), "--node", str(NODE), *LIMITED, "-o", out],
             "report": ["report", out, "-o", str(Path(folder) / "report.html")],
         }
         for name, words in verbs.items():

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from leakaudit._util import mapped
+from leakaudit import mapped
 from leakaudit.errors import LeakauditError, suggest
 from leakaudit.trace import Graph, Json, Layout, Messages, TaskSpec, Trace
 

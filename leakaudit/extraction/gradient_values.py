@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from leakaudit._util import mapped
+from leakaudit import mapped
 from leakaudit.adversary import CHUNK, View
 from leakaudit.extraction.deduction import Deduction, Determined
 from leakaudit.leak import GradientLeak

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from leakaudit._util import mapped
+from leakaudit import mapped
 from leakaudit.adversary import Adversary
 from leakaudit.protocols.declared import protocol_of
 from leakaudit.protocols.deviation import Deviation

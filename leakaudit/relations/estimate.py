@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from leakaudit._util import mapped
+from leakaudit import mapped
 from leakaudit.adversary import View
 from leakaudit.errors import LeakauditError
 from leakaudit.relations.expression import Expression, Vector

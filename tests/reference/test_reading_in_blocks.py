@@ -11,8 +11,7 @@ import pytest
 import torch
 
 import leakaudit as la
-from leakaudit import adversary
-from leakaudit._util import mapped
+from leakaudit import adversary, mapped
 from leakaudit.errors import LeakauditError
 from leakaudit.extraction import hearing
 from leakaudit.lint import conformance, equations

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, TypeGuard
 import torch
 from torch import Tensor
 
-from leakaudit._util import mapped
+from leakaudit import mapped
 from leakaudit.errors import LeakauditError
 from leakaudit.traces._storage.archive import Record, Refused, directory, refuse, short
 

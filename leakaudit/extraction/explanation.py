@@ -189,9 +189,11 @@ def _sizes(estimated: Estimate, heard: Deduction) -> list[float]:
     for block in estimated.blocks(heard.fetch):
         mean = block.value.square().mean(1)
         if block.whole:
-            return mean.sqrt().tolist()
+            squares = mean
+            break
         squares += mean.cpu() * (block.value.shape[1] / block.columns)
-    return squares.sqrt().tolist()
+    sizes: list[float] = squares.sqrt().tolist()
+    return sizes
 
 
 def _weights(row: Expression) -> tuple[tuple[int, int | None, str], ...]:

@@ -260,6 +260,7 @@ LEFT_OUT = {
     "verbs.py": "it compares two installations, but a checkout contains one",
     "bounds.py": "it measures growth, and compares with the same bounds one by one",
     "view.py": "it compares with limits of time and memory, not with a peer",
+    "deduce.py": "it measures growth and memory of reading traces, and compares with no peer",
     "gate.py": "it counts how often a gate is right, in ten minutes; it compares no times",
     "large.py": "it compares with limits of time, memory and disk, in half an hour",
     "compress.py": "it compares sizes, not times",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 import numpy as np
 
+from leakaudit import mapped
 from leakaudit.errors import LeakauditError, suggest
 from leakaudit.trace import Graph, Json, Layout, Messages, TaskSpec, Trace
 
@@ -24,6 +25,9 @@ Edges = frozenset[tuple[int, int]]
 # Largest number of nodes for which a table of all channels is built; it takes 8 MB. Filling it
 # takes a fiftieth of the time that sorting the messages takes.
 TABLE_NODES = 2048
+
+# Numbers of a message that are looked at together, which limits the memory of large models.
+CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -200,6 +204,13 @@ def node_list(nodes: Iterable[int] | None) -> list[int] | None:
     return numbers
 
 
+def _not_finite(part: Tensor) -> int:
+    """Return the number of values of a part of a message that are NaN or infinite."""
+    count = int((~part.isfinite()).sum())
+    mapped.release(part)
+    return count
+
+
 class View:
     """What one adversary observes of a trace.
 
@@ -220,6 +231,7 @@ class View:
         window = adversary.window or range(trace.rounds + 1)
         self.rounds = range(max(window.start, 0), min(window.stop, trace.rounds + 1))
         self._kinds = {k: i for i, k in enumerate(trace.kinds())}
+        self._finite: set[tuple[int, int]] = set()  # payloads that were found to be finite
 
     def knows(self, name: str) -> bool:
         """Whether the adversary knows a constant or public tensor of the trace with this name."""
@@ -309,13 +321,40 @@ class View:
             )
         table, row = found
         payload = self._trace.messages[table].payload[row]
-        if not bool(payload.isfinite().all()):
-            bad = int((~payload.isfinite()).sum())
+        bad = 0
+        if found not in self._finite:
+            bad = sum(_not_finite(part) for part in payload.split(CHUNK))
+        if bad:
             where = f"message {kind!r} {src} -> {dst} of round {round}"
             raise LeakauditError(
                 f"{where} contains non-finite values ({bad}); exclude it with --rounds 0:{round}"
             )
+        self._finite.add(found)
         return payload
+
+    def some(self, round: int, src: int, dst: int, kind: str, columns: Tensor) -> Tensor:
+        """Return some columns (k,) of one message, without reading the rest of it.
+
+        Args:
+            round: Round of the message.
+            src: Sender.
+            dst: Receiver.
+            kind: Name of the message in the protocol.
+            columns: (k,) indices, ascending.
+
+        Raises:
+            LeakauditError: As for `message`, of these columns.
+        """
+        found = self._find(round, src, dst, kind)
+        if found is None:
+            return self.message(round, src, dst, kind)  # raises
+        table, row = found
+        payload = self._trace.messages[table].payload[row]
+        numbers = payload[columns]
+        mapped.release(payload)
+        if not bool(numbers.isfinite().all()):
+            return self.message(round, src, dst, kind)  # raises
+        return numbers
 
     def _key(
         self,

@@ -354,6 +354,8 @@ class Trace(Displayed):
         """
         if self.kept is None or self.kept.sketch is None:
             return None
+        import torch
+
         ones = self.kept.sketched(torch.ones(1, self.layout.size, dtype=self.dtype))[0]
         public = {
             name: value * ones
@@ -375,6 +377,11 @@ class Trace(Displayed):
             assert table.stored is not None
             tables.append(replace(table, payload=table.stored[:, place], stored=None))
         return replace(self, columns=columns, messages=tuple(tables), kept=None)
+
+    @property
+    def payload_bytes(self) -> int:
+        """Number of bytes of all payloads, of which a mapped file need not hold any in memory."""
+        return sum(m.payload.numel() * m.payload.element_size() for m in self.messages)
 
     def kinds(self) -> Iterator[str]:
         """Names of the kinds of messages, each once."""

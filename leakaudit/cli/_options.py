@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from leakaudit._util.settings import SETTINGS, resolve
+from leakaudit._util.settings import SETTINGS, resolve, size
 from leakaudit.errors import LeakauditError, suggest
 
 if TYPE_CHECKING:
@@ -379,6 +379,36 @@ def settings(args: argparse.Namespace) -> argparse.Namespace:
         reason = str(error).splitlines()[0]
         raise LeakauditError(f"device {device!r} cannot be used: {reason}") from None
     return argparse.Namespace(**values)
+
+
+def memory(text: str) -> int:
+    """Read a number of bytes on the command line, such as 1GB.
+
+    Args:
+        text: As for `settings.size`.
+
+    Raises:
+        argparse.ArgumentTypeError: It is not a positive number of bytes.
+    """
+    try:
+        found = size(text)
+    except (ValueError, OverflowError):
+        found = 0
+    if found <= 0:
+        raise argparse.ArgumentTypeError(f"expected a size such as 1GB, got {text!r:.40}")
+    return found
+
+
+def half_of_free() -> int | None:
+    """Return half of the memory that is free, in bytes; None where the system does not tell."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024 // 2
+    return None
 
 
 def trusting(sub: argparse.ArgumentParser, what: str) -> None:

@@ -14,6 +14,8 @@ from leakaudit.cli._options import (
     computing,
     described,
     executor_of,
+    half_of_free,
+    memory,
     say,
     settings,
     shared,
@@ -83,6 +85,13 @@ def add(verbs: Any) -> None:
         "128)",
     )
     sub.add_argument(
+        "--max-memory",
+        type=memory,
+        metavar="BYTES",
+        help="memory for gradients and models of a node, e.g. 1GB; fewer gradients are used if "
+        "not all fit (default: half of what is free)",
+    )
+    sub.add_argument(
         "-f",
         "--format",
         action="append",
@@ -134,6 +143,7 @@ def run(args: argparse.Namespace) -> int:
         max_seconds=chosen.max_seconds,
         trusted=args.trust_model,
         resume=args.resume,
+        max_memory=args.max_memory or half_of_free(),
     )
     if args.dry_run:
         plan = _dry(args.trace, options)
@@ -176,6 +186,7 @@ def _dry(path: Path, options: AttackOptions) -> dict[str, Any]:
 
     trace = trace_file.load(path)
     task = Task.build(trace.task, trusted=options.trusted)
+    options = options.within(trace)
     leaks = hearing.leaks(trace, options.adversary, options.nodes, options.rounds)
     known = [(name, a) for name, a in attacking.in_order() if options.attack in ("auto", name)]
     plan = {

@@ -336,11 +336,19 @@ class Deduction:
 
     def _heard(self, declared: Relations, rows: Iterable[int]) -> Knowledge:
         """Return which of these vectors the view contains."""
-        known: set[int] = set()
-        for k, vector in enumerate(declared.vectors):
-            if self._holds(vector):
-                known.add(k)
-        return Knowledge(declared, frozenset(known), tuple(rows))
+        if declared is self.base:
+            return Knowledge(declared, self._held, tuple(rows))
+        return Knowledge(declared, self._known(declared), tuple(rows))
+
+    @cached_property
+    def _held(self) -> frozenset[int]:
+        """The vectors of the base that the view contains, which all nodes share."""
+        return self._known(self.base)
+
+    def _known(self, declared: Relations) -> frozenset[int]:
+        """Return the vectors of a declaration that the view contains."""
+        held = (k for k, vector in enumerate(declared.vectors) if self._holds(vector))
+        return frozenset(held)
 
     def _holds(self, vector: Vector) -> bool:
         if vector.kind == "public":

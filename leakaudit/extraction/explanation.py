@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
+import torch
+
 from leakaudit.adversary import Adversary, node_list
 from leakaudit.errors import LeakauditError, NotDetermined
 from leakaudit.extraction import gradient_values, hearing
 from leakaudit.extraction.deduction import Deduction
 from leakaudit.progress import step
 from leakaudit.relations import Expression
+from leakaudit.relations.estimate import Estimate
 from leakaudit.trace import Json, Trace
 
 GRADIENTS = 16  # gradients per node that are explained
@@ -157,7 +160,7 @@ def _node(heard: Deduction, node: int, gradients: int) -> Explanation:
     except NotDetermined as e:
         return Explanation(node, who, 0, (), reason=str(e), understood=e.understood)
     estimated = gradient_values.minimum_variance(heard, found.knowledge, found.rows)
-    sizes = estimated.apply(heard.fetch).square().mean(1).sqrt().tolist()
+    sizes = _sizes(estimated, heard)
     exact = len(found.rows) - found.noisy
     rows = []
     for k, row in enumerate(found.rows):
@@ -178,6 +181,19 @@ def _node(heard: Deduction, node: int, gradients: int) -> Explanation:
     if summed is not None:
         scope.append(f"{heard.summed(node)} with noise of {float(summed.std.min()):.2g} only")
     return Explanation(node, who, looked_at, tuple(rows), scope="; ".join(filter(None, scope)))
+
+
+def _sizes(estimated: Estimate, heard: Deduction) -> list[float]:
+    """Return the root mean square of every estimate, of which only some columns are in memory."""
+    squares = torch.zeros(len(estimated.combinations), dtype=torch.float64)
+    for block in estimated.blocks(heard.fetch):
+        mean = block.value.square().mean(1)
+        if block.whole:
+            squares = mean
+            break
+        squares += mean.cpu() * (block.value.shape[1] / block.columns)
+    sizes: list[float] = squares.sqrt().tolist()
+    return sizes
 
 
 def _weights(row: Expression) -> tuple[tuple[int, int | None, str], ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from leakaudit.adversary import View
+from leakaudit import mapped
+from leakaudit.adversary import CHUNK, View
 from leakaudit.extraction.deduction import Deduction, Determined
 from leakaudit.leak import GradientLeak
 from leakaudit.relations import Expression, Knowledge, Vector, determined, estimate, explain
@@ -317,19 +319,39 @@ def models(
         solved: The values of those that contain unknown vectors.
     """
     vectors = points[0].home
-    known: dict[int, Tensor] = {}
-    found = []
-    for point in points:
+    found: Tensor | None = None
+    for at, point in enumerate(points):
         if point in solved:
-            found.append(solved[point])
-            continue
-        parts = []
-        for k, coefficient in point.terms.items():
-            if k not in known:
-                known[k] = deduction.fetch(vectors[k]).double()
-            parts.append(float(coefficient) * known[k])
-        found.append(torch.stack(parts).sum(0))
-    return torch.stack(found)
+            model = solved[point]
+        else:
+            # One model at a time is in memory beside the result.
+            parts = []
+            for k, coefficient in point.terms.items():
+                value = deduction.fetch(vectors[k])
+                parts.append(float(coefficient) * value.double())
+                mapped.release(value)
+            model = torch.stack(parts).sum(0)
+        if found is None:
+            found = model.new_empty(len(points), len(model))
+        found[at] = model
+    assert found is not None
+    return found
+
+
+def _size(value: Tensor, *, omits: bool) -> float:
+    """Return the root mean square of a message (c,); omitted coordinates do not count."""
+    total = 0.0
+    count = 0
+    for part in value.split(CHUNK):
+        numbers = part.double()
+        mapped.release(part)
+        if omits:
+            numbers = numbers[numbers != 0]  # omitted coordinates are not rounded
+        if len(numbers) and len(part) == len(value):
+            return float(numbers.square().mean().sqrt())
+        total += float(numbers.square().sum())
+        count += len(numbers)
+    return math.sqrt(total / max(1, count))
 
 
 def _sizes(deduction: Deduction, knowledge: Knowledge) -> dict[str, float]:
@@ -343,11 +365,7 @@ def _sizes(deduction: Deduction, knowledge: Knowledge) -> dict[str, float]:
     for name, messages in by_kind.items():
         largest = 0.0
         for message in messages[:: max(1, len(messages) // SAMPLES)]:
-            value = deduction.fetch(message).double()
-            if knowledge.declared.omits:
-                value = value[value != 0]  # omitted coordinates are not rounded
-            if not len(value):
-                continue
-            largest = max(largest, float(value.square().mean().sqrt()))
+            value = deduction.fetch(message)
+            largest = max(largest, _size(value, omits=bool(knowledge.declared.omits)))
         sizes[name] = largest
     return sizes

@@ -17,6 +17,9 @@ from leakaudit.trace import Trace
 MEMORY = 512_000_000
 MOST = 128
 
+# Bytes of a gradient and its model in float64, and of an attack's copies of both, for each column.
+HELD = 32
+
 # Ratio of noise from which on a sum over several nodes replaces the gradients of one. A choice: its
 # batch is larger, and therefore harder to attack.
 CLEARER = 2.0
@@ -79,7 +82,7 @@ def deduce(
     """
     trace = heard.trace
     if rounds is None:
-        rounds = max(4, min(MOST, MEMORY // (8 * (trace.columns[1] - trace.columns[0]))))
+        rounds = _usual(trace)
     found: list[GradientLeak] = []
     reasons: dict[int, str] = {}
     not_understood: set[int] = set()
@@ -103,6 +106,44 @@ def deduce(
             if not e.understood:
                 not_understood.add(node)
     return Leaks(trace.task, tuple(found), reasons, frozenset(not_understood))
+
+
+def _usual(trace: Trace) -> int:
+    """Return the default of the largest number of gradients of a node."""
+    return max(4, min(MOST, MEMORY // (8 * (trace.columns[1] - trace.columns[0]))))
+
+
+def affordable(trace: Trace, rounds: int | None, memory: int) -> int | None:
+    """Return the largest number of gradients of a node that an attack within some memory may use.
+
+    Memory that does not depend on the model (programs, relations and blocks of messages) is left
+    out.
+
+    Args:
+        trace: The recording.
+        rounds: The requested number; None for the default.
+        memory: Bytes.
+
+    Returns:
+        The requested number, or a smaller one in place of the default.
+
+    Raises:
+        LeakauditError: No gradient fits, or not as many as were requested.
+    """
+    columns = trace.columns[1] - trace.columns[0]
+    fits = memory // (HELD * columns)
+    wanted = min(rounds or 1, max(1, trace.rounds))
+    if fits < wanted:
+        fewer = "use a smaller --gradients" if fits else "record fewer columns (--layers)"
+        gradients = "gradient" if wanted == 1 else "gradients"
+        raise LeakauditError(
+            f"{wanted} {gradients} of a node with {columns} columns need "
+            f"{HELD * columns * wanted} bytes, but --max-memory allows {memory}; "
+            f"raise --max-memory or {fewer}"
+        )
+    if rounds is None and fits < min(_usual(trace), trace.rounds):
+        return fits
+    return rounds
 
 
 def _leak(heard: Deduction, node: int, rounds: int) -> GradientLeak:

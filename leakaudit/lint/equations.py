@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -26,6 +27,7 @@ from leakaudit.protocols.declared import protocol_of
 from leakaudit.protocols.equations.declare import Declared
 from leakaudit.protocols.equations.syntax import Indexed, Line, Repeat, shown
 from leakaudit.protocols.equations.written import Written
+from leakaudit.protocols.expected import LARGE
 from leakaudit.relations import Vector
 from leakaudit.relations.checks import CHANNEL
 from leakaudit.relations.estimate import recorded
@@ -36,6 +38,8 @@ ROUNDS = 8  # number of rounds that are tested: later ones repeat the same equat
 WIDTH = 4096  # coordinates that are tested if no gradient is computed: a choice
 FEWEST = 16  # coordinates below which a test of relations is left out: a choice
 NUMBERS = 1 << 26  # numbers in memory at once: 512 MiB
+FEWER = 1 << 22  # the same for a large recording, of which attacks use little memory as well
+RUN = 64  # neighbouring columns of a large recording that are tested together: a choice
 # Rounding error of a recorded vector, in units of its number format and relative to its norm. The
 # bundled victims reach 6; the rest is a margin for devices that add in a different order.
 ROUNDING = 100.0
@@ -176,6 +180,9 @@ def inconsistency(case: Case, of_sketch: bool = False) -> Failure | None:
     if case.protocol is None:
         return None
     rounds = min(case.trace.rounds, ROUNDS)
+    numbers = NUMBERS
+    if case.trace.payload_bytes > LARGE:
+        numbers = FEWER
     try:
         relations = protocol_of(case.trace, rounds).whole
     except LeakauditError:
@@ -186,15 +193,20 @@ def inconsistency(case: Case, of_sketch: bool = False) -> Failure | None:
             return None
         read = Case(case.trace.sketched)
     # With many vectors, fewer coordinates are tested.
-    most = NUMBERS // max(1, len(relations.vectors))
+    most = numbers // max(1, len(relations.vectors))
     if most < FEWEST:
         return None
-    lines = [Line(k, one.text) for k, one in enumerate(relations.relations)]
+    # A relation is written only if it fails: the text of all of them takes longer than the tests.
+    lines = [Line(k, "") for k in range(len(relations.relations))]
     declared = Declared(relations, lines, [None] * len(relations.vectors))
     known = _known(read, declared, whole=False, most=most)
     # A sketch has the length of the whole vector, and so has that of the error of a channel.
     length = case.trace.layout.size if of_sketch else None
-    return _Tests(read, declared, known, None, length).failure
+    failure = _Tests(read, declared, known, None, length).failure
+    if failure is None:
+        return None
+    written = [Line(line.number, relations.relations[line.number].text) for line in failure.lines]
+    return replace(failure, lines=tuple(written))
 
 
 def not_testable(case: Case) -> list[str]:
@@ -280,13 +292,21 @@ def _known(case: Case, declared: Declared, whole: bool, most: int = WIDTH) -> di
         most: Largest number of coordinates otherwise.
     """
     everybody = Adversary(corrupt=frozenset(range(case.trace.graph.nodes)))
-    read = recorded(everybody.view(case.trace))
     once = _assigned_once(declared, case)
     width = case.trace.columns[1] - case.trace.columns[0]
     chosen = torch.arange(width)
     most = min(most, WIDTH)
     if not whole and width > most:
         chosen = torch.linspace(0, width - 1, most).round().long()
+    view = everybody.view(case.trace)
+    read = recorded(view)
+    large = case.trace.payload_bytes > LARGE and not whole and width > most
+    if large:
+        # Neighbouring columns lie on one page of the file, so the others are not read from it.
+        apart = torch.arange(most) // RUN * (width // -(-most // RUN))
+        chosen = apart + torch.arange(most) % RUN
+        chosen = chosen.clamp(max=width - 1)
+        read = recorded(view, chosen)
     found: dict[int, Tensor] = {}
     for k, vector in enumerate(declared.relations.vectors):
         value: Tensor | None = None
@@ -297,7 +317,9 @@ def _known(case: Case, declared: Declared, whole: bool, most: int = WIDTH) -> di
                 value = None
         elif vector.name in once and case.trace.columns == (0, case.trace.layout.size):
             value = state(case, vector)
-        if value is not None and len(value) == width:
+        if value is not None and large and vector.kind in ("message", "public"):
+            found[k] = value.double()
+        elif value is not None and len(value) == width:
             found[k] = value[chosen].double()
     return found
 
@@ -339,6 +361,11 @@ class _Value:
     error: float
     lines: frozenset[Line]
     computed: bool = False
+
+    @cached_property
+    def norm(self) -> float:
+        """Euclidean norm of the value, which every relation with the vector asks for."""
+        return float(self.value.norm())
 
 
 class _Tests:
@@ -469,7 +496,7 @@ class _Tests:
     def _weigh(self, line: Line, terms: Mapping[int, Fraction], total: _Value) -> None:
         """Note whether every term of an equation is large enough to matter."""
         for place, coefficient in terms.items():
-            term = abs(float(coefficient)) * float(self.values[place].value.norm())
+            term = abs(float(coefficient)) * self.values[place].norm
             if term <= STRONG * total.error:
                 self.weak[line] = self.declared.relations.vectors[place].label
                 return

@@ -6,7 +6,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from leakaudit._util.files import private_folder, replacing
 from leakaudit._util.own_code import Trust
 from leakaudit.adversary import Adversary
 from leakaudit.errors import AttackError, LeakauditError
+from leakaudit.extraction import hearing
 from leakaudit.pipeline import checkpoint, progress_file
 from leakaudit.pipeline import node_groups as nodes
 from leakaudit.pipeline.checkpoint import Checkpoint
@@ -55,6 +56,7 @@ class AttackOptions:
         trusted: The ``package.module:factory`` that may execute its code; True for any.
         resume: Whether to continue an interrupted run with the same options in the output
             folder.
+        max_memory: Bytes for the gradients and models of a node; None for no limit.
     """
 
     adversary: Adversary = field(default_factory=Adversary)
@@ -69,6 +71,20 @@ class AttackOptions:
     max_seconds: float = 0.0
     trusted: Trust = False
     resume: bool = False
+    max_memory: int | None = None
+
+    def within(self, trace: Trace) -> AttackOptions:
+        """Return the options with a number of gradients that `max_memory` allows.
+
+        Args:
+            trace: The recording to attack.
+
+        Raises:
+            LeakauditError: The attack needs more memory.
+        """
+        if self.max_memory is None:
+            return self
+        return replace(self, rounds=hearing.affordable(trace, self.rounds, self.max_memory))
 
     def to_json(self) -> dict[str, Json]:
         """Return the effective configuration, for the record and its digest."""
@@ -132,6 +148,7 @@ def attack_file(
     started = datetime.now(UTC)
     clock = time.perf_counter()
     trace = trace_file.load(path)
+    options = options.within(trace)
     truth_path = _truth_path(path, options.truth)
     truth: Truth | None = None
     unverified: list[str] = []

@@ -14,6 +14,7 @@ from leakaudit import registry
 from leakaudit.adversary import Adversary
 from leakaudit.errors import LeakauditError
 from leakaudit.relations import Relations, Residuals, Turns, Vector, residuals, secretless
+from leakaudit.relations.declare import outlined
 from leakaudit.relations.estimate import recorded
 from leakaudit.relations.forward import Forward
 from leakaudit.relations.record import Private, privates
@@ -107,7 +108,7 @@ class Protocol:
     @cached_property
     def whole(self) -> Relations:
         """The relations of the whole network over all rounds."""
-        return self.victim.relations(self.graph, self.rounds, self.public)
+        return _relations(self.victim, self.graph, self.rounds, self.public)
 
     @cached_property
     def start(self) -> Relations:
@@ -117,7 +118,7 @@ class Protocol:
         """
         if not self.victim.stationary or self.rounds <= DECLARED:
             return self.whole
-        return self.victim.relations(self.graph, DECLARED, self.public)
+        return _relations(self.victim, self.graph, DECLARED, self.public)
 
     @cached_property
     def forward(self) -> Forward | None:
@@ -205,6 +206,36 @@ class Protocol:
     @cached_property
     def _same(self) -> range:
         return steady(self.start, ALIKE)
+
+
+# The last declarations, each with the tensors on which it depends. One run declares its network
+# several times: to deduce gradients, and to check that the messages are those of the protocol. Most
+# ask for the same rounds, or for two different numbers of them.
+KEPT = 2
+_last: list[tuple[Hashable, Mapping[str, Tensor], Relations]] = []
+
+
+def _relations(
+    victim: Victim, graph: Graph, rounds: int, public: Mapping[str, Tensor]
+) -> Relations:
+    """Return the relations of a victim; they are shared, so nobody may change them."""
+    tensors = tuple((name, id(value), value._version) for name, value in public.items())
+    key: Hashable = (victim, type(victim), graph, rounds, tensors)
+    try:
+        hash(key)
+    except TypeError:  # a victim of a plugin may have constants without a hash
+        return victim.relations(graph, rounds, public)
+    if outlined():
+        return victim.relations(graph, rounds, public)
+    for at, (other, _, relations) in enumerate(_last):
+        if other == key:
+            _last.append(_last.pop(at))
+            return relations
+    made = victim.relations(graph, rounds, public)
+    # The tensors are kept, so that their addresses are not used again.
+    _last.append((key, dict(public), made))
+    del _last[:-KEPT]
+    return made
 
 
 def protocol_of(trace: Trace, rounds: int | None = None) -> Protocol:

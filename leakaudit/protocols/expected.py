@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from leakaudit import mapped
 from leakaudit.adversary import Adversary
 from leakaudit.protocols.declared import protocol_of
 from leakaudit.protocols.deviation import Deviation
@@ -30,6 +31,9 @@ SUMMED = 1e-5  # relative error of a sketch; tests measure less than 1e-6
 LOOKED = 64
 PART = 1 << 16
 CHUNK = 1 << 24  # numbers that are tested for NaN at once, which limits the memory
+# Bytes of payloads above which only some of them are examined, about as many bytes as this: all of
+# them would take minutes. `leakaudit trace verify` examines all. A choice.
+LARGE = 4 << 30
 FEW = 64  # least numbers to recognise a format: by chance, one float32 in 2^13 is a float16
 NARROW = (torch.float16, torch.bfloat16, torch.float32)
 
@@ -430,6 +434,7 @@ def _copies(trace: Trace, expected: Expected) -> Iterator[Deviation]:
         elif len(message.dst) > 1:
             vectors.update(dict.fromkeys(message.keys, place))
     first: dict[tuple[int, int], _Copy] = {}  # round and index -> the first copy
+    compared = 0
     for part, sent in enumerate(trace.messages):
         for key, row in zip(_keys(sent), sent.row.tolist(), strict=True):
             round = key.round
@@ -442,8 +447,12 @@ def _copies(trace: Trace, expected: Expected) -> Iterator[Deviation]:
                 continue
             copy = _Copy(key, part, row, sent.payload[row])
             other = first.setdefault((key.round, place_found), copy)
-            same_payload = (other.part, other.row) == (part, row)
-            if not same_payload and not _same(trace, other, copy):
+            if (other.part, other.row) == (part, row):
+                continue
+            compared += copy.payload.nbytes
+            if compared > LARGE:  # the first rounds show whether copies differ
+                return
+            if not _same(trace, other, copy):
                 says = (
                     f"{other.key} and {key} contain different numbers, but the protocol sends one "
                     "vector to both; record what each receiver gets, "
@@ -474,11 +483,20 @@ def _same(trace: Trace, one: _Copy, other: _Copy) -> bool:
 
 def _equal(one: Tensor, other: Tensor) -> bool:
     """Return whether two payloads are equal; NaN equals NaN."""
-    return torch.equal(one.nan_to_num(), other.nan_to_num())
+    for mine, theirs in zip(one.split(CHUNK), other.split(CHUNK), strict=True):
+        equal = torch.equal(mine.nan_to_num(), theirs.nan_to_num())
+        mapped.release(mine)
+        mapped.release(theirs)
+        if not equal:
+            return False
+    return True
 
 
 def _not_finite(trace: Trace) -> Iterator[Deviation]:
     """Find NaN and infinity."""
+    if trace.payload_bytes > LARGE:
+        yield from _not_finite_in_large(trace)
+        return
     for messages in trace.messages:
         if bool(torch.isfinite(messages.payload.sum())):  # so every number is finite
             continue
@@ -492,6 +510,20 @@ def _not_finite(trace: Trace) -> Iterator[Deviation]:
             says = f"{count} payloads contain NaN or infinity, which no attack can use"
             yield Deviation("values", says)
             return
+
+
+def _not_finite_in_large(trace: Trace) -> Iterator[Deviation]:
+    """Find NaN and infinity in some payloads of a large trace, evenly spaced in its rounds."""
+    share = -(-trace.payload_bytes // LARGE)
+    for messages in trace.messages:
+        for row in messages.row.unique().tolist()[::share]:
+            for part in messages.payload[row].split(CHUNK):
+                finite = bool(torch.isfinite(part.sum()))
+                mapped.release(part)
+                if not finite and not bool(torch.isfinite(part).all()):
+                    says = f"payload {row} contains NaN or infinity, which no attack can use"
+                    yield Deviation("values", says)
+                    return
 
 
 def _coarse(trace: Trace, expected: Expected) -> Iterator[Deviation]:

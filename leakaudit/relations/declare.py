@@ -7,6 +7,7 @@ vector (docs/relations.md: sum_c E[r, c] u_c = 0).
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -86,6 +87,11 @@ def outline() -> Iterator[None]:
         _OUTLINE.reset(token)
 
 
+def outlined() -> bool:
+    """Return whether declarations made now keep only their messages (`outline`)."""
+    return _OUTLINE.get()
+
+
 class Relations:
     """The declaration of one protocol; its methods return vectors to calculate with.
 
@@ -108,6 +114,7 @@ class Relations:
         self.changes: dict[int, Change] = {}  # opaque vector -> the local steps behind it
         self.sent: dict[int, int] = {}  # message -> the relation that defines its content
         self._places: dict[tuple[object, ...], int] = {}
+        self._gradients = defaultdict[int | None, list[int]](list)  # owner -> places
         self._ended = False
         self._parts = 0
         self._outline = _OUTLINE.get()
@@ -392,6 +399,8 @@ class Relations:
         if place is None:
             place = self._places[self._key(vector, by)] = len(self.vectors)
             self.vectors.append(later(vector, by))
+            if vector.kind == "gradient":
+                self._gradients[vector.owner].append(place)
         return place
 
     def select(
@@ -421,7 +430,7 @@ class Relations:
         Args:
             node: The owner of the gradients.
         """
-        return self.select("gradient", node)
+        return [self._form(k) for k in self._gradients.get(node, ())]
 
     @staticmethod
     def _key(vector: Vector, by: int = 0) -> tuple[object, ...]:
@@ -461,6 +470,8 @@ class Relations:
             )
         self._places[self._key(vector)] = len(self.vectors)
         self.vectors.append(vector)
+        if kind == "gradient":
+            self._gradients[owner].append(len(self.vectors) - 1)
         return self._form(len(self.vectors) - 1)
 
     def _grow(self) -> None:

@@ -192,9 +192,9 @@ def is_determined(
         up_to_noise: Accept noise as an error.
     """
     prime = PRIMES[0]
-    dropped = knowledge.known
+    dropped = knowledge.used & knowledge.known
     if up_to_noise:
-        dropped = dropped | frozenset(knowledge.noise)
+        dropped = dropped.union(knowledge.noise)
     tag = len(knowledge.declared.vectors)
     question = modular(combination.terms, prime, knowledge.known)
     unknown = {*knowledge.flat, *knowledge.noise, *question}
@@ -260,16 +260,16 @@ def _left(
     knowledge: Knowledge, orders: Mapping[Key, list[int]], up_to_noise: bool, prime: int
 ) -> dict[Key, list[Row]]:
     """Return, for each group, the echelon form that remains without the other unknowns."""
-    dropped = knowledge.known
+    dropped = knowledge.used & knowledge.known
     unknown = list(knowledge.flat)
     if up_to_noise:
-        dropped = dropped | frozenset(knowledge.noise)
+        dropped = dropped.union(knowledge.noise)
     else:
         unknown += knowledge.noise
     targets: set[int] = set()
     for order in orders.values():
         for k in order:
-            if k in dropped:
+            if k in knowledge.known or k in dropped:
                 raise LeakauditError(
                     f"{knowledge.declared.vectors[k].label} cannot be a target: this adversary "
                     "knows it, or it is noise"

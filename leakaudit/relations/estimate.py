@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from leakaudit import mapped
 from leakaudit.adversary import View
 from leakaudit.errors import LeakauditError
 from leakaudit.relations.expression import Expression, Vector
@@ -37,7 +38,30 @@ NOTHING = 1e-14
 # well above 2e-16. A choice.
 FLOOR = 1e-6
 
+# Numbers that are computed together, of all combinations: a choice, 64 MB in float64.
+BLOCK = 1 << 23
+
 Fetch = Callable[[Vector], Tensor]
+
+
+@dataclass(frozen=True)
+class Block:
+    """Some columns of the estimates of a set of combinations.
+
+    Attributes:
+        start: The first of these columns.
+        columns: Number of all columns.
+        value: (m, b) the estimates.
+    """
+
+    start: int
+    columns: int
+    value: Tensor
+
+    @property
+    def whole(self) -> bool:
+        """Whether it contains all columns."""
+        return self.value.shape[1] == self.columns
 
 
 @dataclass(frozen=True)
@@ -74,30 +98,56 @@ class Estimate:
         Args:
             fetch: Returns the value (c,) of a known vector.
         """
-        out: Tensor | None = None
-        sums: dict[Vector, Tensor] = {}
+        # Every coordinate obeys the same formula, so blocks of columns are computed one by one.
+        parts = self.blocks(fetch)
+        first = next(parts)
+        if first.whole:
+            return first.value
+        out = first.value.new_zeros(len(self.weights), first.columns)
+        for part in itertools.chain((first,), parts):
+            out[:, part.start : part.start + part.value.shape[1]] = part.value
+        return out
+
+    def blocks(self, fetch: Fetch) -> Iterator[Block]:
+        """Yield the same by blocks of columns; each message is read once per block.
+
+        Memory does not depend on the number of columns, nor on that of messages.
+
+        Args:
+            fetch: As for `apply`.
+        """
         weights, running = _on_sums(self.vectors, self.weights)
-        used = np.flatnonzero(weights.any(axis=0))
+        used = set(np.flatnonzero(weights.any(axis=0)).tolist())
+        order = []
         for k in sorted(range(len(self.vectors)), key=lambda k: self.vectors[k].round):
             channel = _channel(self.vectors[k])
-            if k not in used and channel not in running:
-                continue
-            value = fetch(self.vectors[k])
-            if out is None:
-                out = torch.zeros(
-                    len(weights), value.shape[-1], dtype=torch.float64, device=value.device
-                )
-            if channel in running:
-                if channel in sums:
-                    sums[channel].add_(value)
-                else:
-                    sums[channel] = value.to(torch.float64, copy=True)
-                value = sums[channel]
-            for row in weights[:, k].nonzero()[0]:
-                out[row].add_(value, alpha=float(weights[row, k]))
-        if out is None:
+            if k in used or channel in running:
+                order.append((k, channel))
+        if not order:
             raise LeakauditError("the estimate uses no message: the combination is zero")
-        return out
+        columns = fetch(self.vectors[order[0][0]]).shape[-1]
+        wide = max(1, BLOCK // len(weights))
+        for start in range(0, columns, wide):
+            out: Tensor | None = None
+            sums: dict[Vector, Tensor] = {}
+            for k, channel in order:
+                value = fetch(self.vectors[k])[start : start + wide]
+                read = value
+                if out is None:
+                    out = torch.zeros(
+                        len(weights), len(value), dtype=torch.float64, device=value.device
+                    )
+                if channel in running:
+                    if channel in sums:
+                        sums[channel].add_(value)
+                    else:
+                        sums[channel] = value.to(torch.float64, copy=True)
+                    value = sums[channel]
+                for row in weights[:, k].nonzero()[0]:
+                    out[row].add_(value, alpha=float(weights[row, k]))
+                mapped.release(read)
+            assert out is not None
+            yield Block(start, columns, out)
 
 
 def _channel(vector: Vector) -> Vector:
@@ -195,7 +245,7 @@ def _true(knowledge: Knowledge, s: System, rounding: Rounding) -> Array:
     return ratios
 
 
-def recorded(view: View) -> Fetch:
+def recorded(view: View, columns: Tensor | None = None) -> Fetch:
     """Return a function that reads a declared vector from a recorded trace.
 
     A message is identified by (round, src, dst, name), a public vector by name. A public vector
@@ -203,18 +253,13 @@ def recorded(view: View) -> Fetch:
 
     Args:
         view: View of the adversary.
-        view: Of the adversary.
+        columns: (k,) Columns to return; None for all.
     """
 
     def fetch(vector: Vector) -> Tensor:
         if vector.kind == "public":
-            if vector.name in view.tensors:
-                return view.public(vector.name)[slice(*view.columns)]
-            return torch.full(
-                (view.columns[1] - view.columns[0],),
-                view.number(vector.name),
-                dtype=torch.float64,
-            )
+            value = public(vector)
+            return value if columns is None else value[columns]
         if vector.kind != "message" or vector.owner is None:
             raise LeakauditError(
                 f"{vector.label} is not part of a recorded trace; call know(…, own=False)"
@@ -227,6 +272,17 @@ def recorded(view: View) -> Fetch:
             if view.has(vector.round, vector.owner, receiver, vector.name):
                 to = receiver
                 break
+        if columns is not None:
+            return view.some(vector.round, vector.owner, to, vector.name, columns)
         return view.message(vector.round, vector.owner, to, vector.name)
+
+    def public(vector: Vector) -> Tensor:
+        if vector.name in view.tensors:
+            return view.public(vector.name)[slice(*view.columns)]
+        return torch.full(
+            (view.columns[1] - view.columns[0],),
+            view.number(vector.name),
+            dtype=torch.float64,
+        )
 
     return fetch

@@ -106,8 +106,10 @@ class Knowledge:
         beside: set[int] = set()  # relations that contain one of these unknowns
         for k in around:
             beside.update(by_vector[k])
-        settled = around | self.known
-        rows = [r for r in beside if settled.issuperset(relations[r].terms)]
+        rows = []
+        for r in beside:
+            if all(k in around or k in self.known for k in relations[r].terms):
+                rows.append(r)
         return replace(self, rows=tuple(sorted(rows)))
 
     @cached_property

@@ -35,6 +35,8 @@ DECLARED = 8
 ALIKE = 3
 # Largest number of relations of which a forward model is built: a minute of computing. A choice.
 MODELLED = 60_000
+# Largest number of rounds: the response of a view to noise is dense, and grows with their square.
+MODELLED_ROUNDS = 40
 # Tolerance of a relation in rounding units of the number format. Over 20 rounds of a logistic
 # model, the bundled victims reach 6 at most; the rest is a margin for large models and for devices
 # that add in a different order. It is 2.4e-4 in float32.
@@ -127,7 +129,9 @@ class Protocol:
         None if there is none, if it would be too large, or if a run in which messages were lost
         differs from it. The views of an adversary then share no work.
         """
-        if self.missing or self.relations_count > MODELLED or Forward.of(self.start) is None:
+        if self.missing or self.rounds > MODELLED_ROUNDS or self.relations_count > MODELLED:
+            return None
+        if Forward.of(self.start) is None:
             return None
         return Forward.of(self.whole)
 

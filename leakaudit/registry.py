@@ -333,7 +333,7 @@ def configure(kind: type[T], settings: dict[str, Any]) -> T:
         settings: Values by name; text is read as the field's type, and 3,1,4 as a list.
 
     Raises:
-        LeakauditError: A key is unknown, or a value has another type.
+        LeakauditError: A key is unknown, or a value has another type or does not fit the others.
     """
     known, hints, read = parameters(kind), get_type_hints(kind), {}
     for key, value in settings.items():
@@ -346,7 +346,12 @@ def configure(kind: type[T], settings: dict[str, Any]) -> T:
     for key, f in known.items():
         if f.default is MISSING and f.default_factory is MISSING and key not in read:
             raise LeakauditError(f"{kind.__name__} needs {key}=…: {f.metadata.get('help', '')}")
-    return kind(**read)
+    try:
+        return kind(**read)
+    except (TypeError, ArithmeticError) as error:  # values that cannot be compared, or are too large
+        raise LeakauditError(
+            f"{kind.__name__}: the given values do not fit together ({error})"
+        ) from error
 
 
 def _list(one: Field[Any], value: Any, kind: type) -> tuple[Any, ...]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
+from zipfile import ZipFile
 
 from leakaudit.errors import LeakauditError
 
@@ -62,6 +63,33 @@ def unfinished(folder: Path) -> dict[Path, str]:
     for path in folder.glob(f".*{UNFINISHED}"):
         process = path.with_suffix("")  # ends with the process number
         found[path] = process.stem.removeprefix(".")
+    return found
+
+
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
+    """Read the arrays of an .npz file, which may come from a stranger: nothing is unpickled.
+
+    Args:
+        path: The file.
+
+    Returns:
+        Its arrays by name; other content is left out.
+
+    Raises:
+        LeakauditError: The file cannot be read; the message is the reason.
+    """
+    import numpy as np
+
+    found = {}
+    try:
+        # np.load by itself would accept a bare .npy file as well.
+        with ZipFile(path), np.load(path, allow_pickle=False) as file:
+            for name in file.files:
+                value = file[name]
+                if isinstance(value, np.ndarray):
+                    found[name] = value
+    except Exception as error:  # a damaged archive may raise anything
+        raise LeakauditError(f"{type(error).__name__}: {error}") from None
     return found
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from leakaudit._util.seeds import generator
+from leakaudit.errors import LeakauditError
 from leakaudit.extraction import hearing
 from leakaudit.extraction.deduction import Deduction
 from leakaudit.inversion import attacking
@@ -68,7 +69,7 @@ def attack(trace: Trace, task: Task, options: AttackOptions, kept: Checkpoint) -
     else:
         order = list(options.nodes)
     size = _together(trace, task, options)
-    run = _Run(task, options, kept, Deduction(trace, options.adversary), kept.finished())
+    run = _Run(task, options, kept, Deduction(trace, options.adversary), _finished(trace, kept))
     try:
         with watching(seconds=options.max_seconds or None):
             for first in range(0, len(order), size):
@@ -85,6 +86,21 @@ def attack(trace: Trace, task: Task, options: AttackOptions, kept: Checkpoint) -
     run.keep()
     run.found.pairs.sort(key=lambda pair: order.index(pair[0].node))
     return run.found
+
+
+def _finished(trace: Trace, kept: Checkpoint) -> dict[int, Reconstruction]:
+    """Return the results of a checkpoint, which must be those of nodes and inputs of the trace."""
+    done = kept.finished()
+    for one in done.values():
+        nodes = {one.node, *one.others}
+        fits = tuple(one.x.shape[1:]) == tuple(trace.task.shape)
+        if not fits or not nodes <= set(range(trace.graph.nodes)):
+            raise LeakauditError(
+                f"{kept.folder}: the results of node {one.node} have inputs of shape "
+                f"{tuple(one.x.shape[1:])}, which are not those of the trace; "
+                "start again without --resume"
+            )
+    return done
 
 
 def _together(trace: Trace, task: Task, options: AttackOptions) -> int:

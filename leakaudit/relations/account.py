@@ -154,7 +154,8 @@ def fisher(knowledge: Knowledge, targets: Sequence[Expression]) -> Array:
         hidden = -s.flat[:, own[at : at + AT_ONCE]].toarray()
         nothing = np.zeros((len(states), hidden.shape[1]))
         e[:, at : at + AT_ONCE], _ = solve(noise, flat, nothing, hidden, independent_states)
-    return np.asarray(e.T @ e / scale**2)  # B was divided by the scale, so e was multiplied by it
+    e /= scale  # B was divided by the scale, so e was multiplied by it
+    return np.asarray(e.T @ e)
 
 
 def sensitivities(targets: Sequence[Expression], sensitivity: float | Sequence[float]) -> Array:

@@ -18,6 +18,7 @@ from leakaudit.relations.expression import LAWS, Expression, Form, Kind, Law, Ou
 from leakaudit.trace import Graph, Training
 
 _OUTLINE: ContextVar[bool] = ContextVar("outline", default=False)
+_MOST: ContextVar[int | None] = ContextVar("most", default=None)
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,23 @@ def outline() -> Iterator[None]:
         _OUTLINE.reset(token)
 
 
+@contextmanager
+def at_most(vectors: int | None) -> Iterator[None]:
+    """Inside, a declaration with more vectors is rejected.
+
+    Constants of a file that a stranger made, such as a number of inner steps, must not keep a
+    declaration busy for hours.
+
+    Args:
+        vectors: Largest number of vectors; None for any number.
+    """
+    token = _MOST.set(vectors)
+    try:
+        yield
+    finally:
+        _MOST.reset(token)
+
+
 class Relations:
     """The declaration of one protocol; its methods return vectors to calculate with.
 
@@ -105,6 +123,7 @@ class Relations:
         self._places: dict[tuple[object, ...], int] = {}
         self._ended = False
         self._outline = _OUTLINE.get()
+        self._most = _MOST.get()
         self._any = Outlined(self.vectors, {})
 
     def rounds(self, count: int) -> Iterator[int]:
@@ -448,6 +467,11 @@ class Relations:
             raise LeakauditError(
                 f"{vector.label} is declared twice; reuse the first, or give the second another "
                 "name or index="
+            )
+        if self._most is not None and len(self.vectors) >= self._most:
+            raise LeakauditError(
+                f"the declared protocol has more than {self._most} vectors in {self.round} rounds, "
+                "far more than a recording of this size can have; check its constants"
             )
         self._places[self._key(vector)] = len(self.vectors)
         self.vectors.append(vector)

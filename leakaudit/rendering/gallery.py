@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from leakaudit._util.files import read_arrays
 from leakaudit._util.plural import named
 from leakaudit.errors import LeakauditError
 from leakaudit.rendering.shown import Picture, Section
@@ -300,9 +301,8 @@ class _Files:
         """Return all arrays of a file."""
         if name not in self.held:
             try:
-                with np.load(self.folder / name, allow_pickle=False) as file:
-                    self.held[name] = {each: file[each] for each in file.files}
-            except (OSError, ValueError, TypeError, KeyError) as error:
+                self.held[name] = read_arrays(self.folder / name)
+            except LeakauditError as error:
                 raise self.refused(name, key, error) from None
         return self.held[name]
 
@@ -322,9 +322,12 @@ def image(batch: np.ndarray | None, row: int) -> np.ndarray | None:
         row: Index of the image.
 
     Returns:
-        (h, w) or (h, w, 3) bytes; None if there is none or it does not have 1 or 3 channels.
+        (h, w) or (h, w, 3) bytes; None if there is none, or it is not an image with 1 or 3
+        channels.
     """
     if batch is None or batch.ndim != 4 or batch.shape[1] not in (1, 3) or row >= len(batch):
+        return None
+    if batch.dtype.kind not in "biuf":
         return None
     x = batch[row]
     if x.dtype != np.uint8:

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from leakaudit._util.decoding import departure
-from leakaudit._util.files import replacing, write_arrays
+from leakaudit._util.files import read_arrays, replacing, write_arrays
 from leakaudit.errors import LeakauditError
 from leakaudit.reconstruction import Certificate, Reconstruction
 from leakaudit.results import model
@@ -45,6 +45,7 @@ NOT_COMPARED = (
     "the messages were not compared with true gradients, and no reconstruction confirms that they "
     "contain what the declared protocol sends"
 )
+DEEPEST = 50  # levels of lists and objects in a record; ours have about ten
 ID_ONLY = "only its id ties the truth to the trace, and other runs may have the same id"
 
 
@@ -246,10 +247,28 @@ def read(path: Path) -> dict[str, Json]:
         raise LeakauditError(f"{expected}, got a file that is not text") from None
     except (ValueError, RecursionError) as error:
         raise LeakauditError(f"{expected}, got invalid JSON: {str(error)[:200]}") from None
+    if _nested(results) > DEEPEST:
+        raise LeakauditError(f"{expected}, got entries that nest more than {DEEPEST} levels deep")
     record = validate(results, str(path))
     if _untied(record):
         return remarked(results, UNTIED)
     return dict(results)
+
+
+def _nested(value: object) -> int:
+    """Return how many levels of lists and objects JSON values have."""
+    depth = 0
+    level = [value]
+    while level:
+        depth += 1
+        inside: list[object] = []
+        for one in level:
+            if isinstance(one, dict):
+                inside += one.values()
+            elif isinstance(one, list):
+                inside += one
+        level = inside
+    return depth
 
 
 def save_reconstructions(path: Path, found: Sequence[Reconstruction]) -> list[StoredImages]:
@@ -313,16 +332,15 @@ def _rebuild(finding: Finding, folder: Path) -> Reconstruction:
             f"node {finding.node}: its reconstruction was not stored; run the attack again"
         )
     try:
-        with np.load(folder / images.file, allow_pickle=False) as file:
-            tensors = _Tensors(file)
-            x = tensors.named(images.x)
-            y = tensors.optional(images.y)
-            interval = tensors.optional(given(images.interval, None))
-            tokens = tensors.optional(given(images.tokens, None))
-            choices = {
-                int(place): tensors.named(name) for place, name in given(images.choices, {}).items()
-            }
-    except (OSError, ValueError, TypeError, KeyError) as error:
+        tensors = _Tensors(read_arrays(folder / images.file))
+        x = tensors.named(images.x)
+        y = tensors.optional(images.y)
+        interval = tensors.optional(given(images.interval, None))
+        tokens = tensors.optional(given(images.tokens, None))
+        choices = {
+            int(place): tensors.named(name) for place, name in given(images.choices, {}).items()
+        }
+    except (LeakauditError, ValueError, TypeError, KeyError) as error:
         raise LeakauditError(
             f"{folder / images.file}: expected the saved reconstruction {images.x!r}, "
             f"could not read it: {str(error)[:200]}"

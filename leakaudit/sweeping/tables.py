@@ -23,6 +23,7 @@ from leakaudit.sweeping.plan import SweepPlan
 from leakaudit.trace import Json, Setting
 
 TABLES = ("scenario", "sweep", "audit")  # tables that a file may have
+MOST_SEEDS = 1_000_000  # a choice, far above any sweep
 ELSEWHERE = ("set", "seed", "states", "curves", "epsilon")  # not allowed as an axis of `over`
 VARY = tuple(f.name for f in fields(Scenario) if f.name not in ELSEWHERE)
 
@@ -79,6 +80,9 @@ def _planned(
 ) -> SweepPlan:
     """Return the plan of a table ``[sweep]``."""
     if isinstance(seeds, int):
+        if seeds > MOST_SEEDS:
+            says = f"expected at most {MOST_SEEDS} seeds, got {str(seeds):.40}"
+            raise config.Wrong("", says, "seeds")
         seeds = tuple(range(scenario.seed, scenario.seed + seeds))
     shared, own = _axes(over)
     return SweepPlan(scenario, **rest, seeds=seeds, over=shared, own=own)

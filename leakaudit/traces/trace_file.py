@@ -32,6 +32,12 @@ __all__ = [
 ]
 
 
+# What a recording can mean: every node has an edge, but for a few, and a channel that is recorded
+# carries a message at least every thousand rounds, but for the first ones. Choices.
+SOME_NODES, NODES = 100, 4
+SOME_ROUNDS, ROUNDS = 100_000, 1_000
+
+
 def load(path: str | os.PathLike[str], verify: bool | None = None) -> Trace:
     """Read a trace; payloads are memory-mapped, not read.
 
@@ -50,11 +56,31 @@ def load(path: str | os.PathLike[str], verify: bool | None = None) -> Trace:
     else:
         sidecar.check(path, verify)
         found = tree.decode(tree.read(path, TRACE), str(path))
+    _require_plausible(found, path)
     if not found.task.is_program:
         return found
     # The trace names its program by the name of a file beside it.
     beside = str(path.absolute().parent)
     return replace(found, task=replace(found.task, beside=beside))
+
+
+def _require_plausible(trace: Trace, path: Path) -> None:
+    """Reject numbers of nodes and rounds that no recording of this size has.
+
+    Every analysis loops over them, and a file of a few kilobytes can state any number.
+    """
+    edges = len(trace.graph.edges)
+    messages = len(trace)
+    if trace.graph.nodes > SOME_NODES + NODES * edges:
+        raise LeakauditError(
+            f"{path} is rejected: it states {trace.graph.nodes} nodes, but only {edges} edges "
+            "between them"
+        )
+    if trace.rounds > SOME_ROUNDS + ROUNDS * messages:
+        raise LeakauditError(
+            f"{path} is rejected: it states {trace.rounds} rounds, but contains only {messages} "
+            "messages"
+        )
 
 
 def load_truth(

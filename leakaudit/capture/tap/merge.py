@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
-from zipfile import ZipFile
 
 import msgspec
 import numpy as np
 import torch
 
 from leakaudit import registry
+from leakaudit._util.files import read_arrays
 from leakaudit._util.revision import revision
 from leakaudit.capture.tap.log.layers import module, shortened
 from leakaudit.capture.tap.log.reading import RankLog
@@ -293,14 +293,9 @@ def read_truth(path: Path, shape: Iterable[int], nodes: int) -> Truth:
     Raises:
         LeakauditError: an array is missing, has another shape, or names a node that does not exist.
     """
-    held: dict[str, np.ndarray] = {}
     try:
-        # np.load by itself would accept a bare .npy file as well.
-        with ZipFile(path), np.load(path, allow_pickle=False) as file:
-            for name in ARRAYS:
-                if name in file.files:
-                    held[name] = file[name]
-    except Exception as error:  # a damaged archive may raise anything
+        held = read_arrays(path)
+    except LeakauditError as error:
         raise LeakauditError(f"cannot read {path} as .npz: {error}") from None
     missing = [name for name in ARRAYS if name not in held]
     if missing:

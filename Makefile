@@ -48,6 +48,9 @@ selfcheck: $(VENV)/.ready  ## the estimators on null data, and the red team's te
 fuzz: $(VENV)/.ready  ## mutated files for every reader, FUZZ_SECONDS (default 60) long, from FUZZ_SEED on
 	$(BIN)/python tests/fuzz/fuzzing.py
 
+faults: $(VENV)/.ready  ## every command that writes, broken in nine ways, FAULT_RUNS (default 20) times each
+	$(BIN)/python tests/fuzz/faults.py --page docs/reliability.md
+
 lint: $(VENV)/.ready  ## ruff, spelling, imports between packages, mypy strict
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check

@@ -25,6 +25,13 @@ def one_line(text: object) -> str:
     return " ".join("".join(printable).split()).replace("##[", "# #[")
 
 
+def _shortened(text: str, most: int) -> str:
+    """Return a text without its middle if it has more than `most` characters."""
+    if len(text) <= most:
+        return text
+    return f"{text[: most // 2]} … {text[-(most // 2) :]}"
+
+
 class LeakauditError(Exception):
     """An error that a user can fix; the command line prints one line and exits with `code`.
 
@@ -36,11 +43,9 @@ class LeakauditError(Exception):
     code = 2
 
     def __init__(self, message: object = "") -> None:
-        line = one_line(str(message)[: 100 * LONGEST])
-        if len(line) > LONGEST:
-            half = LONGEST // 2
-            line = f"{line[:half]} … {line[-half:]}"
-        super().__init__(line)
+        # The text is shortened first as well, because it may have millions of characters.
+        line = one_line(_shortened(str(message), 10 * LONGEST))
+        super().__init__(_shortened(line, LONGEST))
 
 
 class ProgramError(LeakauditError):

@@ -76,6 +76,7 @@ from leakaudit.pipeline import attack_run
 from leakaudit.results import record_file
 from leakaudit.sweeping import run as sweep_run
 from leakaudit.traces import trace_file
+from leakaudit.viewing import pages
 
 __all__ = ["attack_run", "leakaudit", "sweep_run"]  # imported before the forks
 
@@ -148,7 +149,9 @@ def page(path: Path) -> Any:
 
 
 def site(folder: Path) -> Any:
-    """The pages of an exported list."""
+    """The pages of an exported list; without the list itself, they are reachable from nowhere."""
+    if not (folder / pages.LIST).exists():
+        raise LeakauditError("there is no list")
     return sorted(path.name for path in folder.rglob("*.html") if page(path))
 
 

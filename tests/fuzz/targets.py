@@ -235,9 +235,9 @@ class Targets:
             odd = {bool: (not old,), int: whole, float: REAL[:11]}.get(type(old), TEXTS[:-2])
             about["params"][key] = r.choice(odd)
         elif do == 5:
-            table["written"][2] = r.choice((0, 1, 5, 100, 10_000, 10**6, 2**31 - 1))
+            table["written"][2] = r.choice((0, 1, 5, 100, 1_000, 10**6, 2**31 - 1))
         elif do == 6:
-            table["round"][r.randrange(count)] = r.choice((0, 5, 100, 10_000, 2**31 - 2))
+            table["round"][r.randrange(count)] = r.choice((0, 5, 100, 1_000, 2**31 - 2))
         elif do == 7:
             about["nodes"] = r.choice((about["nodes"] + 1, 100, 10_000, 10**6))
         elif do == 8:

@@ -7,7 +7,6 @@ import unicodedata
 from abc import ABCMeta
 from collections.abc import Iterable
 
-
 LONGEST = 1000  # characters of a message, a choice: it may repeat parts of a file
 
 

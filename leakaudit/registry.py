@@ -348,7 +348,7 @@ def configure(kind: type[T], settings: dict[str, Any]) -> T:
             raise LeakauditError(f"{kind.__name__} needs {key}=…: {f.metadata.get('help', '')}")
     try:
         return kind(**read)
-    except (TypeError, ArithmeticError) as error:  # values that cannot be compared, or are too large
+    except (TypeError, ArithmeticError) as error:  # values that are too large, or not comparable
         raise LeakauditError(
             f"{kind.__name__}: the given values do not fit together ({error})"
         ) from error

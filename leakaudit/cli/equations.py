@@ -62,8 +62,8 @@ def run(args: argparse.Namespace) -> int:
     from leakaudit import registry
     from leakaudit._util.files import replacing
     from leakaudit.capture.equations.propose import propose
-    from leakaudit.tasks.task import Task
     from leakaudit.errors import one_line
+    from leakaudit.tasks.task import Task
     from leakaudit.traces import trace_file
 
     trace = trace_file.load(args.trace)

@@ -81,7 +81,7 @@ def _planned(
     """Return the plan of a table ``[sweep]``."""
     if isinstance(seeds, int):
         if seeds > MOST_SEEDS:
-            says = f"expected at most {MOST_SEEDS} seeds, got {str(seeds):.40}"
+            says = f"expected at most {MOST_SEEDS} seeds, got {seeds!s:.40}"
             raise config.Wrong("", says, "seeds")
         seeds = tuple(range(scenario.seed, scenario.seed + seeds))
     shared, own = _axes(over)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import os
 from pathlib import Path
 from unittest.mock import patch
 
@@ -20,8 +19,14 @@ from leakaudit.capture.tap.log.writing import Log
 from leakaudit.cli import main
 from leakaudit.pipeline.checkpoint import Checkpoint
 
-SMALL = "--nodes 3 --graph ring --rounds 4 --data gaussians --samples 2 --model logistic -q".split()
-FACES = "--nodes 2 --graph star --rounds 2 --data faces --samples 1 --model mlp -q".split()
+
+def words(text: str) -> list[str]:
+    """Split a command line at blanks."""
+    return text.split()
+
+
+SMALL = words("--nodes 3 --graph ring --rounds 4 --data gaussians --samples 2 --model logistic -q")
+FACES = words("--nodes 2 --graph star --rounds 2 --data faces --samples 1 --model mlp -q")
 NETWORKS = (("ring", "4"), ("star", "3"), ("complete", "4"), ("complete", "9"))
 
 SCENARIO = """
@@ -232,5 +237,3 @@ def export_model(path: Path) -> None:
 def trace_files(home: Path) -> list[Path]:
     """The traces of all protocols, without their truth files."""
     return sorted(path for path in (home / "all").glob("*.pt") if ".truth." not in path.name)
-
-

@@ -39,6 +39,21 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import corpus
+import torch
+
+import leakaudit.api
+from leakaudit.cli import main
+from leakaudit.errors import LeakauditError
+from leakaudit.gate import baseline
+from leakaudit.pipeline import attack_run
+from leakaudit.results import record_file
+from leakaudit.sweeping import run as sweep_run
+from leakaudit.traces import trace_file
+from leakaudit.viewing import pages
+
+__all__ = ["attack_run", "leakaudit", "sweep_run"]  # imported before the forks
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["LEAKAUDIT_PROGRESS"] = "none"
 
@@ -61,24 +76,6 @@ def _with_library() -> None:
     environ = {**os.environ, LIBRARY: str(target), "LD_PRELOAD": str(target)}
     os.execve(sys.executable, [sys.executable, *sys.argv], environ)
 
-
-if __name__ == "__main__":
-    _with_library()
-
-import corpus
-import torch
-
-import leakaudit.api
-from leakaudit.cli import main
-from leakaudit.errors import LeakauditError
-from leakaudit.gate import baseline
-from leakaudit.pipeline import attack_run
-from leakaudit.results import record_file
-from leakaudit.sweeping import run as sweep_run
-from leakaudit.traces import trace_file
-from leakaudit.viewing import pages
-
-__all__ = ["attack_run", "leakaudit", "sweep_run"]  # imported before the forks
 
 # ---------------------------------------------------------------------------------------------
 # What is in the results
@@ -187,9 +184,7 @@ class Command:
 
 SMALL = "--nodes 3 --graph ring --rounds 6 --data gaussians --samples 1 --model logistic -q"
 COMMANDS = (
-    Command(
-        "record", f"record pdmm -o out.pt --seed {{seed}} {SMALL}", "out.pt", recording
-    ),
+    Command("record", f"record pdmm -o out.pt --seed {{seed}} {SMALL}", "out.pt", recording),
     Command(
         "record (folder)",
         f"record pdmm -o out/ --seed {{seed}} {SMALL}",
@@ -218,7 +213,11 @@ COMMANDS = (
         again="--resume",
     ),
     Command(
-        "audit", "audit audit.toml -o out --seed {seed} -q", "out", results, {"audit.toml": "audit.toml"}
+        "audit",
+        "audit audit.toml -o out --seed {seed} -q",
+        "out",
+        results,
+        {"audit.toml": "audit.toml"},
     ),
     Command(
         "sweep",
@@ -232,7 +231,10 @@ COMMANDS = (
         "check -o out -q",
         "out",
         results,
-        {"leakaudit.toml": "gate/leakaudit.toml", "leakage-baseline.json": "gate/leakage-baseline.json"},
+        {
+            "leakaudit.toml": "gate/leakaudit.toml",
+            "leakage-baseline.json": "gate/leakage-baseline.json",
+        },
         code=3,  # two seeds decide nothing
     ),
     Command(
@@ -240,12 +242,15 @@ COMMANDS = (
         "baseline update --reason second --seed {seed}",
         "leakage-baseline.json",
         accepted,
-        {"leakaudit.toml": "gate/leakaudit.toml", "leakage-baseline.json": "gate/leakage-baseline.json"},
+        {
+            "leakaudit.toml": "gate/leakaudit.toml",
+            "leakage-baseline.json": "gate/leakage-baseline.json",
+        },
     ),
     Command("report", "report in -o out.html", "out.html", page, {"in": "attack"}, cut=False),
     Command("view", "view in --export out -q", "out", site, {"in": "runs"}, cut=False),
 )
-TAPPED = '''
+TAPPED = """
 import sys
 import torch
 import torch.distributed as dist
@@ -268,7 +273,7 @@ def node(rank, seed, path):
 if __name__ == "__main__":
     import tempfile
     mp.start_processes(node, (int(sys.argv[1]), tempfile.mktemp()), 2, start_method="fork")
-'''
+"""
 
 
 @dataclass(frozen=True)
@@ -444,9 +449,9 @@ class Bench:
             return "complete"
         if self.before is not None and value == self.before:
             return "old"
-        if isinstance(value, Messages) and not value.complete:
-            if any(value.sent <= one.sent for one in self.wanted):
-                return "prefix"
+        cut = isinstance(value, Messages) and not value.complete
+        if cut and any(value.sent <= one.sent for one in self.wanted):
+            return "prefix"
         if self._interrupted(value):
             return "prefix"
         raise Wrong("trusted, but neither old nor complete")
@@ -698,6 +703,7 @@ def entry() -> int:
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--page", type=Path)
     args = parser.parse_args()
+    _with_library()
     torch.set_num_threads(1)
     # Whoever ends a command also ends what it started.
     ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER

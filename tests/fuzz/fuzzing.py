@@ -175,9 +175,9 @@ class Page(html.parser.HTMLParser):
         for name, value in attrs:
             if name.startswith("on"):
                 self.bad.append(f"{tag} {name}")
-            if name in ("src", "href", "action", "data", "poster", "background"):
-                if not HARMLESS.match(value or ""):
-                    self.bad.append(f"{tag} {name}={value!r:.60}")
+            loads = name in ("src", "href", "action", "data", "poster", "background")
+            if loads and not HARMLESS.match(value or ""):
+                self.bad.append(f"{tag} {name}={value!r:.60}")
 
     def handle_data(self, data: str) -> None:
         if self.inside in ("script", "style") and "CANARY" in data:
@@ -241,7 +241,11 @@ class Finding:
         """Findings of one kind probably have one cause."""
         if self.place:
             return (self.what, self.place, self.says.partition(":")[0])
-        return (self.what, " ".join(self.call[:2]), re.sub(r"[0-9a-f]{6,}|\d+|'.*", "#", self.says)[:60])
+        return (
+            self.what,
+            " ".join(self.call[:2]),
+            re.sub(r"[0-9a-f]{6,}|\d+|'.*", "#", self.says)[:60],
+        )
 
 
 @dataclass
@@ -263,9 +267,9 @@ def _place(error: BaseException) -> str:
     """File and line of the product at which an exception arose."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         parts = Path(frame.filename).parts
-        if "fuzz" not in parts and {"leakaudit", "attacks", "victims", "reports"} & set(parts):
-            if "site-packages" not in parts:
-                return f"{'/'.join(parts[-2:])}:{frame.lineno}"
+        ours = {"leakaudit", "attacks", "victims", "reports"} & set(parts)
+        if ours and not {"fuzz", "site-packages"} & set(parts):
+            return f"{'/'.join(parts[-2:])}:{frame.lineno}"
     return "?"
 
 
@@ -468,7 +472,9 @@ class Worker:
             return None
         what = {-signal.SIGPROF: "hang", -signal.SIGKILL: "hang"}.get(code, "death")
         said = self.errors.read_text(errors="replace")
-        where = re.findall(r'File "[^"]*?/((?:leakaudit|attacks|victims|reports)/[^"]*)", line (\d+)', said)
+        where = re.findall(
+            r'File "[^"]*?/((?:leakaudit|attacks|victims|reports)/[^"]*)", line (\d+)', said
+        )
         place = ":".join(where[0]) if where else "?"
         return Finding(self.number, *self.call, what, f"exit {code}: {said[-300:]}", place)
 
@@ -515,7 +521,8 @@ def fuzz(first: int, cases: int, seconds: float, work: Path) -> Totals:
     number, end = first, first + cases
     while number < end and time.monotonic() < until:
         worker = Worker(number, min(BATCH, end - number), until, home, scratch)
-        for kind, worker.number, *told in worker.lines():
+        for kind, at, *told in worker.lines():
+            worker.number = at
             if kind == "call":
                 name, call = told[0]
                 worker.call = name, tuple(call)

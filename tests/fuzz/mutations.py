@@ -25,7 +25,9 @@ import tomli_w
 import torch
 from torch import Tensor
 
-CANARY = "CANARY"  # part of every text that must not act, and name of every command that must not run
+CANARY = (
+    "CANARY"  # part of every text that must not act, and name of every command that must not run
+)
 
 TEXTS = (
     *("", " ", "nan", "inf", "-1", "1e999", "0x10", "true", "null", "auto", "node:0", "all"),
@@ -33,7 +35,12 @@ TEXTS = (
     *("\u202eCANARY\u202c", "\u2066CANARY\u2069", "a\u2028b", "\uffffCANARY", "e\u0301" * 50),
     *("CANARY\r\n::stop-commands::t", "\n::error::CANARY", "##[stop-commands]CANARY"),
     *("<script>CANARY</script>", '"><img src=x onerror=CANARY>', "javascript:CANARY", "]]>CANARY"),
-    *("[CANARY](http://canary.invalid)", "http://canary.invalid/CANARY", "| CANARY | b |", "`CANARY`"),
+    *(
+        "[CANARY](http://canary.invalid)",
+        "http://canary.invalid/CANARY",
+        "| CANARY | b |",
+        "`CANARY`",
+    ),
     *("{{7*7}}CANARY", "${{ CANARY }}", "{0.__class__}", "%s%n", "=CANARY()", "@CANARY"),
     *("../../CANARY", "/CANARY", "~/CANARY", "C:\\CANARY", "canary_mod:boom", "os:system"),
     *("builtins:eval", "__class__", "A" * 100_000, "9" * 5_000),
@@ -396,8 +403,10 @@ def _patched(r: Random, data: bytes, do: int) -> bytes:
             struct.pack_into("<I", raw, head + 42, value)
             continue
         field, form = r.choice(
-            ((8, "<H"), (10, "<H"), (16, "<I"), (20, "<I"), (24, "<I"), (28, "<H"), (30, "<H"))
-            + ((32, "<H"), (42, "<I"), (38, "<I"))
+            (
+                *((8, "<H"), (10, "<H"), (28, "<H"), (30, "<H"), (32, "<H")),
+                *((16, "<I"), (20, "<I"), (24, "<I"), (38, "<I"), (42, "<I")),
+            )
         )
         largest = 2 ** (8 * struct.calcsize(form)) - 1
         value = r.choice((0, 1, 8, 12, 99, largest, largest >> 1, r.randrange(len(raw))))

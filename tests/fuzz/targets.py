@@ -22,6 +22,7 @@ from typing import Any
 import corpus
 import mutations
 import torch
+from corpus import words
 from mutations import REAL, TEXTS
 
 from leakaudit.auditing.plan import AuditPlan
@@ -109,7 +110,7 @@ TRACE_VERBS = (  # (calls, cost): a dear call is taken less often
     (("attack", "{}", "-o", "out", "--attack", "exact", "--max-seconds", "2"), 12),
     (("attack", "{}", "-o", "out", "--max-seconds", "1"), 60),
 )
-RECORD = "record dpsgd -o out.pt --nodes 2 --graph complete --rounds 1 --samples 1 -q".split()
+RECORD = words("record dpsgd -o out.pt --nodes 2 --graph complete --rounds 1 --samples 1 -q")
 
 
 @dataclass(frozen=True)
@@ -380,7 +381,9 @@ class Targets:
         Path("out/unfinished").mkdir(parents=True)
         for name in (name for name in self.files if name.startswith("unfinished/")):
             Path("out", name).write_bytes(mutations.mutate_torch(r, self.files[name]))
-        return [("attack", "c.pt", "-o", "out", "--resume", "--truth", "none", "--max-seconds", "1")]
+        return [
+            ("attack", "c.pt", "-o", "out", "--resume", "--truth", "none", "--max-seconds", "1")
+        ]
 
     # -----------------------------------------------------------------------------------------
     # Configuration and plans
@@ -575,7 +578,7 @@ class Targets:
 
 WORK = ("rounds", "nodes", "samples", "seeds", "replays", "canary", "steps", "visits")
 RECORDS = ("attack", "unscored", "audit", "check", "sweep")
-MODEL = "--model logistic --shape 2 --classes 2 --loss binary -q".split()
+MODEL = words("--model logistic --shape 2 --classes 2 --loss binary -q")
 
 
 def modest(key: str, value: object) -> bool:

@@ -17,6 +17,7 @@ import mutations
 import numpy as np
 import pytest
 import torch
+from corpus import FACES, SMALL
 from invoked import refused
 
 from leakaudit._util.files import read_arrays
@@ -33,7 +34,6 @@ from leakaudit.trace import Layout
 from leakaudit.traces import trace_file
 from leakaudit.traces._storage import foreign
 
-SMALL = "--nodes 3 --graph ring --rounds 4 --data gaussians --samples 2 --model logistic -q".split()
 ATTACK = ("attack", "c.pt", "-o", "out", "-q")
 
 
@@ -42,8 +42,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A trace, a results folder, and the unfinished part of the same attack."""
     folder = tmp_path_factory.mktemp("made")
     assert main(["record", "dpsgd", "-o", str(folder / "a.pt"), *SMALL]) == 0
-    faces = "--nodes 2 --graph star --rounds 2 --data faces --samples 1 --model mlp -q".split()
-    assert main(["record", "fedsgd", "-o", str(folder / "c.pt"), *faces, "--set", "hidden=4"]) == 0
+    assert main(["record", "fedsgd", "-o", str(folder / "c.pt"), *FACES, "--set", "hidden=4"]) == 0
     with patch.object(Checkpoint, "clear", lambda self: None):
         assert main(["attack", str(folder / "c.pt"), "-o", str(folder / "out"), "-q"]) == 0
     return folder
@@ -133,7 +132,7 @@ def test_a_public_tensor_of_another_shape(here: Path, shape: tuple[int, ...]) ->
         tree["public"]["w0"] = torch.zeros(shape)
 
     edit(here / "a.pt", other)
-    assert "w0" in refused_by("explain", "a.pt", "-q")
+    assert "has shape" in refused_by("explain", "a.pt", "-q")
 
 
 def test_constants_that_cannot_be_compared(here: Path) -> None:
@@ -145,7 +144,9 @@ def test_constants_that_cannot_be_compared(here: Path) -> None:
 
 def test_a_vector_of_another_length_is_not_split() -> None:
     layout = Layout(("w", "b"), ((2, 2), (2,)))
-    with pytest.raises(LeakauditError, match=r"expected a vector of 6 parameters, got shape \(0,\)"):
+    with pytest.raises(
+        LeakauditError, match=r"expected a vector of 6 parameters, got shape \(0,\)"
+    ):
         layout.split(torch.zeros(0))
 
 
@@ -184,7 +185,9 @@ def header(text: str) -> bytes:
 
 HEADERS = {
     "a header that does not end": header("((((("),
-    "a shape of truth values": header("{'descr': '<f4', 'fortran_order': False, 'shape': (1e3,), }"),
+    "a shape of truth values": header(
+        "{'descr': '<f4', 'fortran_order': False, 'shape': (1e3,), }"
+    ),
     "a number format that does not exist": header(
         "{'descr': '<f99', 'fortran_order': False, 'shape': (1,), }"
     ),

@@ -310,3 +310,13 @@ def test_a_folder_in_which_a_recording_never_began_can_be_used(tmp_path: Path) -
     (tmp_path / "other" / "shards").mkdir(parents=True)
     (tmp_path / "other" / "shards" / "notes.txt").touch()
     assert main(["record", "pdmm", "-o", f"{tmp_path}/other/", *SMALL]) == 2
+
+
+def test_an_export_that_was_interrupted_can_be_repeated(here: Path) -> None:
+    assert main(["view", ".", "--export", "site", "-q"]) == 0
+    (here / "site" / "index.html").unlink()
+    (here / "site" / ".index.html.1.tmp").touch()
+    assert main(["view", ".", "--export", "site", "-q"]) == 0
+    (here / "site" / "index.html").unlink()
+    (here / "site" / "notes.txt").touch()
+    assert "contains other files" in refused_by("view", ".", "--export", "site", "-q")

@@ -203,8 +203,8 @@ def _data() -> None:
     generator = np.random.default_rng(0)
     pixels = generator.integers(256, size=(6, 4, 4), dtype=np.uint8)
     np.savez("data.npz", x=pixels, y=np.arange(6) % 2)
-    rows = {"x": np.zeros((2, 2), np.float32), "y": np.zeros(2, np.int64), "node": np.arange(2)}
-    np.savez("truth.npz", x=rows["x"], y=rows["y"], node=rows["node"])
+    zeros = np.zeros((2, 2), np.float32)
+    np.savez("truth.npz", x=zeros, y=np.zeros(2, np.int64), node=np.arange(2))
     weights = {"net.0.weight": np.zeros((4, 3), np.float32), "lin.0": np.zeros(4, np.float32)}
     np.savez("weights.npz", **weights)  # type: ignore[arg-type]
     tensors = {key: torch.from_numpy(value) for key, value in weights.items()}

@@ -311,7 +311,7 @@ def _called(call: Call) -> tuple[int, str, str]:
         except SystemExit as ending:
             code = ending.code
     out.flush()
-    shown = out.buffer.getvalue().decode("utf-8", "replace")  # type: ignore[attr-defined]
+    shown = out.buffer.getvalue().decode("utf-8", "replace")
     if call[0] == "report" and code == 0 and "-o" in call:
         shown = Path(call[call.index("-o") + 1]).read_text(errors="replace")
     return code if isinstance(code, int) else -1, shown, err.getvalue()

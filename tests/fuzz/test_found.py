@@ -231,7 +231,8 @@ def test_a_record_that_nests_too_deeply(here: Path) -> None:
 
 def test_an_edge_of_three_nodes_is_not_drawn(here: Path) -> None:
     path = here / "out" / "results.json"
-    for links in ([[0, 1, 2]], [[]], [[0, 5]]):
+    odd: list[list[list[int]]] = [[[0, 1, 2]], [[]], [[0, 5]]]
+    for links in odd:
         values = json.loads(path.read_text())
         values["trace"]["links"] = links
         path.write_text(json.dumps(values))

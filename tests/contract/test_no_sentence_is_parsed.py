@@ -212,6 +212,7 @@ READS = {
     "leakaudit/traces/trace_file.py:truth_path": NAMED,
     "leakaudit/traces/trace_info.py:info": TORCH,
     "leakaudit/viewing/export.py": NAMED,
+    "leakaudit/viewing/export.py:_interrupted": NAMED,
     "leakaudit/viewing/files.py:folders": NAMED,
     "leakaudit/viewing/filters.py:Query.matches": TYPED,
     "leakaudit/viewing/pages.py:_folder": NAMED,

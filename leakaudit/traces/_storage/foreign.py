@@ -211,7 +211,7 @@ def _trace(arrays: Arrays, meta: str, path: Path) -> Trace:
     for name, column in table.items():
         if column.shape != (count,):
             raise LeakauditError(
-                f"{path}: round has {count} entries, but {name} has shape {tuple(column.shape)}; "
+                f"{path}: round has {count} entries, but {name} has {_extent(column)}; "
                 "all must have one entry per message"
             )
     payload = tensor(arrays["payload"], "payload").contiguous()
@@ -235,6 +235,13 @@ def _trace(arrays: Arrays, meta: str, path: Path) -> Trace:
         "messages": messages,
     }
     return tree.decode(content, str(path))
+
+
+def _extent(column: Tensor) -> str:
+    """Return the number of entries of a column, or its shape if it is none."""
+    if column.dim() == 1:
+        return str(len(column))
+    return f"the shape {tuple(column.shape)}"
 
 
 def _table(arrays: Arrays, kinds: Json, path: Path) -> tuple[list[str], dict[str, Tensor]]:

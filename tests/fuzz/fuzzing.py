@@ -377,8 +377,8 @@ def run_case(number: int, targets: list[Target], hook: Hook, folder: Path) -> It
     target = next(weighted(targets, r))
     folder.mkdir(parents=True)
     (folder / "tmp").mkdir()
-    (folder / "canary_mod.py").write_text("raise SystemExit('CANARY')\n")
-    (folder / "CANARY.py").write_text("raise SystemExit('CANARY')\n")
+    (folder / "canary_mod.py").write_text("raise RuntimeError('CANARY')\n")
+    (folder / "CANARY.py").write_text("raise RuntimeError('CANARY')\n")
     tempfile.tempdir = str(folder / "tmp")
     done = Done()
     with contextlib.chdir(folder):

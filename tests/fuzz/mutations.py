@@ -334,7 +334,7 @@ def entries(data: bytes) -> list[tuple[str, bytes]]:
 def zipped(records: list[tuple[str, bytes]]) -> bytes:
     """An archive as torch writes it: not compressed, tensors at multiples of 64 bytes."""
     out = io.BytesIO()
-    with zipfile.ZipFile(out, "w") as file:
+    with warnings.catch_warnings(action="ignore"), zipfile.ZipFile(out, "w") as file:
         for name, body in records:
             info = zipfile.ZipInfo(name)
             if "/data/" in name:
@@ -351,7 +351,8 @@ def mutate_zip(r: Random, data: bytes) -> bytes:
     if do >= 6:
         return _patched(r, data, do)
     out = io.BytesIO()
-    with zipfile.ZipFile(out, "w") as file:
+    # Names that occur twice are meant.
+    with warnings.catch_warnings(action="ignore"), zipfile.ZipFile(out, "w") as file:
         for name, body in entries(data):
             info = zipfile.ZipInfo(name)
             hit = r.random() < 0.4
@@ -370,8 +371,7 @@ def mutate_zip(r: Random, data: bytes) -> bytes:
                 continue
             file.writestr(info, body)
             if do == 5 and hit:
-                with warnings.catch_warnings(action="ignore"):  # of a name that exists already
-                    file.writestr(zipfile.ZipInfo(name), mutate_bytes(r, body))
+                file.writestr(zipfile.ZipInfo(name), mutate_bytes(r, body))
     return out.getvalue()
 
 

@@ -293,21 +293,29 @@ class Outcome:
 
 def start(argv: list[str], folder: Path, environ: dict[str, str]) -> int:
     """Start a command in a fork of this process; return its number."""
+    said = [folder.parent / f"{folder.name}.{name}" for name in ("stdout", "stderr")]
+    for path in said:
+        path.touch(0o600)
+    early = {signal.SIGINT, signal.SIGTERM}  # they wait until the command itself runs
+    signal.pthread_sigmask(signal.SIG_BLOCK, early)
     pid = os.fork()
     if pid:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, early)
         return pid
     code = 70
     try:
         os.setsid()
         os.chdir(folder)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        for number, name in ((1, "stdout"), (2, "stderr")):
-            path = folder.parent / f"{folder.name}.{name}"
-            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), number)
+        for number, path in enumerate(said, 1):
+            os.dup2(os.open(path, os.O_WRONLY | os.O_TRUNC), number)
         tempfile.tempdir = None
         (folder.parent / f"{folder.name}.tmp").mkdir(exist_ok=True)
         os.environ.update(environ, TMPDIR=str(folder.parent / f"{folder.name}.tmp"))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, early)
         code = main(argv)
+    except KeyboardInterrupt:  # before the command could look for it
+        code = 130
     except SystemExit as ending:
         code = ending.code if isinstance(ending.code, int) else 1
     except BaseException:

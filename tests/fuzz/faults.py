@@ -133,8 +133,9 @@ def results(folder: Path) -> Any:
 
 
 def accepted(path: Path) -> Any:
-    """The cells of a baseline."""
-    return {name: dict(cell.samples) for name, cell in baseline.read(path).cells.items()}
+    """The cells of a baseline, and why they were accepted."""
+    found = baseline.read(path)
+    return found.reason, {name: dict(cell.samples) for name, cell in found.cells.items()}
 
 
 def page(path: Path) -> Any:

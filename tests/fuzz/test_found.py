@@ -307,6 +307,7 @@ def test_a_program_that_is_not_text(tmp_path: Path) -> None:
 def test_a_folder_in_which_a_recording_never_began_can_be_used(tmp_path: Path) -> None:
     """An I/O error while the first shard was made left an empty folder, which was then refused."""
     (tmp_path / "out" / "shards").mkdir(parents=True)
+    (tmp_path / "out" / ".manifest.json.1.tmp").touch()
     assert main(["record", "pdmm", "-o", f"{tmp_path}/out/", *SMALL]) == 0
     (tmp_path / "other" / "shards").mkdir(parents=True)
     (tmp_path / "other" / "shards" / "notes.txt").touch()

@@ -6,6 +6,7 @@ import json
 import tempfile
 from pathlib import Path
 
+from leakaudit._util.files import UNFINISHED
 from leakaudit.errors import LeakauditError
 from leakaudit.traces._storage import shards, sidecar
 from leakaudit.traces._storage.table import Extent, MessageTable, TableFormat
@@ -174,7 +175,7 @@ def _clear(folder: Path) -> None:
 
 def _aborted(folder: Path) -> bool:
     """Return whether a folder is empty, or has no more than a recording that never began."""
-    names = {path.name for path in folder.iterdir()}
+    names = {path.name for path in folder.iterdir() if not path.name.endswith(UNFINISHED)}
     if not names:
         return True
     return names == {"shards"} and all(

@@ -156,6 +156,7 @@ READS = {
     "leakaudit/registry.py:written": SHOWN,
     "leakaudit/rendering/console.py:printed": SHOWN,
     "leakaudit/rendering/cards.py:_colour": SHOWN,
+    "leakaudit/traces/_storage/recording_file.py:_aborted": NAMED,
     "leakaudit/trackers/__init__.py:_numbers": MODULE,
     "leakaudit/trackers/content.py:_files": NAMED,
     "leakaudit/trackers/content.py:_side_by_side": FORMAT,

@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test programs gossip coverage trackers selfcheck lint bench dist lock lowest docs site
+.PHONY: help demo test programs gossip coverage trackers selfcheck fuzz faults lint bench dist lock lowest docs site
 help:  ## show this list
 	@grep -hE '^[a-z]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 8
 
@@ -44,6 +44,12 @@ selfcheck: $(VENV)/.ready  ## the estimators on null data, and the red team's te
 	$(BIN)/leakaudit selfcheck
 	LEAKAUDIT_FRESH_SEED=$${LEAKAUDIT_FRESH_SEED:-$$(date +%s)} LEAKAUDIT_FRESH_CASES=$${LEAKAUDIT_FRESH_CASES:-200} \
 		$(BIN)/pytest -n auto --maxprocesses 4 tests/adversarial
+
+fuzz: $(VENV)/.ready  ## mutated files for every reader, FUZZ_SECONDS (default 60) long, from FUZZ_SEED on
+	$(BIN)/python tests/fuzz/fuzzing.py
+
+faults: $(VENV)/.ready  ## every command that writes, broken in nine ways, FAULT_RUNS (default 20) times each
+	$(BIN)/python tests/fuzz/faults.py --page docs/reliability.md
 
 lint: $(VENV)/.ready  ## ruff, spelling, imports between packages, mypy strict
 	$(BIN)/ruff check

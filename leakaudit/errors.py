@@ -3,14 +3,48 @@
 from __future__ import annotations
 
 import difflib
+import unicodedata
 from abc import ABCMeta
 from collections.abc import Iterable
 
+LONGEST = 1000  # characters of a message, a choice: it may repeat parts of a file
+
+
+def one_line(text: object) -> str:
+    """Return a value as one line of printable text.
+
+    Messages and reports repeat what files of others contain, and CI systems show them. Control,
+    format and direction characters are replaced by spaces, and ``##[``, with which a command of
+    some CI systems begins anywhere in a line, is separated.
+
+    Args:
+        text: Any value.
+    """
+    printable = [" " if unicodedata.category(c)[0] in "CZ" else c for c in str(text)]
+    return " ".join("".join(printable).split()).replace("##[", "# #[")
+
+
+def _shortened(text: str, most: int) -> str:
+    """Return a text without its middle if it has more than `most` characters."""
+    if len(text) <= most:
+        return text
+    return f"{text[: most // 2]} … {text[-(most // 2) :]}"
+
 
 class LeakauditError(Exception):
-    """An error that a user can fix; the command line prints one line and exits with `code`."""
+    """An error that a user can fix; the command line prints one line and exits with `code`.
+
+    Args:
+        message: What was expected, what was found and what to do; becomes one line of printable
+            text, without its middle if it is very long.
+    """
 
     code = 2
+
+    def __init__(self, message: object = "") -> None:
+        # The text is shortened first as well, because it may have millions of characters.
+        line = one_line(_shortened(str(message), 10 * LONGEST))
+        super().__init__(_shortened(line, LONGEST))
 
 
 class ProgramError(LeakauditError):

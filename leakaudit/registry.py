@@ -351,7 +351,7 @@ def configure(kind: type[T], settings: dict[str, Any]) -> T:
         settings: Values by name; text is read as the field's type, and 3,1,4 as a list.
 
     Raises:
-        LeakauditError: A key is unknown, or a value has another type.
+        LeakauditError: A key is unknown, or a value has another type or does not fit the others.
     """
     of: type = kind
     known, hints, read = parameters(kind), _hints(of), {}
@@ -365,7 +365,12 @@ def configure(kind: type[T], settings: dict[str, Any]) -> T:
     for key, f in known.items():
         if f.default is MISSING and f.default_factory is MISSING and key not in read:
             raise LeakauditError(f"{kind.__name__} needs {key}=…: {f.metadata.get('help', '')}")
-    return kind(**read)
+    try:
+        return kind(**read)
+    except (TypeError, ArithmeticError) as error:  # values that are too large, or not comparable
+        raise LeakauditError(
+            f"{kind.__name__}: the given values do not fit together ({error})"
+        ) from error
 
 
 def _list(one: Field[Any], value: Any, kind: type) -> tuple[Any, ...]:

@@ -62,8 +62,15 @@ class Layout:
 
         Returns:
             A tensor (..., *shape) for each parameter, by its name.
+
+        Raises:
+            LeakauditError: The vector has another length.
         """
         lead = flat.shape[:-1]
+        if flat.shape[-1:] != (self.size,):
+            raise LeakauditError(
+                f"expected a vector of {self.size} parameters, got shape {tuple(flat.shape)}"
+            )
         parts = {}
         for name, shape in zip(self.names, self.shapes, strict=True):
             parts[name] = flat[..., self.slices[name]].reshape((*lead, *shape))

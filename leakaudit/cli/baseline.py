@@ -124,7 +124,7 @@ def _table(base: Baseline) -> None:
     from leakaudit.rendering import console, tables
     from leakaudit.results import wording
 
-    put(f"updated {base.updated}: {base.reason}\n")
+    put(f"{wording.clean(f'updated {base.updated}: {base.reason}')}\n")
     rows = []
     for name, cell in sorted(base.cells.items()):
         means = []

@@ -58,6 +58,7 @@ def run(args: argparse.Namespace) -> int:
     from leakaudit import registry
     from leakaudit._util.files import replacing
     from leakaudit.capture.equations.propose import propose
+    from leakaudit.errors import one_line
     from leakaudit.tasks.task import Task
     from leakaudit.traces import trace_file
 
@@ -71,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
         sys.stderr.write(f"leakaudit trace equations: {'; '.join(found.said)}\n")
         return INCONCLUSIVE
     for line in (*found.nodes, *found.said):
-        sys.stdout.write(f"{line}\n")
+        sys.stdout.write(f"{one_line(line)}\n")
     with replacing(args.output) as file:
         file.write(found.text.encode())
     next = f"check them: leakaudit trace lint {args.trace} --plugin {args.output}"

@@ -99,8 +99,9 @@ def update(gate: Gate, options: Options, reason: str) -> tuple[Judged, Baseline,
         The results of the run, and the baseline before and after.
 
     Raises:
-        LeakauditError: a control failed, the run was interrupted, or no reason is given; the file
-            is not changed.
+        LeakauditError: a control failed, the run was cut short by its time limit, or no reason is
+            given; the file is not changed.
+        KeyboardInterrupt: Ctrl-C ended the run; the file is not changed.
     """
     path = gate.baseline_path
     if path is None:
@@ -111,6 +112,8 @@ def update(gate: Gate, options: Options, reason: str) -> tuple[Judged, Baseline,
         raise LeakauditError("changing a baseline requires a reason: use --reason TEXT")
     before = compared(gate) or Baseline()
     judged = judge.run(gate, options, None)
+    if judged.interrupted:
+        raise KeyboardInterrupt
     after = judge.update(judged, before, reason)
     after.write(path)
     return judged, before, after

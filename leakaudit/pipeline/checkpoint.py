@@ -12,8 +12,10 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+import msgspec
+import torch
+from msgspec import Struct
 from torch import Tensor
 
 from leakaudit._util.files import write_tensors
@@ -32,6 +34,19 @@ VALUES = ("node", "attack", "residual", "seconds", "note", "certified", "others"
 
 # Packages with versions that a reconstruction depends on.
 DEPEND = ("leakaudit", "torch", "numpy", "scipy")
+
+
+class _Entry(Struct, frozen=True, kw_only=True):
+    """The values of one reconstruction in a file; see `Reconstruction`."""
+
+    node: int
+    attack: str
+    residual: float
+    seconds: float
+    note: str
+    certified: int
+    others: tuple[int, ...]
+    certificate: str
 
 
 @dataclass(frozen=True)
@@ -129,7 +144,7 @@ class Checkpoint:
             )
         try:
             tensors = tree["tensors"]
-            about = json.loads(tree["meta"])
+            about = msgspec.convert(json.loads(tree["meta"]), list[_Entry])
             return [_rebuilt(one, tensors, i) for i, one in enumerate(about)]
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
             raise LeakauditError(f"{path} is damaged; start again without --resume") from None
@@ -163,9 +178,14 @@ def _tensors(one: Reconstruction, i: int) -> dict[str, Tensor]:
     return {name: tensor.detach().cpu().clone() for name, tensor in given.items()}
 
 
-def _rebuilt(one: Mapping[str, Any], tensors: Mapping[str, Tensor], i: int) -> Reconstruction:
+def _rebuilt(one: _Entry, tensors: Mapping[str, Tensor], i: int) -> Reconstruction:
     """The i-th reconstruction of a file; each tensor is a copy with its own memory."""
     x = tensors[f"x{i}"].clone()
+    if x.dtype not in (torch.float32, torch.float64) or not x.dim():
+        raise ValueError("inputs are a batch of floating-point numbers")
+    y = _copied(tensors.get(f"y{i}"))
+    if y is not None and y.shape != x.shape[:1]:
+        raise ValueError("there is one label per input")
     choices: dict[int, Tensor] = {}
     for place in range(len(x)):
         others = tensors.get(_choices(i, place))
@@ -173,12 +193,12 @@ def _rebuilt(one: Mapping[str, Any], tensors: Mapping[str, Tensor], i: int) -> R
             choices[place] = others.clone()
     return Reconstruction(
         x=x,
-        y=_copied(tensors.get(f"y{i}")),
-        certificate=Certificate[one["certificate"]],
+        y=y,
+        certificate=Certificate[one.certificate],
         interval=_copied(tensors.get(f"interval{i}")),
         choices=choices,
         tokens=_copied(tensors.get(f"tokens{i}")),
-        **{**{name: one[name] for name in VALUES}, "others": tuple(one["others"])},
+        **{name: getattr(one, name) for name in VALUES},
     )
 
 

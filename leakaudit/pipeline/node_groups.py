@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from leakaudit._util.executor import IN_PROCESS, Executor
+from leakaudit.errors import LeakauditError
 from leakaudit.extraction import hearing
 from leakaudit.extraction.deduction import Deduction
 from leakaudit.inversion.attacking import Settled
@@ -82,7 +83,7 @@ def attack(
         order = list(options.nodes)
     size = _together(trace, task, options)
     groups = [tuple(order[first : first + size]) for first in range(0, len(order), size)]
-    run = _Run(trace, task, options, kept, kept.finished())
+    run = _Run(trace, task, options, kept, _finished(trace, kept))
     try:
         with watching(seconds=options.max_seconds or None):
             if executor.inside or path is None:
@@ -95,6 +96,21 @@ def attack(
     run.keep()
     run.found.pairs.sort(key=lambda pair: order.index(pair[0].node))
     return run.found
+
+
+def _finished(trace: Trace, kept: Checkpoint) -> dict[int, Reconstruction]:
+    """Return the results of a checkpoint, which must be those of nodes and inputs of the trace."""
+    done = kept.finished()
+    for one in done.values():
+        nodes = {one.node, *one.others}
+        fits = tuple(one.x.shape[1:]) == tuple(trace.task.shape)
+        if not fits or not nodes <= set(range(trace.graph.nodes)):
+            raise LeakauditError(
+                f"{kept.folder}: the results of node {one.node} have inputs of shape "
+                f"{tuple(one.x.shape[1:])}, which are not those of the trace; "
+                "start again without --resume"
+            )
+    return done
 
 
 def _together(trace: Trace, task: Task, options: AttackOptions) -> int:

@@ -14,7 +14,7 @@ from leakaudit import registry
 from leakaudit.adversary import Adversary
 from leakaudit.errors import LeakauditError
 from leakaudit.relations import Relations, Residuals, Turns, Vector, residuals, secretless
-from leakaudit.relations.declare import outlined
+from leakaudit.relations.declare import at_most, outlined
 from leakaudit.relations.estimate import recorded
 from leakaudit.relations.forward import Forward
 from leakaudit.relations.record import Private, privates
@@ -41,6 +41,11 @@ MODELLED_ROUNDS = 40
 # model, the bundled victims reach 6 at most; the rest is a margin for large models and for devices
 # that add in a different order. It is 2.4e-4 in float32.
 SLACK = 2000.0
+# Largest number of vectors that the protocol of a recording may declare: a number in any case, and
+# more for each message. The bundled victims declare at most 10 per message if all messages are
+# recorded; the rest is for inner steps, and for recordings of a few channels. Choices.
+SOME = 20_000
+VECTORS = 1_000
 
 
 @dataclass(frozen=True)
@@ -96,6 +101,8 @@ class Protocol:
             have been sent.
         ordered: Whether the order of records in mini-batches is taken from the declaration;
             otherwise every record is assumed to enter every gradient.
+        messages: Number of messages of the recording that the constants and public tensors come
+            from, which a stranger may have made; None if there is none.
     """
 
     victim: Victim
@@ -106,11 +113,12 @@ class Protocol:
     holds: int = 0
     begun: bool = False
     ordered: bool = True
+    messages: int | None = None
 
     @cached_property
     def whole(self) -> Relations:
         """The relations of the whole network over all rounds."""
-        return _relations(self.victim, self.graph, self.rounds, self.public)
+        return self._declared(self.rounds)
 
     @cached_property
     def start(self) -> Relations:
@@ -120,7 +128,27 @@ class Protocol:
         """
         if not self.victim.stationary or self.rounds <= DECLARED:
             return self.whole
-        return _relations(self.victim, self.graph, DECLARED, self.public)
+        return self._declared(DECLARED)
+
+    def _declared(self, rounds: int) -> Relations:
+        """Return the relations of the first rounds.
+
+        Raises:
+            LeakauditError: They come from a file whose constants or public tensors do not fit.
+        """
+        if self.messages is None:
+            return _relations(self.victim, self.graph, rounds, self.public)
+        try:
+            with at_most(SOME + VECTORS * self.messages):
+                return _relations(self.victim, self.graph, rounds, self.public)
+        except LeakauditError:
+            raise
+        except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            raise LeakauditError(
+                f"the relations of {type(self.victim).__name__} cannot be declared with the "
+                f"constants and public tensors of the trace ({type(error).__name__}: {error}); "
+                "they are not those of a recorded run"
+            ) from error
 
     @cached_property
     def forward(self) -> Forward | None:
@@ -258,7 +286,7 @@ def protocol_of(trace: Trace, rounds: int | None = None) -> Protocol:
     victim: Victim = registry.configure(kind, constants)
     if rounds is None:
         rounds = gaps.before(trace).rounds
-    return Protocol(victim, trace.graph, rounds, trace.public)
+    return Protocol(victim, trace.graph, rounds, trace.public, messages=len(trace))
 
 
 def played(trace: Trace) -> Protocol:

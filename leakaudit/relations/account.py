@@ -174,6 +174,7 @@ def fisher(knowledge: Knowledge, targets: Sequence[Expression]) -> Any:
         hidden = right[:, at : at + AT_ONCE].toarray()
         nothing = np.zeros((len(states), hidden.shape[1]))
         e[:, at : at + AT_ONCE], _ = solve(noise, flat, nothing, hidden, independent_states)
+    e /= scale  # B was divided by the scale, so e was multiplied by it
     if width == len(own) and len(own) <= DENSE:
         m = e.T @ e
     else:
@@ -181,7 +182,7 @@ def fisher(knowledge: Knowledge, targets: Sequence[Expression]) -> Any:
         m = apart.T @ apart
         if len(own) <= DENSE:
             m = m.toarray()
-    return m / scale**2  # B was divided by the scale, so e was multiplied by it
+    return m
 
 
 def _among(m: Any, at: Sequence[int], count: int) -> Any:

@@ -24,6 +24,7 @@ from leakaudit.trace import Graph, Training
 LARGEST = 10_000_000
 TIMED = 1 << 16  # parts between two looks at the deadline, which take about a second
 _OUTLINE: ContextVar[bool] = ContextVar("outline", default=False)
+_MOST: ContextVar[int | None] = ContextVar("most", default=None)
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,23 @@ def outlined() -> bool:
     return _OUTLINE.get()
 
 
+@contextmanager
+def at_most(vectors: int | None) -> Iterator[None]:
+    """Inside, a declaration with more vectors is rejected.
+
+    Constants of a file that a stranger made, such as a number of inner steps, must not keep a
+    declaration busy for hours.
+
+    Args:
+        vectors: Largest number of vectors; None for any number.
+    """
+    token = _MOST.set(vectors)
+    try:
+        yield
+    finally:
+        _MOST.reset(token)
+
+
 class Relations:
     """The declaration of one protocol; its methods return vectors to calculate with.
 
@@ -118,6 +136,7 @@ class Relations:
         self._ended = False
         self._parts = 0
         self._outline = _OUTLINE.get()
+        self._most = _MOST.get()
         self._any = Outlined(self.vectors, {})
 
     def rounds(self, count: int) -> Iterator[int]:
@@ -467,6 +486,11 @@ class Relations:
             raise LeakauditError(
                 f"{vector.label} is declared twice; reuse the first, or give the second another "
                 "name or index="
+            )
+        if self._most is not None and len(self.vectors) >= self._most:
+            raise LeakauditError(
+                f"the declared protocol has more than {self._most} vectors in {self.round} rounds, "
+                "far more than a recording of this size can have; check its constants"
             )
         self._places[self._key(vector)] = len(self.vectors)
         self.vectors.append(vector)

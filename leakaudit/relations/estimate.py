@@ -137,6 +137,11 @@ class Estimate:
                     out = torch.zeros(
                         len(weights), len(value), dtype=torch.float64, device=value.device
                     )
+                if value.shape != out.shape[1:]:
+                    raise LeakauditError(
+                        f"{self.vectors[k].label} has shape {tuple(value.shape)}, expected "
+                        f"{tuple(out.shape[1:])} like the other vectors of the trace"
+                    )
                 if channel in running:
                     if channel in sums:
                         sums[channel].add_(value)

@@ -323,9 +323,12 @@ def image(batch: np.ndarray | None, row: int) -> np.ndarray | None:
         row: Index of the image.
 
     Returns:
-        (h, w) or (h, w, 3) bytes; None if there is none or it does not have 1 or 3 channels.
+        (h, w) or (h, w, 3) bytes; None if there is none, or it is not an image with 1 or 3
+        channels.
     """
     if batch is None or batch.ndim != 4 or batch.shape[1] not in (1, 3) or row >= len(batch):
+        return None
+    if batch.dtype.kind not in "biuf":
         return None
     x = batch[row]
     if x.dtype != np.uint8:

@@ -11,6 +11,8 @@ from rich.console import RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
+from leakaudit.errors import one_line
+
 GAP = "  "
 INDENT = 4  # of text below a row
 NARROWEST = 24  # columns below which text is not wrapped in its column but written below the row
@@ -96,7 +98,9 @@ def indented(text: Text, width: int | None = None) -> RenderableType:
 def _cell(cell: str | Text) -> Text:
     if isinstance(cell, Text):
         return cell
-    return Text(cell)
+    if cell.isprintable() and "##[" not in cell:
+        return Text(cell)
+    return Text(one_line(cell))
 
 
 def _size(column: Column, k: int, cells: Sequence[Sequence[Text]]) -> int:

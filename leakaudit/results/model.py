@@ -751,9 +751,15 @@ class AuditPoint(_Entry, frozen=True, kw_only=True):
             One view per entry.
 
         Raises:
-            msgspec.ValidationError: An entry of the comparison has the wrong type.
+            LeakauditError: An entry of the comparison has the wrong type.
         """
-        return [msgspec.convert(view, ViewEntry) for view in self.views]
+        try:
+            return [msgspec.convert(view, ViewEntry) for view in self.views]
+        except msgspec.ValidationError as error:
+            raise LeakauditError(
+                f"the views at epsilon {self.epsilon} in the results are damaged: {error}; "
+                "repeat the audit"
+            ) from None
 
 
 class CurveValues(_Open, frozen=True, kw_only=True):

@@ -47,6 +47,7 @@ NOT_COMPARED = (
     "the messages were not compared with true gradients, and no reconstruction confirms that they "
     "contain what the declared protocol sends"
 )
+DEEPEST = 50  # levels of lists and objects in a record; ours have about ten
 ID_ONLY = "only its id ties the truth to the trace, and other runs may have the same id"
 
 
@@ -248,10 +249,28 @@ def read(path: Path) -> dict[str, Json]:
         raise LeakauditError(f"{expected}, got a file that is not text") from None
     except (ValueError, RecursionError) as error:
         raise LeakauditError(f"{expected}, got invalid JSON: {str(error)[:200]}") from None
+    if _nested(results) > DEEPEST:
+        raise LeakauditError(f"{expected}, got entries that nest more than {DEEPEST} levels deep")
     record = validate(results, str(path))
     if _untied(record):
         return remarked(results, UNTIED)
     return dict(results)
+
+
+def _nested(value: object) -> int:
+    """Return how many levels of lists and objects JSON values have."""
+    depth = 0
+    level = [value]
+    while level:
+        depth += 1
+        inside: list[object] = []
+        for one in level:
+            if isinstance(one, dict):
+                inside += one.values()
+            elif isinstance(one, list):
+                inside += one
+        level = inside
+    return depth
 
 
 def save_reconstructions(path: Path, found: Sequence[Reconstruction]) -> list[StoredImages]:

@@ -62,6 +62,7 @@ from leakaudit.trace import Json, TaskSpec
 from leakaudit.verdict import Verdict
 
 HIDDEN = "redacted"
+ROUNDS = 100_000  # rounds up to which a sentence about the last round attacked is kept: a choice
 LOCATION = "leakaudit.toml"  # for a gate whose configuration was given as an absolute path
 LEAKS = ("gradient", "difference")  # kinds of a `leakaudit.leak.GradientLeak`
 GUESSERS = ("auto", *Guesser)  # what guesses, besides the attacks
@@ -261,7 +262,7 @@ class _Redactor:
         if isinstance(record, CheckRecord) and not isinstance(record.gate.not_tried, UnsetType):
             return tuple(untried(self.untried(one)) for one in record.gate.not_tried)
         harmless = {f"attack {name}" for name in self.attacks} | self.attacks
-        harmless |= {f"rounds after {last}" for last in range(record.trace.rounds)}
+        harmless |= {f"rounds after {last}" for last in range(min(record.trace.rounds, ROUNDS))}
         harmless.add("curious nodes and coalitions (--as node:3)")
         harmless.add("adversaries, attacks and epsilons that are not in the plan")
         kept = [said for said in record.not_tried if said in harmless]

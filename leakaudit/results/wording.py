@@ -7,13 +7,13 @@ parsed again; a caller that needs a part of a sentence requests that part.
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from msgspec import UnsetType
 
 from leakaudit._util.plural import counted, listed
+from leakaudit.errors import one_line
 from leakaudit.results.audit_names import TestName
 from leakaudit.results.measured import CERTIFICATE_RANK, MaybeColumn, best, is_identical, values
 from leakaudit.results.model import (
@@ -195,8 +195,7 @@ def clean(text: object) -> str:
         Its text, with control, format and direction characters replaced by spaces. A runner of
         GitHub takes ``##[`` anywhere in a line for a command, so it is taken apart.
     """
-    printable = [" " if unicodedata.category(c)[0] in "CZ" else c for c in str(text)]
-    return " ".join("".join(printable).split()).replace("##[", "## [")
+    return one_line(text)
 
 
 # ---------------------------------------------------------------------------------------------

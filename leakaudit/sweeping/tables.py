@@ -81,7 +81,8 @@ def _planned(
     """Return the plan of a table ``[sweep]``."""
     if isinstance(seeds, int):
         if seeds > MOST_SEEDS:
-            raise config.Wrong("", f"expected at most {MOST_SEEDS} seeds, got {seeds}", "seeds")
+            says = f"expected at most {MOST_SEEDS} seeds, got {seeds!s:.40}"
+            raise config.Wrong("", says, "seeds")
         seeds = tuple(range(scenario.seed, scenario.seed + seeds))
     shared, own = _axes(over)
     return SweepPlan(scenario, **rest, seeds=seeds, over=shared, own=own)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from leakaudit._util.files import replacing
+from leakaudit._util.files import UNFINISHED, replacing
 from leakaudit.errors import LeakauditError
 from leakaudit.viewing import files, pages
 from leakaudit.viewing.filters import Query
@@ -84,13 +84,26 @@ def _expect_free(target: Path) -> None:
         return
     if not target.is_dir():
         raise LeakauditError(f"--export {target}: expected a folder, found a file")
-    if not any(target.iterdir()):
+    if _interrupted(target):
         return
     known = files.facts(target / pages.LIST)
     if known is None or MARK not in files.head(target / pages.LIST, 4096):
         raise LeakauditError(
             f"--export {target}: the folder contains other files; choose a new or empty folder"
         )
+
+
+def _interrupted(target: Path) -> bool:
+    """Return whether a folder is empty, or has only pages of an export that did not end."""
+    for path in target.iterdir():
+        if path.name != PAGES and not path.name.endswith(UNFINISHED):
+            return False
+    folder = target / PAGES
+    if not folder.is_dir():
+        return not folder.exists()
+    return all(
+        _PAGE.fullmatch(path.name) or path.name.endswith(UNFINISHED) for path in folder.iterdir()
+    )
 
 
 def _write(path: Path, text: str) -> None:

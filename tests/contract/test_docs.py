@@ -47,6 +47,8 @@ NOT_RUN: dict[tuple[str, str], str] = {  # (page, how the line begins): why
         "leakaudit claims",
     ): "up to a minute a call; tests/reference/test_claims.py judges every row",
     ("contributing.md", "make"): "sets up an environment of its own",
+    ("reliability.md", "make"): "takes minutes; tests/fuzz runs a part of it",
+    ("reliability.md", "FUZZ_SECONDS"): "takes half an hour",
     ("responsible-use.md", "pip install"): "changes the environment of the tests",
     ("contributing.md", ".ci/run"): "is what runs the tests",
     ("exact.md", "python bench/"): BENCH,

@@ -13,6 +13,7 @@ from torch import Tensor
 from leakaudit.capture.equations.streams import Streams, Term
 from leakaudit.capture.tap.fitting import min_rank
 from leakaudit.capture.tap.fitting.min_rank import Blocks, Combination
+from leakaudit.errors import LeakauditError
 from leakaudit.tasks.task import Task
 
 FITTED = 4  # rounds to which coefficients are fitted, at most: a choice that bounds the time
@@ -231,7 +232,15 @@ def block(task: Task, value: Tensor) -> np.ndarray:
     Args:
         task: The model.
         value: (d,) a vector of the model's size.
+
+    Raises:
+        LeakauditError: It has another size, as if the trace did not contain all columns.
     """
+    if value.shape != (task.layout.size,):
+        raise LeakauditError(
+            f"expected vectors of {task.layout.size} parameters, got shape {tuple(value.shape)}; "
+            "record all layers"
+        )
     weight, bias = (task.layout.slices[name] for name in task.first_linear or () if name)
     b = value[bias].double().numpy()
     rows = value[weight].double().numpy().reshape(len(b), -1)

@@ -296,12 +296,9 @@ def read_truth(path: Path, shape: Iterable[int], nodes: int) -> Truth:
     Raises:
         LeakauditError: an array is missing, has another shape, or names a node that does not exist.
     """
-    held: dict[str, np.ndarray] = {}
     try:
         with npz.Npz(path) as file:
-            for name in ARRAYS:
-                if name in file.files:
-                    held[name] = file[name]
+            held = {name: file[name] for name in ARRAYS if name in file.files}
     except (OSError, ValueError) as error:
         raise LeakauditError(f"cannot read {path} as .npz: {error}") from None
     missing = [name for name in ARRAYS if name not in held]

@@ -67,7 +67,7 @@ def network(
     nodes = trace.nodes
     if not links or len(links) < trace.edges or not 1 < nodes <= MOST:
         return None
-    if max(map(max, links)) >= nodes:
+    if any(len(edge) != 2 or not 0 <= min(edge) <= max(edge) < nodes for edge in links):
         return None
     who = parsed(adversary)
     at = _layout(nodes, links)

@@ -190,8 +190,8 @@ def read(path: Path) -> Stored:
             f"model {path}: not in the format of torch.export 2.13 ({error}); "
             "export the model again with that version"
         ) from None
-    except (_Rejected, msgspec.DecodeError, RuntimeError) as error:
-        reason = str(error).splitlines()[0]
+    except (_Rejected, msgspec.DecodeError, RuntimeError, ValueError, OverflowError) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
         raise LeakauditError(f"model {path} is rejected: {reason}") from None
 
 

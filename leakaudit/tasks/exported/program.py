@@ -121,7 +121,7 @@ class Program(nn.Module):
         self.exported_graph = Graph(stored, name)
         try:
             self._build(stored)
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             raise LeakauditError(f"model {name} is rejected: {error}") from None
 
     def forward(self, x: Tensor) -> Tensor:

@@ -35,7 +35,7 @@ from leakaudit.trace import Json, TaskSpec, Trace
 from leakaudit.traces._storage import tree
 from leakaudit.traces._storage.arrays import integers, tensor
 from leakaudit.traces._storage.sizes import human
-from leakaudit.traces._storage.wellformed import INDEX
+from leakaudit.traces._storage.wellformed import INDEX, INT32
 
 Arrays = Mapping[str, Any]
 _PUBLIC = "public."
@@ -106,7 +106,9 @@ def read_safetensors(path: Path, max_bytes: float) -> Trace:
             names = list(file.keys())  # the only way to list the names
             arrays = {name: file.get_tensor(name) for name in names}
             meta = (file.metadata() or {}).get("meta", "")
-    except (OSError, package.SafetensorError) as error:
+    except LeakauditError:
+        raise
+    except Exception as error:  # a damaged file raises anything
         raise LeakauditError(f"cannot read {path} as .safetensors: {_first_line(error)}") from None
     return _trace(arrays, meta, path)
 
@@ -126,6 +128,8 @@ def write_npz(trace: Trace, path: Path) -> None:
     arrays, meta = _arrays(trace)
     named: dict[str, Any] = {"meta": np.array(meta)}
     for name, value in arrays.items():
+        if value.dtype == torch.bfloat16:
+            raise LeakauditError(f".npz does not support bfloat16 ({name}); write .safetensors")
         named[name] = value.numpy()
     with replacing(path) as file:
         np.savez(file, **named)
@@ -184,7 +188,8 @@ def _arrays(trace: Trace) -> tuple[dict[str, Tensor], str]:
     for name, part in parts.items():
         arrays[name] = part[0].contiguous() if len(part) == 1 else torch.cat(part)
     for name, value in trace.public.items():
-        arrays[_PUBLIC + name] = value.contiguous()
+        # A copy: safetensors rejects tensors that share their memory.
+        arrays[_PUBLIC + name] = value.clone(memory_format=torch.contiguous_format)
     about = json.loads(tree.head(trace)["meta"])
     about["graph"] = {"nodes": about.pop("nodes"), "edges": trace.graph.edges}
     about |= {"kinds": list(names), "rounds": trace.rounds, "complete": trace.complete}
@@ -200,11 +205,13 @@ def _trace(arrays: Arrays, meta: str, path: Path) -> Trace:
         )
     about, edges, rounds = _description(meta, path)
     names, table = _table(arrays, about.pop("kinds", None), path)
-    count = len(table["round"])
+    count = table["round"].numel()
+    if not 0 <= rounds < INT32:
+        raise LeakauditError(f"{path}: expected rounds from 0 to {INT32 - 1}, got {rounds!r:.60}")
     for name, column in table.items():
-        if len(column) != count:
+        if column.shape != (count,):
             raise LeakauditError(
-                f"{path}: round has {count} entries, but {name} has {len(column)}; "
+                f"{path}: round has {count} entries, but {name} has {_extent(column)}; "
                 "all must have one entry per message"
             )
     payload = tensor(arrays["payload"], "payload").contiguous()
@@ -228,6 +235,13 @@ def _trace(arrays: Arrays, meta: str, path: Path) -> Trace:
         "messages": messages,
     }
     return tree.decode(content, str(path))
+
+
+def _extent(column: Tensor) -> str:
+    """Return the number of entries of a column, or its shape if it is none."""
+    if column.dim() == 1:
+        return str(len(column))
+    return f"the shape {tuple(column.shape)}"
 
 
 def _table(arrays: Arrays, kinds: Json, path: Path) -> tuple[list[str], dict[str, Tensor]]:

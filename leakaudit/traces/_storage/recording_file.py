@@ -6,7 +6,7 @@ import json
 import tempfile
 from pathlib import Path
 
-from leakaudit._util.files import private_folder
+from leakaudit._util.files import UNFINISHED, private_folder
 from leakaudit.errors import LeakauditError
 from leakaudit.traces._storage import shards, sidecar
 from leakaudit.traces._storage.table import Extent, MessageTable, TableFormat
@@ -173,9 +173,19 @@ def _clear(folder: Path) -> None:
         old.unlink()
 
 
+def _aborted(folder: Path) -> bool:
+    """Return whether a folder is empty, or has no more than a recording that never began."""
+    names = {path.name for path in folder.iterdir() if not path.name.endswith(UNFINISHED)}
+    if not names:
+        return True
+    return names == {"shards"} and all(
+        path.match("r[0-9]*.pt") or path.match(".r[0-9]*") for path in (folder / "shards").iterdir()
+    )
+
+
 def _probe(path: Path, folder: bool) -> None:
     """Raise LeakauditError unless a recording can be written to `path`; leaves nothing behind."""
-    if folder and path.is_dir() and any(path.iterdir()):
+    if folder and path.is_dir() and not _aborted(path):
         try:
             shards.read(path)
         except LeakauditError:

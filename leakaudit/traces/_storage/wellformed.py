@@ -263,7 +263,7 @@ def layout(value: LayoutEntry) -> Layout:
     """
     names = value.names
     shapes = value.shapes
-    odd = any(len(shape) > MAX_AXES or min(shape, default=1) < 0 for shape in shapes)
+    odd = any(len(shape) > MAX_AXES or min(shape, default=1) < 1 for shape in shapes)
     if odd or len(names) != len(shapes) or len(set(names)) != len(names):
         bad("its layout must have one shape for every parameter name, each name once")
     found = Layout(names, shapes)

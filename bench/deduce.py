@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -58,11 +59,12 @@ def point(nodes: int, rounds: int, hidden: int) -> dict[str, float]:
         la.record(scenario(nodes, rounds, hidden), path)
         trace = la.load(path)
         spent = {}
-        for name, work in {
+        calls: dict[str, Callable[[], object]] = {
             "leaks": lambda: la.leaks(trace, nodes=[NODE]),
             "explain": lambda: la.explain(trace, "eavesdropper", nodes=[NODE]),
             "examine": lambda: conformance.examine(trace),
-        }.items():
+        }
+        for name, work in calls.items():
             start = time.process_time()
             work()
             spent[name] = round(time.process_time() - start, 2)
@@ -131,7 +133,11 @@ def verb(words: list[str]) -> None:
     done = subprocess.run([sys.executable, "-m", "leakaudit", *words], capture_output=True)
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     seconds = round(used.ru_utime + used.ru_stime, 1)
-    told = {"code": done.returncode, "cpu": seconds, "mb": _peak(resource.RUSAGE_CHILDREN)}
+    told: dict[str, object] = {
+        "code": done.returncode,
+        "cpu": seconds,
+        "mb": _peak(resource.RUSAGE_CHILDREN),
+    }
     if done.returncode:
         told["said"] = done.stderr.decode()[-300:]
     sys.stderr.write(json.dumps(told) + "\n")

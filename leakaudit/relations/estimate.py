@@ -125,22 +125,17 @@ class Estimate:
                 order.append((k, channel))
         if not order:
             raise LeakauditError("the estimate uses no message: the combination is zero")
-        columns = fetch(self.vectors[order[0][0]]).shape[-1]
+        columns = len(_read(fetch, self.vectors[order[0][0]]))
         wide = max(1, BLOCK // len(weights))
         for start in range(0, columns, wide):
             out: Tensor | None = None
             sums: dict[Vector, Tensor] = {}
             for k, channel in order:
-                value = fetch(self.vectors[k])[start : start + wide]
+                value = _read(fetch, self.vectors[k], columns)[start : start + wide]
                 read = value
                 if out is None:
                     out = torch.zeros(
                         len(weights), len(value), dtype=torch.float64, device=value.device
-                    )
-                if value.shape != out.shape[1:]:
-                    raise LeakauditError(
-                        f"{self.vectors[k].label} has shape {tuple(value.shape)}, expected "
-                        f"{tuple(out.shape[1:])} like the other vectors of the trace"
                     )
                 if channel in running:
                     if channel in sums:
@@ -153,6 +148,17 @@ class Estimate:
                 mapped.release(read)
             assert out is not None
             yield Block(start, columns, out)
+
+
+def _read(fetch: Fetch, vector: Vector, columns: int | None = None) -> Tensor:
+    """Return the value (columns,) of a vector, which has at least one column."""
+    value = fetch(vector)
+    if value.dim() != 1 or not len(value) or len(value) != (columns or len(value)):
+        raise LeakauditError(
+            f"{vector.label} has shape {tuple(value.shape)}, expected ({columns or 'columns'},) "
+            "like the other vectors of the trace"
+        )
+    return value
 
 
 def _channel(vector: Vector) -> Vector:

@@ -830,7 +830,7 @@ def test_a_sweep_starts_where_the_system_does_not_tell_its_processors(
 ) -> None:
     """(26)"""
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
-    assert SweepOptions().processes == os.cpu_count()
+    assert SweepOptions().executor.workers == os.cpu_count()
 
 
 # --- purge --------------------------------------------------------------------------------------

@@ -92,7 +92,7 @@ def test_an_error_is_not_as_long_as_the_file() -> None:
 
 def test_a_million_nodes_without_edges(here: Path) -> None:
     edit(here / "a.pt", lambda tree, about: about.update(nodes=10**6))
-    assert "states 1000000 nodes, but only 3 edges" in refused_by("trace", "info", "a.pt")
+    assert "its topology has 1000000 nodes" in refused_by("trace", "info", "a.pt")
 
 
 def test_rounds_without_messages(here: Path) -> None:
@@ -100,7 +100,7 @@ def test_rounds_without_messages(here: Path) -> None:
         tree["messages"]["written"][2] = 2**31 - 1
 
     edit(here / "a.pt", late)
-    assert "states 2147483647 rounds" in refused_by("bound", "a.pt")
+    assert "messages go up to round 2147483647" in refused_by("bound", "a.pt")
 
 
 def test_more_inner_steps_than_messages_can_mean(here: Path) -> None:
@@ -197,7 +197,7 @@ HEADERS = {
 @pytest.mark.parametrize("name", HEADERS)
 def test_an_array_with_a_broken_header(name: str, tmp_path: Path) -> None:
     path = broken(tmp_path / "x.npz", "x.npy", HEADERS[name])
-    with pytest.raises(ValueError), Npz(path) as file:
+    with pytest.raises(ValueError, match=r"."), Npz(path) as file:
         file["x"]
     with pytest.raises(LeakauditError):
         data_files.read_npz(path)
@@ -205,7 +205,7 @@ def test_an_array_with_a_broken_header(name: str, tmp_path: Path) -> None:
 
 def test_an_entry_that_is_no_array(tmp_path: Path) -> None:
     path = broken(tmp_path / "x.npz", "x.npy", b"text")
-    with pytest.raises(ValueError), Npz(path) as file:
+    with pytest.raises(ValueError, match=r"."), Npz(path) as file:
         file["x"]
     with pytest.raises(LeakauditError):
         data_files.read_npz(path)

@@ -58,9 +58,14 @@ def made(name: str, kind: str, nodes: int, rounds: int, seed: int) -> Protocol:
     return Protocol(victim, graph, rounds, {"w0": torch.zeros(1), **drawn})
 
 
-def bounded(protocol: Protocol, coalitions: int = 1, **asked: float) -> list[Comparison]:
+def bounded(
+    protocol: Protocol,
+    coalitions: int = 1,
+    smoothness: float | None = None,
+    sensitivity: float | None = None,
+) -> list[Comparison]:
     threats = around(protocol.graph, range(protocol.graph.nodes), coalitions)
-    return list(compare(protocol, threats, **asked))
+    return list(compare(protocol, threats, smoothness=smoothness, sensitivity=sensitivity))
 
 
 def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 import numpy as np
 
-from leakaudit import mapped
+from leakaudit import mapping
 from leakaudit.errors import LeakauditError, suggest
 from leakaudit.trace import Graph, Json, Layout, Messages, TaskSpec, Trace
 
@@ -207,7 +207,7 @@ def node_list(nodes: Iterable[int] | None) -> list[int] | None:
 def _not_finite(part: Tensor) -> int:
     """Return the number of values of a part of a message that are NaN or infinite."""
     count = int((~part.isfinite()).sum())
-    mapped.release(part)
+    mapping.release(part)
     return count
 
 
@@ -351,7 +351,7 @@ class View:
         table, row = found
         payload = self._trace.messages[table].payload[row]
         numbers = payload[columns]
-        mapped.release(payload)
+        mapping.release(payload)
         if not bool(numbers.isfinite().all()):
             return self.message(round, src, dst, kind)  # raises
         return numbers

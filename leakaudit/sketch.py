@@ -19,8 +19,6 @@ from functools import cached_property
 from hashlib import shake_128
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 if TYPE_CHECKING:  # the layout of a sketch is read without torch
     from torch import Tensor
 
@@ -41,11 +39,12 @@ def signs(seed: int, rows: int, count: int) -> Tensor:
     Returns:
         (rows, count) of 1 and -1, in float32; the bits are used row by row.
     """
+    import numpy as np
+    import torch
+
     source = shake_128(f"leakaudit sketch {seed}".encode())
     drawn = np.frombuffer(source.digest(-(-rows * count // 8)), np.uint8)
     bits = np.unpackbits(drawn, count=rows * count).reshape(rows, count)
-    import torch
-
     return torch.from_numpy(2 * bits.astype(np.float32) - 1)
 
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from zipfile import ZipFile
 
-import numpy as np
+if TYPE_CHECKING:  # records of figures are read without numpy
+    import numpy as np
 
 # A file may unpack to this many times its size, or to the harmless number of bytes. Both are
 # choices: numbers of images and weights rarely shrink to a tenth.
@@ -87,6 +88,8 @@ class Npz:
             raise ValueError(f"array {name[:80]!r}: {str(error)[:200]}") from None
 
     def _read(self, name: str) -> np.ndarray:
+        import numpy as np
+
         held = self._archive.getinfo(name + ENDING).file_size
         with self._archive.open(name + ENDING) as file:
             header: Any = np.lib.format.read_array_header_2_0

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from leakaudit import mapped
+from leakaudit import mapping
 from leakaudit.adversary import CHUNK, View
 from leakaudit.extraction.deduction import Deduction, Determined
 from leakaudit.leak import GradientLeak
@@ -329,7 +329,7 @@ def models(
             for k, coefficient in point.terms.items():
                 value = deduction.fetch(vectors[k])
                 parts.append(float(coefficient) * value.double())
-                mapped.release(value)
+                mapping.release(value)
             model = torch.stack(parts).sum(0)
         if found is None:
             found = model.new_empty(len(points), len(model))
@@ -344,7 +344,7 @@ def _size(value: Tensor, *, omits: bool) -> float:
     count = 0
     for part in value.split(CHUNK):
         numbers = part.double()
-        mapped.release(part)
+        mapping.release(part)
         if omits:
             numbers = numbers[numbers != 0]  # omitted coordinates are not rounded
         if len(numbers) and len(part) == len(value):

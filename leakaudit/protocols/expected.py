@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from leakaudit import mapped
+from leakaudit import mapping
 from leakaudit.adversary import Adversary
 from leakaudit.protocols.declared import protocol_of
 from leakaudit.protocols.deviation import Deviation
@@ -485,8 +485,8 @@ def _equal(one: Tensor, other: Tensor) -> bool:
     """Return whether two payloads are equal; NaN equals NaN."""
     for mine, theirs in zip(one.split(CHUNK), other.split(CHUNK), strict=True):
         equal = torch.equal(mine.nan_to_num(), theirs.nan_to_num())
-        mapped.release(mine)
-        mapped.release(theirs)
+        mapping.release(mine)
+        mapping.release(theirs)
         if not equal:
             return False
     return True
@@ -519,7 +519,7 @@ def _not_finite_in_large(trace: Trace) -> Iterator[Deviation]:
         for row in messages.row.unique().tolist()[::share]:
             for part in messages.payload[row].split(CHUNK):
                 finite = bool(torch.isfinite(part.sum()))
-                mapped.release(part)
+                mapping.release(part)
                 if not finite and not bool(torch.isfinite(part).all()):
                     says = f"payload {row} contains NaN or infinity, which no attack can use"
                     yield Deviation("values", says)

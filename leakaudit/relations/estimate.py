@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from leakaudit import mapped
+from leakaudit import mapping
 from leakaudit.adversary import View
 from leakaudit.errors import LeakauditError
 from leakaudit.relations.expression import Expression, Vector
@@ -145,7 +145,7 @@ class Estimate:
                     value = sums[channel]
                 for row in weights[:, k].nonzero()[0]:
                     out[row].add_(value, alpha=float(weights[row, k]))
-                mapped.release(read)
+                mapping.release(read)
             assert out is not None
             yield Block(start, columns, out)
 

@@ -9,9 +9,11 @@ import hashlib
 import io
 import json
 import os
+import shutil
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -739,17 +741,18 @@ def test_sigterm_leaves_no_private_file(place: Path) -> None:
         "    time.sleep(60)\n"
     )
     (place / "leakaudit.toml").write_text(GATE % 'run = "prog3:train"')
-    (place / "tmp").mkdir()
+    tmp = Path(tempfile.mkdtemp())  # a socket in it has a path of at most 107 bytes
     words = [str(COMMAND), "check", "-q"]
-    environment = {**os.environ, "TMPDIR": str(place / "tmp")}
+    environment = {**os.environ, "TMPDIR": str(tmp)}
     with subprocess.Popen(words, cwd=place, env=environment) as process:
         while not (place / "ready").exists() and process.poll() is None:
             time.sleep(0.1)
-        held = list((place / "tmp").rglob("trace.truth.pt"))
+        held = list(tmp.rglob("trace.truth.pt"))
         process.terminate()
         assert process.wait(60) in (2, 130)  # neither a pass nor a leak
     assert held
-    assert not list((place / "tmp").rglob("*.pt"))
+    assert not list(tmp.rglob("*.pt"))
+    shutil.rmtree(tmp)
 
 
 def test_an_output_that_cannot_be_written_is_said_before_the_run(

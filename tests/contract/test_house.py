@@ -138,6 +138,7 @@ def test_only_nouns_and_the_api_are_flat(project: Path) -> None:
         "display",
         "errors",
         "leak",
+        "mapping",
         "payload",
         "progress",
         "reconstruction",

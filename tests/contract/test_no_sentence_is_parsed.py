@@ -61,6 +61,7 @@ READS = {
     "leakaudit/_util/separated.py:inert": SHOWN,
     "leakaudit/_util/vocabulary.py:Vocabulary.__init__": TYPED,
     "leakaudit/adversary.py:Adversary.parse": TYPED,
+    "leakaudit/cli/_options.py:half_of_free": "what Linux states about its memory",
     "leakaudit/capture/tap/log/finder.py:Finder.save": ERROR,
     "leakaudit/capture/tap/saved.py:take": TYPED,
     "leakaudit/errors.py:one_line": SHOWN,

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import leakaudit as la
-from leakaudit import adversary, mapped
+from leakaudit import adversary, mapping
 from leakaudit.errors import LeakauditError
 from leakaudit.extraction import hearing
 from leakaudit.lint import conformance, equations
@@ -63,14 +63,14 @@ def test_released_pages_keep_their_values(tmp_path: Path) -> None:
 
     read = safe_reader.read(tmp_path / "a.pt")["a"]
     read[5] = -1
-    mapped.release(read)
+    mapping.release(read)
     assert float(read[5]) == -1
     assert torch.equal(read[6:], numbers[6:])
 
 
 def test_memory_in_tensors_is_never_released() -> None:
     numbers = torch.arange(1 << 20)
-    mapped.release(numbers)
+    mapping.release(numbers)
     assert torch.equal(numbers, torch.arange(1 << 20))
 
 

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import numpy as np
 
-from leakaudit import mapped
+from leakaudit import mapping
 from leakaudit.errors import LeakauditError
 from leakaudit.traces._storage.archive import Record, Refused, directory, refuse, short
 
@@ -196,7 +196,7 @@ def _read(fd: int) -> dict[str, Any]:
         flags=mmap.MAP_PRIVATE | NORESERVE,
         prot=mmap.PROT_READ | mmap.PROT_WRITE,
     )
-    mapped.register(data)
+    mapping.register(data)
     built = _Builder(records, data).build(tree, 0)
     if not isinstance(built, dict):
         refuse("it does not contain a dictionary of named values")

@@ -6,6 +6,8 @@ import numpy as np
 from numpy.random import SeedSequence
 from torch import Generator
 
+from leakaudit.errors import LeakauditError
+
 
 def generator(seed: int, node: int) -> Generator:
     """Return one node's random numbers, independent of which other nodes are attacked.
@@ -43,7 +45,12 @@ def nth_generator(seed: int, place: int) -> Generator:
 
     Returns:
         A generator on the CPU.
+
+    Raises:
+        LeakauditError: The seed is negative.
     """
+    if seed < 0:
+        raise LeakauditError(f"seed: expected a whole number >= 0, got {seed}")
     return Generator().manual_seed(_word(SeedSequence(seed, spawn_key=(place,))))
 
 

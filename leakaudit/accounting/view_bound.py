@@ -14,6 +14,8 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from leakaudit._util.plain import encoded
 from leakaudit.accounting.basis import Basis, Ground, Unit
 from leakaudit.accounting.node_view import NodeView, Views, stronger_views
@@ -232,7 +234,8 @@ def _reached(
     elif fisher is not None:
         # All gradients change by one vector of length 1: mu^2 is the sum of M. Rounding may make it
         # negative.
-        least = math.sqrt(max(float(fisher.sum()), 0.0))
+        with np.errstate(over="ignore"):  # it is then infinite
+            least = math.sqrt(max(float(fisher.sum()), 0.0))
     linear = found.sensitivity * least
     if smoothness:
         # Quadratic losses of the largest curvature that the smoothness allows, concave and convex.

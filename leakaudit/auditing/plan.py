@@ -144,7 +144,10 @@ def _check(table: str, name: str, wanted: str, value: object, least: int) -> Non
 def _number(value: object) -> bool:
     if not isinstance(value, int | float) or isinstance(value, bool):
         return False
-    return not math.isnan(value)
+    try:
+        return not math.isnan(value)
+    except OverflowError:  # an integer beyond the largest float
+        return False
 
 
 FORM = form(AuditPlan, "scenario")

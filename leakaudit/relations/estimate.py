@@ -289,7 +289,13 @@ def recorded(view: View, columns: Tensor | None = None) -> Fetch:
 
     def public(vector: Vector) -> Tensor:
         if vector.name in view.tensors:
-            return view.public(vector.name)[slice(*view.columns)]
+            value = view.public(vector.name)
+            if value.shape != (view.layout.size,):
+                raise LeakauditError(
+                    f"public tensor {vector.name!r} has shape {tuple(value.shape)}, expected "
+                    f"({view.layout.size},) like a model"
+                )
+            return value[slice(*view.columns)]
         return torch.full(
             (view.columns[1] - view.columns[0],),
             view.number(vector.name),

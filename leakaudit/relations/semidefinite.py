@@ -20,6 +20,8 @@ from leakaudit.relations.kkt import Array
 # tightness, because the dual certifies the upper value wherever the sweeps end.
 SWEEPS = 300
 
+BEYOND = 1e300  # sums of squares above this are infinite: floats end at 1.8e308
+
 # Share of the largest entry below which negative entries count as rounding. A choice, well above
 # float64's 2e-16.
 NEGATIVE = 1e-12
@@ -45,8 +47,11 @@ def supremum(m: Any, limits: Array) -> tuple[float, float]:
     """
     if not isinstance(m, np.ndarray):
         return _of_components(m, limits)
-    x = (m + m.T) / 2 * np.outer(limits, limits)
+    with np.errstate(over="ignore"):
+        x = (m + m.T) / 2 * np.outer(limits, limits)
     n = len(x)
+    if n and not np.abs(x).max() <= BEYOND / n**2:
+        return math.inf, math.inf
     if n == 0 or float(x.min()) > -NEGATIVE * float(x.max()) or not x.any():
         aligned = math.sqrt(max(float(x.sum()), 0.0))
         return aligned, aligned

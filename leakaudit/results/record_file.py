@@ -303,7 +303,7 @@ def save_reconstructions(path: Path, found: Sequence[Reconstruction]) -> list[St
         if one.tokens is not None:
             entry = replace(entry, tokens=f"tokens{i}")
             kept[f"tokens{i}"] = one.tokens
-        arrays |= {name: tensor.detach().cpu().numpy() for name, tensor in kept.items()}
+        arrays |= {name: _stored(tensor) for name, tensor in kept.items()}
         entries.append(entry)
     with replacing(path) as file:
         write_arrays(file, arrays)
@@ -363,6 +363,14 @@ def _rebuild(finding: Finding, folder: Path) -> Reconstruction:
         tokens,
         given(finding.others, ()),
     )
+
+
+def _stored(tensor: Tensor) -> np.ndarray:
+    """Return a tensor as an array; numpy has no bfloat16, whose numbers float32 holds exactly."""
+    import torch
+
+    values = tensor.detach().cpu()
+    return values.float().numpy() if values.dtype == torch.bfloat16 else values.numpy()
 
 
 @dataclass(frozen=True)

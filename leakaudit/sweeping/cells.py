@@ -184,7 +184,7 @@ def _attackable(plan: SweepPlan, scenario: Scenario, who: str) -> None:
     """Reject nodes that a scenario lacks, and adversaries that leave no node to attack."""
     adversary = Adversary.parse(who)
     nodes = plan.nodes or range(scenario.nodes)
-    _refuse_beyond("nodes", nodes, scenario.nodes, scenario)
+    _refuse_beyond("nodes", plan.nodes or (), scenario.nodes, scenario)
     # The server of a centralised protocol comes after all nodes.
     _refuse_beyond("adversaries", adversary.corrupt, scenario.nodes + 1, scenario)
     if adversary.corrupt.issuperset(nodes):

@@ -29,6 +29,7 @@ ERRORS = "errors"
 QUIET = 900.0
 LATEST = 12  # cells of a sweep that are shown
 SMALL = 1 << 16  # bytes of a progress file
+MOST = 1 << 53  # a count beyond this is none of this program's
 CELL = 1 << 20  # bytes of a cell's file
 
 
@@ -51,7 +52,7 @@ class Stage:
         """The finished part in per cent, "" if it is not known."""
         if not self.total:
             return ""
-        return f"{min(1.0, self.done / self.total):.0%}"
+        return f"{min(self.done, self.total) / self.total:.0%}"
 
 
 @dataclass(frozen=True)
@@ -204,13 +205,13 @@ def _left(
     if not stages or not stages[0].total:
         return None
     first = stages[0]
-    missing = max(0, first.total - first.done)
+    missing = float(min(MOST, max(0, first.total - first.done)))
     recent = sorted(times)[-50:]
     if len(recent) > 1 and recent[-1] > recent[0]:
         return missing * (recent[-1] - recent[0]) / (len(recent) - 1)
     if noted is None or not first.done:
         return None
-    return missing * max(0.0, noted.updated - noted.started) / first.done
+    return missing * max(0.0, noted.updated - noted.started) / min(MOST, first.done)
 
 
 def latest(folder: Path) -> list[Cell]:

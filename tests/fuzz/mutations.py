@@ -17,6 +17,7 @@ import sys
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from random import Random
 from typing import Any
 
@@ -191,7 +192,8 @@ def mutate_tree(r: Random, tree: Any, times: int = 0) -> Any:
             holder[key:key] = [holder[key]] * r.choice((1, 2, 50))
         else:
             other, at = r.choice(places)
-            holder[key] = pickle.loads(pickle.dumps(other[at]))
+            with suppress(RecursionError):  # earlier changes may have nested it too deeply
+                holder[key] = pickle.loads(pickle.dumps(other[at]))
     return tree
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import math
 import shutil
 import zipfile
 from collections.abc import Callable
@@ -21,10 +22,15 @@ from corpus import FACES, SMALL
 from invoked import refused
 
 from leakaudit._util.npz import Npz
+from leakaudit._util.seeds import nth_generator
+from leakaudit.adversary import Adversary
 from leakaudit.cli import main
 from leakaudit.errors import LONGEST, LeakauditError, one_line
 from leakaudit.pipeline.checkpoint import Checkpoint
 from leakaudit.protocols.declared import protocol_of
+from leakaudit.relations import Vector
+from leakaudit.relations.estimate import recorded
+from leakaudit.relations.semidefinite import supremum
 from leakaudit.rendering.gallery import image
 from leakaudit.results import record_file
 from leakaudit.sweeping import tables
@@ -33,6 +39,7 @@ from leakaudit.tasks.exported import archive
 from leakaudit.trace import Layout
 from leakaudit.traces import trace_file
 from leakaudit.traces._storage import foreign
+from leakaudit.viewing.running import Stage
 
 ATTACK = ("attack", "c.pt", "-o", "out", "-q")
 
@@ -288,7 +295,10 @@ def test_an_odd_checkpoint(here: Path, change: Callable[[dict[str, Any], Any], N
 # --- others ----------------------------------------------------------------------------------
 
 
-def test_a_sweep_of_two_billion_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sweep_of_two_billion_seeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)  # it is looked at, and other tests write into the checkout
     path = tmp_path / "plan.toml"
     path.write_text('[scenario]\nvictim = "dpsgd"\n[sweep]\nseeds = 2000000000\n')
     with pytest.raises(LeakauditError, match="expected at most 1000000 seeds"):
@@ -323,3 +333,42 @@ def test_an_export_that_was_interrupted_can_be_repeated(here: Path) -> None:
     (here / "site" / "index.html").unlink()
     (here / "site" / "notes.txt").touch()
     assert "contains other files" in refused_by("view", ".", "--export", "site", "-q")
+
+
+# --- found on the merged code -----------------------------------------------------------------
+
+
+def test_an_epsilon_beyond_all_floats(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    epsilon = "1" + "0" * 400
+    Path("a.toml").write_text(
+        f'[scenario]\nvictim = "dpnorm"\n[audit]\nepsilon = [{epsilon}, 1.0]\n'
+    )
+    assert "epsilon" in refused(capsys, "audit", "a.toml", "--dry-run")
+
+
+def test_a_negative_seed() -> None:
+    with pytest.raises(LeakauditError, match="seed: expected a whole number >= 0, got -1"):
+        nth_generator(-1, 0)
+
+
+def test_mu_beyond_all_floats_is_infinite() -> None:
+    assert supremum(np.full((2, 2), 1e200), np.full(2, 1e100)) == (math.inf, math.inf)
+
+
+def test_the_share_of_a_sweep_of_astronomic_length() -> None:
+    assert Stage("cells", 10**400, 3).share == "100%"
+    assert Stage("cells", 3, 10**400).share == "0%"
+
+
+@pytest.mark.parametrize("shape", [(1, 3), (2,), (0,)])
+def test_a_public_model_of_another_shape_is_no_vector(shape: tuple[int, ...], here: Path) -> None:
+    def other(tree: dict[str, Any], about: dict[str, Any]) -> None:
+        tree["public"]["w0"] = torch.zeros(shape)
+
+    edit(here / "a.pt", other)
+    trace = trace_file.load(here / "a.pt", verify=False)
+    with pytest.raises(LeakauditError, match="public tensor 'w0' has shape"):
+        recorded(Adversary().view(trace))(Vector("public", "w0", None, 0))

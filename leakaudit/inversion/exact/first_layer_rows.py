@@ -30,6 +30,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Generator, Tensor
 
+from leakaudit.errors import AttackError
+
 if TYPE_CHECKING:
     from leakaudit.leak import GradientLeak
     from leakaudit.tasks.build_task import LinearNames
@@ -218,7 +220,9 @@ def whiten(stack: Tensor, leak: GradientLeak, window: slice) -> Tensor:
         + torch.finfo(torch.float64).tiny
     )
     one = torch.eye(len(covariance), dtype=covariance.dtype, device=covariance.device)
-    root: Tensor = torch.linalg.cholesky(covariance + floor * one)
+    root, failed = torch.linalg.cholesky_ex(covariance + floor * one)
+    if failed:
+        raise AttackError("the noise of the rows of the first layer is too ill-conditioned")
     white: Tensor = torch.linalg.solve_triangular(root, stack[window].flatten(1), upper=False)
     return white.contiguous().reshape(stack[window].shape)
 

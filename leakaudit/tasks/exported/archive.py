@@ -334,7 +334,8 @@ def _tensor(name: str, payload: _Payload, records: Mapping[str, bytes], folder: 
     if numbers is None or len(numbers) % dtype.itemsize:
         raise _Rejected(f"the numbers of {name!r:.60} are missing or incomplete")
     # A stride of 0 would let a few bytes pass for a tensor of any size.
-    if math.prod(shape) > len(numbers) // dtype.itemsize or len(strides) != len(shape):
+    held = len(numbers) // dtype.itemsize
+    if math.prod(shape) > held or len(strides) != len(shape) or max(strides, default=0) > held:
         raise _Rejected(f"{name!r:.60} has {shape} entries, more than are stored")
     flat = torch.frombuffer(bytearray(numbers), dtype=dtype)
     offset = _whole([meta.storage_offset])[0]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -65,6 +67,16 @@ def test_a_pipe_gets_plain_text_without_blanks_at_the_end() -> None:
     page = render(record(), verbose=True)
     assert "\x1b" not in page
     assert not [line for line in page.split("\n") if line != line.rstrip()]
+
+
+def test_a_reader_that_closes_the_pipe_ends_the_command_quietly() -> None:
+    closed, pipe = os.pipe()
+    os.close(closed)
+    words = [sys.executable, "-m", "leakaudit", "list", "victims"]
+    done = subprocess.run(words, stdout=pipe, stderr=subprocess.PIPE, text=True)
+    os.close(pipe)
+    assert done.returncode == 0
+    assert done.stderr == ""
 
 
 def test_a_leak_is_said_once_and_its_limits_follow() -> None:

@@ -78,7 +78,7 @@ class Calibration:
         noise: Name -> lowest and highest standard deviation of the node's own noise (of all noise,
             if it adds none) after scaling.
         mu: The requested mu.
-        reached: mu at that noise, recomputed for the first view of a protocol.
+        reached: mu at that noise, confirmed by recomputing it for the first view of a protocol.
         leaking: Combinations that none of these noises hides.
     """
 
@@ -157,6 +157,7 @@ def calibrate(
         reached = _reached(protocol, threat, found, factor, delta, smoothness)
         if reached is not None and math.isclose(reached, found.mu / factor, rel_tol=CLOSE):
             protocol.proportional.append(True)
+            reached = found.mu / factor  # whichever view comes first, also in another process
     return Calibration(epsilon, delta, factor, noise, wanted, reached)
 
 

@@ -32,8 +32,8 @@ OWN = "own:"  # prefix of the name of an undeclared protocol in a recording
 FILE = ".toml"  # end of the name of a protocol file
 TEXT = "protocol_file"  # key in the provenance of a trace: the text of its protocol file
 READER = "leakaudit.protocols.equations.file"  # reads protocol files; a leaf of the core
-# Sizes of a constant or hyper-parameter other than 0: far from the ends of float32, so that protocols
-# and attacks can multiply two of them by a few units, or divide by one. Choices.
+# Sizes of a constant or hyper-parameter other than 0: far from the ends of float32, so that
+# protocols and attacks can multiply it by a few units, or divide by it. Choices.
 SMALLEST_SETTING = 1e-30
 LARGEST_SETTING = 1e30
 PLUGINS = "LEAKAUDIT_PLUGINS"  # modules, separated by commas; child processes find them too

@@ -43,8 +43,8 @@ MODELLED_ROUNDS = 40
 SLACK = 2000.0
 # Largest number of vectors that the protocol of a recording may declare: a number in any case, and
 # more for each message. The bundled victims declare at most 10 per message if all messages are
-# recorded; the rest is for inner steps, and for recordings of a few channels. Choices: commands that
-# only read a recording examine about 7,000 vectors per second.
+# recorded; the rest is for inner steps, and for recordings of a few channels. Choices: a lint
+# examines about 7,000 vectors per second.
 SOME = 5_000
 VECTORS = 500
 

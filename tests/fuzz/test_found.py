@@ -457,6 +457,16 @@ def test_a_sweep_of_two_billion_nodes_is_planned_at_once(
     assert time.process_time() - begun < 5
 
 
+def test_a_sweep_of_a_million_seeds_has_too_many_cells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("w.toml").write_text(SWEEP.replace("seeds = 2", "seeds = 1000000"))
+    begun = time.process_time()
+    assert "expected at most 50000 cells" in refused(capsys, "sweep", "w.toml", "--dry-run")
+    assert time.process_time() - begun < 5
+
+
 LONG = "1" + "0" * 5_000
 
 

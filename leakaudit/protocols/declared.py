@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
@@ -47,6 +48,15 @@ SLACK = 2000.0
 # examines about 7,000 vectors per second.
 SOME = 5_000
 VECTORS = 500
+
+
+def fitting(messages: int) -> AbstractContextManager[None]:
+    """Inside, a declaration that is too large for a recording is rejected.
+
+    Args:
+        messages: Number of messages of the recording.
+    """
+    return at_most(SOME + VECTORS * messages)
 
 
 @dataclass(frozen=True)
@@ -140,7 +150,7 @@ class Protocol:
         if self.messages is None:
             return _relations(self.victim, self.graph, rounds, self.public)
         try:
-            with at_most(SOME + VECTORS * self.messages):
+            with fitting(self.messages):
                 return _relations(self.victim, self.graph, rounds, self.public)
         except LeakauditError:
             raise

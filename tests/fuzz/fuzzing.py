@@ -606,7 +606,7 @@ def entry() -> int:
     """Run as a script."""
     args = _parsed()
     torch.set_num_threads(1)
-    work = args.work or Path(tempfile.mkdtemp(prefix="leakaudit-fuzz-"))
+    work = (args.work or Path(tempfile.mkdtemp(prefix="leakaudit-fuzz-"))).absolute()
     work.mkdir(parents=True, exist_ok=True)
     if args.case is not None:
         return replay(args.case, work)

@@ -251,6 +251,8 @@ class MapFile(MemoryFile):
     def finish(self, rows: int) -> None:
         """Truncate the last leaf in place and close; a reader finds a valid file at every moment.
 
+        At the end, the file and its name are on the disk.
+
         An archive is read from its end, where the directory is. Therefore a second directory, for
         the shorter tensor, is written into the unused part of that tensor, then the headers are
         replaced by those of the same size for the shorter tensor, and the file is truncated after
@@ -271,8 +273,14 @@ class MapFile(MemoryFile):
                 os.pwrite(self._fd, laid.tail, laid.writer.at)
                 laid.writer.write(self._fd)
                 os.ftruncate(self._fd, size)
-        except OSError:
-            self._no_room()
+            os.fsync(self._fd)
+            files.sync_folder(self.path.parent)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                self._no_room()
+            raise LeakauditError(
+                f"cannot write {self.path}: {error.strerror}; what was recorded may be damaged"
+            ) from None
         finally:
             os.close(self._fd)
             self._fd = -1

@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from leakaudit import mapping
 from leakaudit.capture.tap.log import event as lines
 from leakaudit.capture.tap.log.event import Event
 from leakaudit.capture.tap.log.nodes import numbered
@@ -72,16 +73,20 @@ class RankLog:
         if not event.numel:
             return torch.empty(event.shape, dtype=dtype)
         flat = torch.frombuffer(self._map, dtype=dtype, count=event.numel, offset=event.offset)
+        mapping.use(flat)
         return flat.view(event.shape)
 
     @cached_property
     def _map(self) -> mmap.mmap:
-        fd = os.open(self.path.with_suffix(".bin"), os.O_RDONLY | os.O_NOFOLLOW)
+        payloads = self.path.with_suffix(".bin")
+        fd = os.open(payloads, os.O_RDONLY | os.O_NOFOLLOW)
         # torch accepts only writable buffers; with a private mapping, writes do not reach the file.
         writable = mmap.PROT_READ | mmap.PROT_WRITE
         try:
             size = os.fstat(fd).st_size
-            return mmap.mmap(fd, size, flags=mmap.MAP_PRIVATE, prot=writable)
+            data = mmap.mmap(fd, size, flags=mmap.MAP_PRIVATE, prot=writable)
+            mapping.register(data, payloads)
+            return data
         finally:
             os.close(fd)
 

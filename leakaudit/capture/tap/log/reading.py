@@ -40,6 +40,7 @@ class RankLog:
         about: values of its first line, empty if that was truncated.
         events: in the order in which they were logged.
         closed: whether the process ended normally.
+        trouble: an error of the disk, after which messages are missing; empty if there was none.
         torn: whether the last event was truncated.
         seconds: time between its first line and its last.
         spent: seconds of this time that the tap used.
@@ -51,6 +52,7 @@ class RankLog:
     about: Mapping[str, Any]
     events: tuple[Event, ...]
     closed: bool
+    trouble: str
     torn: bool
     seconds: float
     spent: float
@@ -126,6 +128,7 @@ def _read(rank: int, attempt: int, path: Path) -> RankLog:
     events: list[Event] = []
     closed = False
     torn = False
+    trouble = ""
     last = 0.0
     spent = 0.0
     for place, line in enumerate(_lines(path)):
@@ -139,6 +142,7 @@ def _read(rank: int, attempt: int, path: Path) -> RankLog:
             break
         if value.get("end") is True:
             closed = True
+            trouble = str(value.get("trouble", ""))
             last = lines.number(value.get("time"))
         else:
             event = lines.event(value, rank, path, place)
@@ -153,7 +157,7 @@ def _read(rank: int, attempt: int, path: Path) -> RankLog:
         torn = True
     begun = lines.number(about.get("time"))
     seconds = max(0.0, last - begun)
-    return RankLog(rank, attempt, path, about, tuple(events), closed, torn, seconds, spent)
+    return RankLog(rank, attempt, path, about, tuple(events), closed, trouble, torn, seconds, spent)
 
 
 def _size(path: Path) -> int:

@@ -112,6 +112,20 @@ def test_a_recording_that_becomes_smaller_when_it_ends_is_whole(tmp_path: Path) 
     mapping.verify()
 
 
+@linux
+def test_a_recording_that_is_truncated_while_it_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "t.pt"
+    graph = leakaudit.Graph(2, ((0, 1),))
+    task = leakaudit.TaskSpec("logistic", shape=(20_000,), classes=2, loss="binary")
+    recorder = leakaudit.Recorder(path, protocol="dpsgd", params={}, task=task, graph=graph)
+    recorder.send(1, 0, 1, "w", torch.rand(20_001))
+    recorder.end_round(1)
+    os.truncate(path, 4096)
+    recorder.send(2, 0, 1, "w", torch.rand(20_001))
+    with pytest.raises(LeakauditError, match="truncated while it was written"):
+        recorder.close()
+
+
 PROGRAM = """
 import mmap
 import os

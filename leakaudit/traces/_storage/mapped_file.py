@@ -28,6 +28,7 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 from torch import Tensor
 
+from leakaudit import mapping
 from leakaudit._util import files
 from leakaudit.errors import LeakauditError
 from leakaudit.traces._storage.archive import Record, Writer
@@ -143,7 +144,7 @@ class MapFile(MemoryFile):
         laid = _lay_out(self._plan)
         self._index_size = laid.index_size
         self._last = laid.tensors[-1]
-        size = laid.writer.at + len(laid.tail)
+        self._size = size = laid.writer.at + len(laid.tail)
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         try:
             self._fd = os.open(self._temporary, flags, files.mode(path))
@@ -159,6 +160,7 @@ class MapFile(MemoryFile):
             laid.writer.write(self._fd)
             os.pwrite(self._fd, laid.tail, laid.writer.at)
             self._map = mmap.mmap(self._fd, size)
+            mapping.register(self._map, path)
         except OSError as error:
             self.discard()
             raise LeakauditError(
@@ -196,10 +198,11 @@ class MapFile(MemoryFile):
             stop: Number of bytes.
 
         Raises:
-            LeakauditError: The disk is full.
+            LeakauditError: The disk is full, or somebody truncated the file.
         """
         if stop <= self._ready:
             return
+        self._whole()
         free = self._ready + shutil.disk_usage(self.path.parent).free
         stop = max(stop, min(self._ready + AHEAD, self._last.size, free))
         if free < stop:  # writing to the map of a full disk would kill the process
@@ -213,6 +216,14 @@ class MapFile(MemoryFile):
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 self._no_room()
         self._ready = stop
+
+    def _whole(self) -> None:
+        """Raise LeakauditError if the file became smaller, so that what was written may be lost."""
+        if os.fstat(self._fd).st_size < self._size:
+            raise LeakauditError(
+                f"{self.path} was truncated while it was written; keep others away from it, and "
+                "record again"
+            )
 
     def _no_room(self) -> NoReturn:
         raise LeakauditError(
@@ -261,6 +272,9 @@ class MapFile(MemoryFile):
 
         Args:
             rows: Number of rows of the last leaf to keep.
+
+        Raises:
+            LeakauditError: The disk fails, or somebody truncated the file.
         """
         last = _last_leaf(self._plan)
         cut = Hole((rows, *last.shape[1:]), last.dtype)
@@ -269,6 +283,7 @@ class MapFile(MemoryFile):
         size = laid.writer.at + len(laid.tail)
         room = self._last.start + self._last.size
         try:
+            self._whole()
             if laid.index_size == self._index_size and size <= room:
                 os.pwrite(self._fd, laid.tail, laid.writer.at)
                 laid.writer.write(self._fd)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from leakaudit.capture.tap import launch
 from leakaudit.capture.tap.log.capture import Capture
 from leakaudit.capture.tap.log.reading import RankLog, read_logs
 from leakaudit.capture.tap.log.writing import DTYPES, Log
@@ -214,6 +216,20 @@ def test_a_trace_is_not_complete_if_the_disk_failed(
     trace = trace_file.load(target)
     assert trace.complete == (fails == "nothing")
     assert len(trace.messages[0].round) == (8 if fails == "nothing" else 7)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows does not lock folders")
+def test_two_taps_do_not_mix_their_logs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["tap", "-o", str(tmp_path / "t.pt"), "-q", "--", sys.executable, "-c", "print()"]
+    with launch.owned(tmp_path / "t.tap"):
+        (tmp_path / "t.tap" / "rank0.0.jsonl").touch()
+        assert main(words) == 2
+        (line,) = capsys.readouterr().err.strip().splitlines()
+        assert "another tap writes to" in line
+        assert (tmp_path / "t.tap" / "rank0.0.jsonl").exists()
+    assert main(words) == 2  # the program sends nothing
+    assert "no messages of the program" in capsys.readouterr().err
+    assert not (tmp_path / "t.tap").exists()
 
 
 def test_a_rank_that_is_started_again_gets_files_of_its_own(tmp_path: Path) -> None:

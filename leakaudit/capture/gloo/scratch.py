@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from leakaudit._util.locking import lock as lock_folder
 from leakaudit.errors import LeakauditError
-
-if sys.platform != "win32":
-    import fcntl
 
 PREFIX = ".gloo-"
 
@@ -60,7 +57,7 @@ def clear(beside: Path) -> None:
     """
     for folder in beside.glob(f"{PREFIX}*"):
         with suppress(OSError):
-            lock = _lock(folder, wait=False)
+            lock = lock_folder(folder, wait=False)
             if lock is not None:
                 shutil.rmtree(folder, ignore_errors=True)
                 os.close(lock)
@@ -76,24 +73,8 @@ def _held(beside: Path | None) -> tuple[Path, int | None]:
         folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=beside))
         lock = None
         with suppress(OSError):
-            lock = _lock(folder, wait=True)
+            lock = lock_folder(folder, wait=True)
         if folder.exists():
             return folder, lock
         if lock is not None:
             os.close(lock)
-
-
-def _lock(folder: Path, wait: bool) -> int | None:
-    """Lock a folder as long as the returned descriptor is open.
-
-    Raises OSError if it cannot be locked: with `wait` false, because somebody holds it.
-    """
-    if sys.platform == "win32":
-        return None
-    fd = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECTORY)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(fd)
-        raise
-    return fd

@@ -139,7 +139,8 @@ class Log:
         with self._lock:
             if self._lines < 0:
                 return
-            line = {"end": True, "time": round(time.time(), 6), "spent": round(self.spent, 6)}
+            line: dict[str, Any] = {"end": True, "time": round(time.time(), 6)}
+            line["spent"] = round(self.spent, 6)
             if self.trouble:
                 line["trouble"] = self.trouble
             self._line({**line, **notes})

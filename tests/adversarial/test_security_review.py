@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,11 +25,17 @@ import numpy as np
 import pytest
 import torch
 
+from leakaudit import registry
 from leakaudit._util import npz, own_code
 from leakaudit._util.files import mode, private_folder, replacing
+from leakaudit.accounting.adversaries import named
+from leakaudit.accounting.compare import compare
+from leakaudit.adversary import Adversary
 from leakaudit.capture.tap.messages import description
 from leakaudit.cli import main
 from leakaudit.errors import LeakauditError
+from leakaudit.protocols import topology
+from leakaudit.protocols.declared import Protocol
 from leakaudit.protocols.training_curves import to_csv
 from leakaudit.results import provenance
 from leakaudit.results.wording import clean
@@ -539,6 +546,30 @@ def test_nodes_and_rounds_go_with_the_size_of_the_file(
     assert complaint in said(capsys, *verb, edited(place / "trace.pt", change))
 
 
+def memory_of_a_bound(rounds: int) -> int:
+    """Peak bytes while one node of D-PSGD is bounded, as an eavesdropper sees it."""
+    victim = registry.configure(registry.get("victims", "dpsgd"), {"sigma": 1.0})
+    graph = topology.make("ring", 5, torch.Generator())
+    protocol = Protocol(victim, graph, rounds, {"w0": torch.zeros(1)})
+    tracemalloc.start()
+    try:
+        list(compare(protocol, named([Adversary()], [0], 5)))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    return peak
+
+
+@pytest.mark.slow
+@pytest.mark.xfail(
+    strict=True, raises=AssertionError, reason="147 MB for 2,000 rounds, and 550 MB for 4,000"
+)
+def test_the_memory_of_a_bound_grows_with_the_rounds_and_not_with_their_square() -> None:
+    """(9)"""
+    memory_of_a_bound(50)  # loads what is needed once
+    assert memory_of_a_bound(4_000) < 2.6 * memory_of_a_bound(2_000)
+
+
 @pytest.mark.parametrize("name", ["samples", "batch"])
 def test_an_attack_does_not_allocate_what_a_file_declares(
     place: Path, name: str, capsys: pytest.CaptureFixture[str]
@@ -943,6 +974,7 @@ REVIEWED = {
     6: CRASHES + "test_the_action_believes_the_record_of_its_own_step_only",
     7: CRASHES + "test_pictures_of_another_run_are_refused",
     8: HERE + "test_nodes_and_rounds_go_with_the_size_of_the_file",
+    9: HERE + "test_the_memory_of_a_bound_grows_with_the_rounds_and_not_with_their_square",
     10: HERE + "test_the_command_line_of_a_tapped_program_is_not_recorded",
     11: HERE + "test_all_that_is_written_is_private",
     12: "../contract/test_redaction.py::test_of_what_is_planted_in_every_field_nothing_stays",
@@ -961,12 +993,10 @@ REVIEWED = {
     25: HERE + "test_a_cell_of_a_sweep_that_was_changed_is_computed_again",
     26: HERE + "test_a_sweep_starts_where_the_system_does_not_tell_its_processors",
 }
-# The bound of 1e5 rounds.
-ELSEWHERE = {9}
 
 
 def test_every_defect_of_the_review_has_a_test() -> None:
-    assert REVIEWED.keys() | ELSEWHERE == set(range(1, 27))
+    assert REVIEWED.keys() == set(range(1, 27))
     for name in REVIEWED.values():
         file, _, function = name.partition("::")
         assert f"\ndef {function}(" in (Path(__file__).parent / file).read_text()

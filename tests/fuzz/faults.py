@@ -130,12 +130,13 @@ def recording_of_processes(path: Path) -> Messages:
     The other processes go on with what they have, so later messages are those of no other run.
     """
     found = recording(path)
-    about = trace_file.load(path).provenance
-    last = min([one["round"] for one in about["ended"]], default=about["planned"])
-    last = min(last, about.get("holds_until", last))
     if found.complete:
         return found
-    return Messages(found.complete, frozenset(one for one in found.sent if one[0] <= last))
+    about: dict[str, Any] = dict(trace_file.load(path).provenance)
+    last = min([one["round"] for one in about["ended"]], default=about["planned"])
+    last = min(last, about.get("holds_until", last))
+    until = [one for one in found.sent if isinstance(one[0], int) and one[0] <= last]
+    return Messages(found.complete, frozenset(until))
 
 
 def results(folder: Path) -> Any:

@@ -5,7 +5,7 @@ python bench/load.py [--only NAME …] [--repeat 200]
     findings: 2,500 and 10,000 findings in one record: read, written as a page, Markdown and JSON
     nodes: rings of 750 and 3,000 nodes: recorded, listed, one node explained and attacked
     parameters: 1e7 and 1e8 parameters: recorded whole and by selected columns, listed, one node
-        attacked with at most 2 GB for its gradients
+        attacked with at most 4 GB for its gradients
     readers: 200 threads, and 4 processes with 50 reads each, read one trace and one record at once
     repeat: load a trace, report, bound and check, again and again in one process
 
@@ -180,8 +180,8 @@ def parameters(size: int, folder: Path) -> None:
             line["file MB"] = round(Path(trace).stat().st_size / 1e6, 1)
         with steps.step(f"trace info {name}"):
             command("trace", "info", trace)
-    words = ["--node", "0", "--max-memory", "2GB", "-o", str(folder / "out"), "-q"]
-    with steps.step("attack whole", limit="2GB"):
+    words = ["--node", "0", "--max-memory", "4GB", "-o", str(folder / "out"), "-q"]
+    with steps.step("attack whole", limit="4GB"):
         command("attack", str(folder / "whole.pt"), *words)
 
 
@@ -248,12 +248,17 @@ def readers(size: int, folder: Path) -> None:
 
 def repeat(size: int, folder: Path) -> None:
     """Load a trace, report, bound and check, `size` times."""
-    import leakaudit as la
-
     record = attacked(folder)
     (folder / "leakaudit.toml").write_text(GATE)
-    os.chdir(folder)
-    command("baseline", "update", "--reason", "first", "-q")
+    with contextlib.chdir(folder):
+        command("baseline", "update", "--reason", "first", "-q")
+        _repeat(size, record)
+
+
+def _repeat(size: int, record: Path) -> None:
+    """Repeat in the current folder."""
+    import leakaudit as la
+
     actions: dict[str, Callable[[], object]] = {
         "load": lambda: la.load("t.pt").messages[0].payload.sum(),
         "report": lambda: [la.report(record, form) for form in ("html", "markdown", "json")],

@@ -22,6 +22,7 @@ import platform
 import signal
 import sys
 import weakref
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -73,7 +74,9 @@ class _File:
 
 
 _lost: list[LeakauditError] = []  # what was found about files that nobody uses any more
-_files: weakref.WeakKeyDictionary[mmap.mmap, _File] = weakref.WeakKeyDictionary()
+# By the address of the first byte. It is copied in one step before it is gone through, because
+# other threads open and close files meanwhile; the dictionaries of weakref cannot be copied so.
+_files: dict[int, tuple[weakref.ref[mmap.mmap], _File]] = {}
 
 
 def register(data: mmap.mmap, path: str | os.PathLike[str]) -> None:
@@ -84,7 +87,8 @@ def register(data: mmap.mmap, path: str | os.PathLike[str]) -> None:
         path: The file.
     """
     start = ctypes.addressof(ctypes.c_char.from_buffer(data))
-    _files[data] = _File(str(path), start, len(data))
+    gone = weakref.ref(data, lambda _: _files.pop(start, None))
+    _files[start] = gone, _File(str(path), start, len(data))
     _survive()
 
 
@@ -114,8 +118,9 @@ def need(data: mmap.mmap, stop: int) -> None:
         data: A registered map.
         stop: Number of bytes that the file must keep.
     """
-    file = _files[data]
-    file.needed = max(file.needed, stop)
+    for mapped, file in _open():
+        if mapped is data:
+            file.needed = max(file.needed, stop)
 
 
 def verify() -> None:
@@ -125,9 +130,9 @@ def verify() -> None:
         LeakauditError: A file was truncated, so zeros may have been read in its place. This is
             said once about a file that nobody uses any more.
     """
-    if any(_left(data) < file.stop() for data, file in list(_files.items())):
+    if any(_left(data) < file.stop() for data, file in _open()):
         gc.collect()  # nobody may use what is truncated any more
-    for data, file in list(_files.items()):
+    for data, file in _open():
         _check(data, file, file.stop())
     if _lost:
         first = _lost[0]
@@ -193,9 +198,17 @@ def _left(data: mmap.mmap) -> float:
         return math.inf
 
 
+def _open() -> Iterator[tuple[mmap.mmap, _File]]:
+    """Yield all maps that are still there."""
+    for known, file in list(_files.values()):
+        data = known()
+        if data is not None:
+            yield data, file
+
+
 def _around(address: int) -> tuple[mmap.mmap, _File] | None:
     """Return the map around an address."""
-    for data, file in list(_files.items()):
+    for data, file in _open():
         if address in file:
             return data, file
     return None

@@ -6,7 +6,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,27 @@ def test_a_process_survives_the_pages_that_are_gone(trace: Path) -> None:
         mapping.release(found[-1])
     with pytest.raises(LeakauditError, match=r"t\.pt was truncated"):
         mapping.verify()
+
+
+@pytest.fixture
+def impatient() -> Iterator[None]:
+    """Threads take turns a thousand times as often."""
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(usual / 1000)
+    yield
+    sys.setswitchinterval(usual)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_many_threads_read_at_once(trace: Path) -> None:
+    """Files are opened and closed while others are looked up."""
+
+    def read(_: int) -> float:
+        return float(trace_file.load(trace, verify=False).messages[0].payload[-1].sum())
+
+    with ThreadPoolExecutor(100) as pool:
+        assert len(set(pool.map(read, range(400)))) == 1
+    mapping.verify()
 
 
 def test_a_recording_that_becomes_smaller_when_it_ends_is_whole(tmp_path: Path) -> None:

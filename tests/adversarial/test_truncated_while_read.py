@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import signal
 import subprocess
@@ -108,15 +109,21 @@ def impatient() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("impatient")
-def test_many_threads_read_at_once(trace: Path) -> None:
+def test_many_threads_read_at_once(tmp_path: Path) -> None:
     """Files are opened and closed while others are looked up."""
+    path = tmp_path / "file"
+    path.write_bytes(bytes(4096))
 
-    def read(_: int) -> float:
-        return float(trace_file.load(trace, verify=False).messages[0].payload[-1].sum())
+    def read(_: int) -> None:
+        for _ in range(100):
+            with path.open("r+b") as file:
+                data = mmap.mmap(file.fileno(), 0)
+            mapping.register(data, path)
+            mapping.need(data, 4096)
+            mapping.verify()
 
-    with ThreadPoolExecutor(100) as pool:
-        assert len(set(pool.map(read, range(400)))) == 1
-    mapping.verify()
+    with ThreadPoolExecutor(20) as pool:
+        list(pool.map(read, range(20)))
 
 
 def test_a_recording_that_becomes_smaller_when_it_ends_is_whole(tmp_path: Path) -> None:

@@ -138,7 +138,8 @@ def nodes(size: int, folder: Path) -> None:
     steps = Steps("nodes", size)
     trace = str(folder / "t.pt")
     with steps.step("record") as line:
-        command("record", "dpsgd", "--nodes", str(size), "--rounds", "5", "-o", trace, *SMALL)
+        words = ["--nodes", str(size), "--rounds", "5", *SMALL, "--data", f"gaussians:{2 * size}"]
+        command("record", "dpsgd", "-o", trace, *words)
         line["file MB"] = round(Path(trace).stat().st_size / 1e6, 1)
     one_node(steps, trace, folder, "explain")
 

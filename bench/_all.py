@@ -263,6 +263,7 @@ LEFT_OUT = {
     "deduce.py": "it measures growth and memory of reading traces, and compares with no peer",
     "gate.py": "it counts how often a gate is right, in ten minutes; it compares no times",
     "large.py": "it compares with limits of time, memory and disk, in half an hour",
+    "load.py": "it measures growth and memory of large inputs, in half an hour",
     "compress.py": "it compares sizes, not times",
 }
 

@@ -47,6 +47,12 @@ class LeakauditError(Exception):
         super().__init__(_shortened(line, LONGEST))
 
 
+class Interrupted(LeakauditError):
+    """The run was interrupted before there was anything to report."""
+
+    code = 130
+
+
 class ProgramError(LeakauditError):
     """The program under test did not produce a complete recording, so there is no verdict."""
 

@@ -51,6 +51,33 @@ def private_folder(path: Path) -> None:
     if path.parent != path:
         private_folder(path.parent)
     path.mkdir(PRIVATE_FOLDER, exist_ok=True)
+    sync_folder(path.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """Wait until the names in a folder are on the disk: those of new files, and of renamed ones.
+
+    Without it, a failure of the machine may undo the renaming of a file whose content is safe.
+
+    Args:
+        path: The folder.
+
+    Raises:
+        OSError: The disk failed.
+    """
+    if os.name != "posix":  # other systems cannot open a folder
+        return
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    except PermissionError:  # one may write into a folder without being allowed to list it
+        return
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # file systems that do not do this
+            raise
+    finally:
+        os.close(fd)
 
 
 @contextmanager
@@ -61,8 +88,9 @@ def replacing(path: Path, durable: bool = True) -> Iterator[BinaryIO]:
 
     Args:
         path: The file to write or replace.
-        durable: Whether the content is on the disk at the end, so that a failure of the machine
-            cannot leave an empty file. This takes milliseconds.
+        durable: Whether the file and its name are on the disk at the end, so that a failure of
+            the machine can neither leave an empty file nor bring back the old one. This takes
+            milliseconds.
 
     Yields:
         The open file.
@@ -84,6 +112,8 @@ def replacing(path: Path, durable: bool = True) -> Iterator[BinaryIO]:
                     os.fsync(file.fileno())
             beside.chmod(kept)  # a library that was given the name may have made the file anew
             beside.replace(path)
+            if durable:
+                sync_folder(path.parent)
         finally:
             beside.unlink(missing_ok=True)
     except OSError as error:
@@ -93,19 +123,20 @@ def replacing(path: Path, durable: bool = True) -> Iterator[BinaryIO]:
         ) from None
 
 
-def write_tensors(path: Path, content: Mapping[str, Any]) -> None:
+def write_tensors(path: Path, content: Mapping[str, Any], durable: bool = True) -> None:
     """Write tensors with `torch.save`, atomically.
 
     Args:
         path: The file to write or replace.
         content: Tensors and plain values by name.
+        durable: As for `replacing`.
 
     Raises:
         LeakauditError: The file cannot be written.
     """
     import torch
 
-    with replacing(path) as file:
+    with replacing(path, durable) as file:
         try:
             torch.save(content, file)
         except RuntimeError as error:  # torch does not pass on the error of a full disk

@@ -182,6 +182,8 @@ def _run(args: argparse.Namespace) -> tuple[int, str]:
         plugins(args)
         code: int = args.run(args)
         show("")
+        if "leakaudit.mapping" in sys.modules:  # a command that maps nothing does not import it
+            sys.modules["leakaudit.mapping"].verify()
     except Told:
         raise
     except SystemExit as ended:

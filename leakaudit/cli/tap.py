@@ -148,15 +148,16 @@ def run(args: argparse.Namespace) -> int:
             "names": described.names,
         }
         _require_layers(layers, described)
-    launch.prepare(folder)
-    said = _choice(layers) if described is None else _need(limit, described, layers)
-    say(f"leakaudit tap: at most {human(limit)} of messages are recorded ({why}): {said}", args)
-    try:
-        code = launch.run(command, folder, **listening)
-    except LeakauditError:
-        launch.clear(folder)
-        raise
-    return _finish(args, chosen, folder, described, code)
+    with launch.owned(folder):
+        launch.prepare(folder)
+        said = _choice(layers) if described is None else _need(limit, described, layers)
+        say(f"leakaudit tap: at most {human(limit)} of messages are recorded ({why}): {said}", args)
+        try:
+            code = launch.run(command, folder, **listening)
+        except LeakauditError:
+            launch.clear(folder)
+            raise
+        return _finish(args, chosen, folder, described, code)
 
 
 def _finish(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from leakaudit import registry
+from leakaudit import mapping, registry
 from leakaudit.adversary import Adversary, node_list
 from leakaudit.errors import LeakauditError, NotDetermined
 from leakaudit.extraction import changes, gradient_values
@@ -46,6 +46,7 @@ def leaks(
     """
     heard = Deduction(trace, Adversary() if adversary is None else Adversary.of(adversary))
     found = deduce(heard, node_list(nodes), rounds, incomplete=True)
+    mapping.verify()
     return replace(found, items=tuple(each_sum_once(found)))
 
 

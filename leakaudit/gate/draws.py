@@ -37,6 +37,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import betainccinv, chdtr, ndtr
 
+from leakaudit._util.signals import whole
 from leakaudit.bounds.empirical import at_least
 from leakaudit.lint.substitute import Floats, Noise
 from leakaudit.protocols.deviation import Deviation
@@ -206,7 +207,8 @@ class Draws:
             if not self._width:
                 self._start(width, layers)
             if width == self._width:
-                self._add(run, one, rounding[one.node])
+                with whole():  # what was added before Ctrl-C is still tested
+                    self._add(run, one, rounding[one.node])
 
     def shared(self) -> Iterator[Deviation]:
         """Yield two draws that are equal; findings of other tests may be a consequence of this."""

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from leakaudit import registry
 from leakaudit._util.revision import revision
-from leakaudit.errors import LeakauditError
+from leakaudit.errors import Interrupted
 from leakaudit.gate import measures
 from leakaudit.gate.baseline import rounded
 from leakaudit.gate.cells import Cell
@@ -67,10 +67,10 @@ def build(judged: Judged) -> CheckRecord:
         judged: a run of a gate.
 
     Raises:
-        LeakauditError: nothing was recorded.
+        Interrupted: nothing was recorded.
     """
     if judged.first is None:
-        raise LeakauditError("the run was interrupted before the first recording")
+        raise Interrupted("the run was interrupted before the first recording")
     trace = judged.first.trace
     gate = part(judged)
     left_out = tuple(not_tried(judged.gate))

@@ -86,7 +86,7 @@ def kept(folder: Path) -> Iterator[None]:
             stages=tuple(stages.values()),
         )
         # A disk without space ends the run itself, with a message of its own.
-        with suppress(LeakauditError), replacing(path) as file:
+        with suppress(LeakauditError), replacing(path, durable=False) as file:
             file.write(json.dumps(msgspec.to_builtins(content)).encode() + b"\n")
 
     try:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 import msgspec
 from msgspec.structs import replace
 
+from leakaudit import mapping
 from leakaudit._util import npz
 from leakaudit._util.decoding import departure
 from leakaudit._util.files import replacing, write_arrays
@@ -113,6 +114,7 @@ def write(path: Path, results: Mapping[str, Json]) -> None:
         LeakauditError: The record is not valid, or the file cannot be written.
     """
     validate(results, path.name)
+    mapping.verify()  # what was read of the traces must still be there
     text = json.dumps(results, indent=2, ensure_ascii=False, allow_nan=False)
     with replacing(path) as file:
         file.write(text.encode("utf-8", "backslashreplace") + b"\n")

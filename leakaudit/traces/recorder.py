@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 import leakaudit
-from leakaudit import registry
+from leakaudit import mapping, registry
 from leakaudit._util.files import replacing
 from leakaudit._util.vocabulary import Vocabulary, finite
 from leakaudit.errors import LeakauditError
@@ -399,7 +399,12 @@ class Recorder:
 
         Args:
             complete: False marks the recording as incomplete.
+
+        Raises:
+            LeakauditError: The disk fails, or the messages come from a file that was truncated
+                while it was read; then the recording stays incomplete.
         """
+        mapping.verify()
         if self._writer.pending:
             self.end_round(self._round)
         self._end(complete)

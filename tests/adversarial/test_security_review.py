@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,11 +25,17 @@ import numpy as np
 import pytest
 import torch
 
+from leakaudit import registry
 from leakaudit._util import npz, own_code
 from leakaudit._util.files import mode, private_folder, replacing
+from leakaudit.accounting.adversaries import named
+from leakaudit.accounting.compare import compare
+from leakaudit.adversary import Adversary
 from leakaudit.capture.tap.messages import description
 from leakaudit.cli import main
 from leakaudit.errors import LeakauditError
+from leakaudit.protocols import topology
+from leakaudit.protocols.declared import Protocol
 from leakaudit.protocols.training_curves import to_csv
 from leakaudit.results import provenance
 from leakaudit.results.wording import clean
@@ -539,6 +546,30 @@ def test_nodes_and_rounds_go_with_the_size_of_the_file(
     assert complaint in said(capsys, *verb, edited(place / "trace.pt", change))
 
 
+def memory_of_a_bound(rounds: int) -> int:
+    """Peak bytes while one node of D-PSGD is bounded, as an eavesdropper sees it."""
+    victim = registry.configure(registry.get("victims", "dpsgd"), {"sigma": 1.0})
+    graph = topology.make("ring", 5, torch.Generator())
+    protocol = Protocol(victim, graph, rounds, {"w0": torch.zeros(1)})
+    tracemalloc.start()
+    try:
+        list(compare(protocol, named([Adversary()], [0], 5)))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    return peak
+
+
+@pytest.mark.slow
+@pytest.mark.xfail(
+    strict=True, raises=AssertionError, reason="147 MB for 2,000 rounds, and 550 MB for 4,000"
+)
+def test_the_memory_of_a_bound_grows_with_the_rounds_and_not_with_their_square() -> None:
+    """(9)"""
+    memory_of_a_bound(50)  # loads what is needed once
+    assert memory_of_a_bound(4_000) < 2.6 * memory_of_a_bound(2_000)
+
+
 @pytest.mark.parametrize("name", ["samples", "batch"])
 def test_an_attack_does_not_allocate_what_a_file_declares(
     place: Path, name: str, capsys: pytest.CaptureFixture[str]
@@ -766,6 +797,51 @@ def test_an_output_that_cannot_be_written_is_said_before_the_run(
     assert not (place / "ran").exists()
 
 
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """What is flushed to the disk and renamed, in order, with the name of the file."""
+    found: list[tuple[str, str]] = []
+    fsync = os.fsync
+    replace = os.replace
+
+    def flushed(fd: int) -> None:
+        fsync(fd)
+        found.append(("fsync", Path(f"/proc/self/fd/{fd}").readlink().name))
+
+    def renamed(source: Path, target: Path) -> None:
+        replace(source, target)
+        found.append(("rename", Path(target).name))
+
+    monkeypatch.setattr(os, "fsync", flushed)
+    monkeypatch.setattr(os, "replace", renamed)
+    monkeypatch.setattr(Path, "replace", renamed)
+    return found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the names of open files are those of Linux")
+@pytest.mark.parametrize("output", ["t.pt", "t/"])
+def test_what_is_said_to_be_written_is_on_the_disk(
+    place: Path, calls: list[tuple[str, str]], output: str
+) -> None:
+    """The content of every file before its name, and then the name (19)."""
+    assert main([*RECORD, "-o", output]) == 0
+    assert main(["attack", output, "-o", "out", "-q"]) == 0
+    files = [*place.rglob("*.pt"), *place.rglob("*.json"), *place.rglob("*.npz")]
+    files = [path for path in files if path.name != "progress.json"]
+    assert len(files) >= 5
+    for path in files:
+        named = max(k for k, call in enumerate(calls) if call == ("rename", path.name))
+        assert ("fsync", path.parent.name) in calls[named:], path
+        content = [call for call in calls if call[0] == "fsync" and path.name in call[1]]
+        assert content, path
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the names of open files are those of Linux")
+def test_a_new_folder_is_on_the_disk(place: Path, calls: list[tuple[str, str]]) -> None:
+    private_folder(place / "a" / "b")
+    assert calls == [("fsync", place.name), ("fsync", "a")]
+
+
 def test_a_full_disk_is_one_line_when_the_truth_is_written(place: Path) -> None:
     """(18)"""
     code = (
@@ -898,6 +974,7 @@ REVIEWED = {
     6: CRASHES + "test_the_action_believes_the_record_of_its_own_step_only",
     7: CRASHES + "test_pictures_of_another_run_are_refused",
     8: HERE + "test_nodes_and_rounds_go_with_the_size_of_the_file",
+    9: HERE + "test_the_memory_of_a_bound_grows_with_the_rounds_and_not_with_their_square",
     10: HERE + "test_the_command_line_of_a_tapped_program_is_not_recorded",
     11: HERE + "test_all_that_is_written_is_private",
     12: "../contract/test_redaction.py::test_of_what_is_planted_in_every_field_nothing_stays",
@@ -907,6 +984,7 @@ REVIEWED = {
     16: HERE + "test_two_runs_may_start_in_one_folder",
     17: HERE + "test_an_output_that_cannot_be_written_is_said_before_the_run",
     18: HERE + "test_a_full_disk_is_one_line_when_the_truth_is_written",
+    19: "test_truncated_while_read.py::test_a_command_ends_in_one_line",
     20: HERE + "test_a_terminal_is_not_commanded_by_a_file",
     21: HERE + "test_a_runner_is_not_commanded_by_a_record",
     22: HERE + "test_a_label_is_no_formula_of_a_spreadsheet",
@@ -915,12 +993,10 @@ REVIEWED = {
     25: HERE + "test_a_cell_of_a_sweep_that_was_changed_is_computed_again",
     26: HERE + "test_a_sweep_starts_where_the_system_does_not_tell_its_processors",
 }
-# The bound of 1e5 rounds, and a mapped file that is truncated while it is read (SECURITY.md).
-ELSEWHERE = {9, 19}
 
 
 def test_every_defect_of_the_review_has_a_test() -> None:
-    assert REVIEWED.keys() | ELSEWHERE == set(range(1, 27))
+    assert REVIEWED.keys() == set(range(1, 27))
     for name in REVIEWED.values():
         file, _, function = name.partition("::")
         assert f"\ndef {function}(" in (Path(__file__).parent / file).read_text()

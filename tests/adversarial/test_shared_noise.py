@@ -5,8 +5,10 @@ The noise is drawn here with numpy; the honest cases have random shapes.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -251,3 +253,21 @@ def test_noise_on_a_grid_is_no_alarm(random: np.random.Generator) -> None:
         ]
         found.add(Run(k), of_nodes, layers, dict.fromkeys(range(shape.nodes), grid))
     assert not told(found)
+
+
+def test_ctrl_c_leaves_draws_that_can_be_tested(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes while the spectrum of a draw is computed."""
+    random = np.random.default_rng(0)
+    rfft = np.fft.rfft
+
+    def interrupted(*arguments: Any) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        return rfft(*arguments)
+
+    found = Draws()
+    noise = _noise(0, random.normal(size=(4, 60)), np.zeros((4, 60)))
+    monkeypatch.setattr(np.fft, "rfft", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        found.add(Run(0), [noise], {}, {0: 1e-7})
+    assert not told(found)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -8,14 +8,19 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from leakaudit.capture.gloo import setup
+from leakaudit.capture.gloo.engine import MEETING
+from leakaudit.capture.gloo.scratch import clear, scratch
 from leakaudit.capture.tap import launch
 from leakaudit.capture.tap.log.reading import read_logs
 from leakaudit.cli import main
@@ -238,6 +243,76 @@ def test_no_process_outlives_the_one_that_started_it(started: Callable[..., Star
     supervisor = int(Path(f"/proc/{one.pids[0]}/stat").read_text().rsplit(")", 1)[1].split()[1])
     one.run.kill()
     until(lambda: not any(map(alive, [supervisor, *one.pids.values()])))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM])
+def test_a_run_that_is_killed_leaves_no_folder(
+    started: Callable[..., Started], tmp_path: Path, ending: signal.Signals
+) -> None:
+    one = started()
+    assert len(list(tmp_path.glob(".gloo-*"))) == 1
+    one.run.send_signal(ending)
+    one.run.communicate(timeout=LONG)
+    assert one.run.returncode in (-ending, 130)
+    until(lambda: not list(tmp_path.glob(".gloo-*")))
+    until(lambda: not any(map(alive, one.pids.values())))
+
+
+def test_the_folder_of_a_killed_run_is_removed_by_the_next(tmp_path: Path) -> None:
+    """The supervisor may be killed too, or may not have run yet; a run that lives keeps its own."""
+    program = "import os, sys\nfrom leakaudit.capture.gloo.scratch import scratch\n"
+    program += "with scratch(sys.argv[1]):\n    os.kill(os.getpid(), 9)"
+    output = tmp_path / "t.pt"
+    subprocess.run([sys.executable, "-c", program, str(output)], check=False)
+    (left,) = tmp_path.glob(".gloo-*")
+    (left / "data0.pt").touch()
+    with scratch(output) as first:
+        assert not left.exists()
+        with scratch(output) as second:
+            assert first.is_dir()
+            assert second.is_dir()
+        assert list(tmp_path.glob(".gloo-*")) == [first]
+    assert not list(tmp_path.glob(".gloo-*"))
+
+
+def test_a_folder_that_another_run_removes_at_once_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Path] = []
+    mkdtemp = tempfile.mkdtemp
+
+    def removed(**options: Any) -> str:
+        made.append(Path(mkdtemp(**options)))
+        if len(made) == 1:
+            clear(tmp_path)
+            assert not made[0].exists()
+        return str(made[-1])
+
+    monkeypatch.setattr(tempfile, "mkdtemp", removed)
+    with scratch(tmp_path / "t.pt") as folder:
+        assert folder == made[1]
+        assert folder.is_dir()
+
+
+@pytest.mark.slow
+def test_a_disk_that_fails_before_the_processes_meet_ends_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that cannot begin would be awaited by the others for two minutes."""
+    write = setup.write
+
+    def written(folder: Path, *arguments: Any) -> None:
+        write(folder, *arguments)
+        (folder / "rank1.0.jsonl").mkdir()  # so that no file of this name can be created
+
+    monkeypatch.setattr(setup, "write", written)
+    begun = time.monotonic()
+    words = [*BASE, "--rounds", "2", "--engine", "gloo", "-o", str(tmp_path / "t.pt")]
+    assert main(words) == 2
+    assert time.monotonic() - begun < MEETING
+    assert len(capsys.readouterr().err.strip().splitlines()) == 1
+    assert not list(tmp_path.glob(".gloo-*"))
 
 
 @pytest.mark.slow

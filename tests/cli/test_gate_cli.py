@@ -21,7 +21,7 @@ import pytest
 from invoked import GATE
 
 from leakaudit.cli import main
-from leakaudit.gate import baseline
+from leakaudit.gate import baseline, judge
 from leakaudit.results import record_file
 
 QUIET = "sigma = 0.5"  # noise that hides everything from this attack
@@ -153,6 +153,19 @@ def test_time_that_runs_out_is_code_3_and_no_update(
     assert main(["baseline", "update", "-q", "--reason", "second", "--max-seconds", "0.5"]) == 2
     assert "the baseline is not changed: the run was interrupted" in capsys.readouterr().err
     assert (place / "leakage-baseline.json").read_bytes() == before
+
+
+def test_ctrl_c_before_the_first_recording_is_code_130(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(judge, "_run", interrupted)
+    assert main(["check", "-q"]) == 130
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert "interrupted before the first recording" in line
+    assert not (place / "leakaudit-out/results.json").exists()
 
 
 def test_a_dry_run_says_the_cost_and_writes_nothing(

@@ -87,7 +87,7 @@ READS = {
     "leakaudit/cli/equations.py:run": NAMED,
     "leakaudit/capture/gloo/engine.py:_said": "the stderr of a child process",
     "leakaudit/capture/gloo/faults.py": TYPED,
-    "leakaudit/capture/gloo/merge.py:Logs.read": FORMAT,
+    "leakaudit/capture/gloo/merge.py:exit_codes": FORMAT,
     "leakaudit/capture/gloo/merge.py:last_word": NAMED,
     "leakaudit/capture/gloo/process.py:failed": ERROR,
     "leakaudit/capture/tap/messages/description.py:_beside": TYPED,

@@ -73,6 +73,7 @@ static int fails_fd(const char *kind, int fd) {
     ssize_t n = readlink(link, path, sizeof path - 1);
     if (n <= 0) return 0;
     path[n] = 0;
+    if (path[0] != '/') return 0; /* a socket or a pipe */
     return fails(kind, path);
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,13 @@ import numpy as np
 import pytest
 import torch
 
+from leakaudit.capture.tap import launch
 from leakaudit.capture.tap.log.capture import Capture
 from leakaudit.capture.tap.log.reading import RankLog, read_logs
 from leakaudit.capture.tap.log.writing import DTYPES, Log
+from leakaudit.cli import main
 from leakaudit.errors import LeakauditError
+from leakaudit.traces import trace_file
 
 
 def values() -> list[torch.Tensor]:
@@ -166,6 +170,66 @@ def test_a_full_disk_ends_the_payloads_and_not_the_program(
         *["No space left on device"] * 2,
     ]
     assert found.tensor(found.events[0]).sum() == 8
+    assert (found.closed, found.trouble) == (True, "No space left on device")
+
+
+DESCRIPTION = """
+payload = "weights"
+protocol = "dpsgd"
+first = "start"
+[params]
+alpha = 0.1
+samples = 1
+[model]
+name = "logistic"
+shape = [2]
+classes = 2
+loss = "binary"
+"""
+
+
+@pytest.mark.parametrize("fails", ["payload", "line", "nothing"])
+def test_a_trace_is_not_complete_if_the_disk_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    """The program and its log end normally, and every channel is used: nothing else would show it."""
+    real = os.write
+
+    def failing(fd: int, data: Any) -> int:
+        last = b'"seq":3' in bytes(data) if fails == "line" else len(data) == 12
+        if failing_now and last:
+            raise OSError(5, "Input/output error")
+        return real(fd, data)
+
+    failing_now = False
+    monkeypatch.setattr(os, "write", failing)
+    for rank in range(2):
+        with Log(tmp_path / "log", rank, world=2) as log:
+            for t in range(4):
+                failing_now = (fails, rank, t) == (fails, 1, 3) and fails != "nothing"
+                log.write("send", torch.rand(3) + t, 1 - rank, 0, round=t, kind="w")
+                failing_now = False
+    (tmp_path / "tap.toml").write_text(DESCRIPTION)
+    target = tmp_path / "t.pt"
+    words = ["tap", "merge", str(tmp_path / "log"), "-o", str(target)]
+    main([*words, "--describe", str(tmp_path / "tap.toml"), "-q"])
+    trace = trace_file.load(target)
+    assert trace.complete == (fails == "nothing")
+    assert len(trace.messages[0].round) == (8 if fails == "nothing" else 7)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows does not lock folders")
+def test_two_taps_do_not_mix_their_logs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["tap", "-o", str(tmp_path / "t.pt"), "-q", "--", sys.executable, "-c", "print()"]
+    with launch.owned(tmp_path / "t.tap"):
+        (tmp_path / "t.tap" / "rank0.0.jsonl").touch()
+        assert main(words) == 2
+        (line,) = capsys.readouterr().err.strip().splitlines()
+        assert "another tap writes to" in line
+        assert (tmp_path / "t.tap" / "rank0.0.jsonl").exists()
+    assert main(words) == 2  # the program sends nothing
+    assert "no messages of the program" in capsys.readouterr().err
+    assert not (tmp_path / "t.tap").exists()
 
 
 def test_a_rank_that_is_started_again_gets_files_of_its_own(tmp_path: Path) -> None:

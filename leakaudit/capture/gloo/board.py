@@ -49,6 +49,14 @@ class Board:
         """Whether every process is connected to all others."""
         return bool((self._rows[:, _STATE] != STARTING).all())
 
+    def connected(self, rank: int) -> bool:
+        """Return whether a process was ever connected to all others.
+
+        Args:
+            rank: The process.
+        """
+        return bool(self._rows[rank, _STATE] != STARTING)
+
     def lowest(self) -> int:
         """Return the last round that all running processes have completed."""
         running = self._rows[:, _STATE] != DONE

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -19,6 +17,7 @@ from leakaudit import progress, registry
 from leakaudit._util.own_code import Trust
 from leakaudit.capture.gloo import merge, setup
 from leakaudit.capture.gloo.board import Board
+from leakaudit.capture.gloo.scratch import scratch
 from leakaudit.capture.gloo.setup import Setup, Spread
 from leakaudit.capture.gloo.threads import run as run_threads
 from leakaudit.errors import LeakauditError
@@ -80,17 +79,10 @@ def record(
     known = public(plan)
     # Reject what cannot be recorded before anything runs.
     opened(plan, path, known, max_bytes, private)
-    beside = None if path is None else Path(path).parent
-    try:
-        folder = Path(tempfile.mkdtemp(prefix=".gloo-", dir=beside))
-    except OSError as error:
-        raise LeakauditError(
-            f"cannot write beside {path}: {error.strerror}; choose another output"
-        ) from None
-    try:
+    with scratch(path) as folder:
         setup.write(folder, plan, known, options, trusted)
         cut = _threads(folder) if threads else _run(folder, plan, options)
-        failed = merge.last_word(folder)
+        failed = merge.last_word(folder) or _unwritten(folder)
         place = options.place(plan.graph.nodes)
         try:
             logs = merge.Logs.read(folder, place)
@@ -116,8 +108,6 @@ def record(
         complete = not (missing["missing"] or missing["ended"])
         merge.fill(recorder, logs, complete)
         recorder.close(complete)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
     _stop(cut)
     if failed:
         raise LeakauditError(failed)
@@ -207,6 +197,14 @@ def _run(folder: Path, plan: Plan, options: Spread) -> Cut:
             os.killpg(child.pid, signal.SIGKILL)
         child.communicate()
     return Cut.NOT
+
+
+def _unwritten(folder: Path) -> str:
+    """Return the error of a process that could not write it to its file, empty if there is none."""
+    for rank, code in sorted(merge.exit_codes(folder).items()):
+        if code > 0:
+            return f"process {rank}: {_said(folder)}"
+    return ""
 
 
 def _said(folder: Path) -> str:

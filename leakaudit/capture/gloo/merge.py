@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -85,13 +86,7 @@ class Logs:
         Raises:
             LeakauditError: There is no log.
         """
-        codes = {}
-        ended = folder / "ended"
-        if ended.is_file():
-            for line in ended.read_text(encoding="utf-8").splitlines():
-                one = json.loads(line)
-                codes[one["rank"]] = one["code"]
-        return cls({log.rank: log for log in read_logs(folder)}, codes, place)
+        return cls({log.rank: log for log in read_logs(folder)}, exit_codes(folder), place)
 
     @property
     def begun(self) -> bool:
@@ -274,6 +269,22 @@ def _exchange(recorder: Recorder, round: int, together: Sequence[tuple[RankLog, 
     )
     for k, payload in enumerate(payloads):
         out[k] = payload
+
+
+def exit_codes(folder: Path) -> dict[int, int]:
+    """Return the exit code of every process that has ended, negative for a signal.
+
+    Args:
+        folder: Folder of the run.
+    """
+    codes = {}
+    ended = folder / "ended"
+    if ended.is_file():
+        for line in ended.read_text(encoding="utf-8").splitlines():
+            with suppress(ValueError):  # the disk may have failed in the middle of a line
+                one = json.loads(line)
+                codes[one["rank"]] = one["code"]
+    return codes
 
 
 def last_word(folder: Path) -> str:

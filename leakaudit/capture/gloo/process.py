@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import cast
@@ -116,5 +117,9 @@ def failed(folder: Path, rank: int, error: Exception) -> None:
         error: The error that ended it.
     """
     text = str(error) if isinstance(error, LeakauditError) else f"{type(error).__name__}: {error}"
-    with replacing(folder / f"error{rank}") as file:
-        file.write(" ".join(text.split()).encode())
+    line = " ".join(text.split())
+    try:
+        with replacing(folder / f"error{rank}") as file:
+            file.write(line.encode())
+    except LeakauditError:  # the disk itself may be what failed
+        sys.stderr.write(f"{line}\n")

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import Generator, Tensor
 
+from leakaudit._util.files import write_tensors
 from leakaudit._util.own_code import Trust
 from leakaudit.capture.gloo.board import Board
 from leakaudit.capture.gloo.faults import Fault
@@ -167,10 +168,10 @@ def write(
         "public": dict(public),
         "random": plan.random["run"].get_state(),
     }
-    torch.save(tree, folder / "setup.pt")
+    write_tensors(folder / "setup.pt", tree, durable=False)
     place = torch.tensor(options.place(plan.graph.nodes))
     for rank in range(options.procs):
         rows = plan.rows[place == rank]
         own = {"x": plan.source.x[rows].to(plan.task.dtype), "y": plan.source.y[rows]}
-        torch.save(own, folder / f"data{rank}.pt")
+        write_tensors(folder / f"data{rank}.pt", own, durable=False)
     Board(folder / "board", options.procs, new=True)

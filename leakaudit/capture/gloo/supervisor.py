@@ -4,13 +4,16 @@ It imports once, forks each process, and ends them all if the process that start
 
     python -m leakaudit.capture.gloo.supervisor FOLDER
 
-Standard input is a pipe to which nothing is written; when its other end closes, all processes end.
+Standard input is a pipe to which nothing is written; when its other end closes, all processes end,
+and the folder is removed.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import select
+import shutil
 import sys
 import threading
 from pathlib import Path
@@ -18,6 +21,7 @@ from pathlib import Path
 import torch
 
 from leakaudit.capture.gloo import process
+from leakaudit.capture.gloo.board import Board
 from leakaudit.capture.gloo.setup import Setup
 
 
@@ -33,6 +37,7 @@ def main(folder: Path) -> int:
     torch.set_num_threads(1)
     setup = Setup.read(folder)
     setup.scenario.parts()  # imports the victims, once for all processes
+    board = Board(folder / "board", setup.options.procs)
     ranks: dict[int, int] = {}  # by process id
     for rank in range(setup.options.procs):
         pid = os.fork()
@@ -48,9 +53,19 @@ def main(folder: Path) -> int:
         while ranks:
             pid, status = os.waitpid(-1, 0)
             code = os.waitstatus_to_exitcode(status)
-            ended.write(json.dumps({"rank": ranks.pop(pid), "pid": pid, "code": code}) + "\n")
+            rank = ranks.pop(pid)
+            ended.write(json.dumps({"rank": rank, "pid": pid, "code": code}) + "\n")
             ended.flush()
+            if not board.connected(rank) and not _abandoned():
+                return 1  # the others would wait for it; whoever started us ends them
+    if _abandoned():  # nobody will read the logs, which contain private data
+        shutil.rmtree(folder, ignore_errors=True)
     return 0
+
+
+def _abandoned() -> bool:
+    """Return whether the process that started the run has ended, so that its pipe is closed."""
+    return bool(select.select([sys.stdin.fileno()], [], [], 0)[0])
 
 
 def _die_with_parent() -> None:

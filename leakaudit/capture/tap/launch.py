@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ from types import FrameType
 from typing import Any
 
 from leakaudit._util.files import private_folder
+from leakaudit._util.locking import lock
 from leakaudit.capture.tap.hooks.install import LAUNCHER, VARIABLE
 from leakaudit.capture.tap.log import finder
 from leakaudit.capture.tap.log.event import parse
@@ -51,6 +53,50 @@ def prepare(folder: Path) -> None:
         raise LeakauditError(
             f"cannot write {folder}: {error.strerror}; choose another place with --output"
         ) from None
+
+
+@contextmanager
+def owned(folder: Path) -> Iterator[None]:
+    """Keep other taps out of the folder for the logs, which is created.
+
+    Args:
+        folder: the folder.
+
+    Raises:
+        LeakauditError: another tap writes to it, or it cannot be created.
+    """
+    try:
+        held = _held(folder)
+    except BlockingIOError:
+        raise LeakauditError(
+            f"another tap writes to {folder}; choose another --output, or wait until it has ended"
+        ) from None
+    except OSError as error:
+        raise LeakauditError(
+            f"cannot write {folder}: {error.strerror}; choose another place with --output"
+        ) from None
+    try:
+        yield
+    finally:
+        if held is not None:
+            os.close(held)
+
+
+def _held(folder: Path) -> int | None:
+    """Create and lock a folder; None if it cannot be locked on this system."""
+    while True:
+        private_folder(folder)
+        try:
+            held = lock(folder, wait=False)
+        except FileNotFoundError:  # another tap has ended, and removed it
+            continue
+        except OSError as error:
+            if error.errno in (errno.ENOLCK, errno.ENOTSUP, errno.EBADF):
+                return None
+            raise
+        if held is None or folder.exists():
+            return held
+        os.close(held)
 
 
 def clear(folder: Path) -> None:

@@ -66,7 +66,8 @@ def write(
 ) -> Trace:
     """Write the trace, and its truth if there is one.
 
-    The trace is marked as incomplete if a process did not end normally or a round is incomplete.
+    The trace is marked as incomplete if a process did not end normally, a round is incomplete, or
+    the disk failed while a log was written.
 
     Args:
         plan: the contents of the logs.
@@ -97,7 +98,8 @@ def write(
     state = revision(Path())  # of the folder in which the program was started
     if state is not None:
         provenance["program"] = {"commit": state.commit, "changed": state.changed}
-    complete = code == 0 and not plan.missing and all(log.closed for log in logs)
+    complete = code == 0 and not plan.missing
+    complete = complete and all(log.closed and not log.trouble for log in logs)
     dtype = _widest(plan.sent)
     groups = _grouped(plan.sent)
     public = {}

@@ -28,6 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from leakaudit import mapping
 from leakaudit._util.files import replacing
 from leakaudit.errors import LeakauditError
 from leakaudit.tasks.task import Task
@@ -133,6 +134,7 @@ def write_npz(trace: Trace, path: Path) -> None:
         named[name] = value.numpy()
     with replacing(path) as file:
         np.savez(file, **named)
+        mapping.verify()
 
 
 def write_safetensors(trace: Trace, path: Path) -> None:
@@ -149,6 +151,7 @@ def write_safetensors(trace: Trace, path: Path) -> None:
     arrays, meta = _arrays(trace)
     with replacing(path) as file:
         package.torch.save_file(arrays, file.name, metadata={"meta": meta})
+        mapping.verify()
 
 
 def _safetensors() -> Any:

@@ -28,6 +28,7 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 from torch import Tensor
 
+from leakaudit import mapping
 from leakaudit._util import files
 from leakaudit.errors import LeakauditError
 from leakaudit.traces._storage.archive import Record, Writer
@@ -143,7 +144,7 @@ class MapFile(MemoryFile):
         laid = _lay_out(self._plan)
         self._index_size = laid.index_size
         self._last = laid.tensors[-1]
-        size = laid.writer.at + len(laid.tail)
+        self._size = size = laid.writer.at + len(laid.tail)
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         try:
             self._fd = os.open(self._temporary, flags, files.mode(path))
@@ -159,6 +160,7 @@ class MapFile(MemoryFile):
             laid.writer.write(self._fd)
             os.pwrite(self._fd, laid.tail, laid.writer.at)
             self._map = mmap.mmap(self._fd, size)
+            mapping.register(self._map, path)
         except OSError as error:
             self.discard()
             raise LeakauditError(
@@ -196,10 +198,11 @@ class MapFile(MemoryFile):
             stop: Number of bytes.
 
         Raises:
-            LeakauditError: The disk is full.
+            LeakauditError: The disk is full, or somebody truncated the file.
         """
         if stop <= self._ready:
             return
+        self._whole()
         free = self._ready + shutil.disk_usage(self.path.parent).free
         stop = max(stop, min(self._ready + AHEAD, self._last.size, free))
         if free < stop:  # writing to the map of a full disk would kill the process
@@ -213,6 +216,14 @@ class MapFile(MemoryFile):
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 self._no_room()
         self._ready = stop
+
+    def _whole(self) -> None:
+        """Raise LeakauditError if the file became smaller, so that what was written may be lost."""
+        if os.fstat(self._fd).st_size < self._size:
+            raise LeakauditError(
+                f"{self.path} was truncated while it was written; keep others away from it, and "
+                "record again"
+            )
 
     def _no_room(self) -> NoReturn:
         raise LeakauditError(
@@ -251,6 +262,8 @@ class MapFile(MemoryFile):
     def finish(self, rows: int) -> None:
         """Truncate the last leaf in place and close; a reader finds a valid file at every moment.
 
+        At the end, the file and its name are on the disk.
+
         An archive is read from its end, where the directory is. Therefore a second directory, for
         the shorter tensor, is written into the unused part of that tensor, then the headers are
         replaced by those of the same size for the shorter tensor, and the file is truncated after
@@ -259,6 +272,9 @@ class MapFile(MemoryFile):
 
         Args:
             rows: Number of rows of the last leaf to keep.
+
+        Raises:
+            LeakauditError: The disk fails, or somebody truncated the file.
         """
         last = _last_leaf(self._plan)
         cut = Hole((rows, *last.shape[1:]), last.dtype)
@@ -267,12 +283,19 @@ class MapFile(MemoryFile):
         size = laid.writer.at + len(laid.tail)
         room = self._last.start + self._last.size
         try:
+            self._whole()
             if laid.index_size == self._index_size and size <= room:
                 os.pwrite(self._fd, laid.tail, laid.writer.at)
                 laid.writer.write(self._fd)
                 os.ftruncate(self._fd, size)
-        except OSError:
-            self._no_room()
+            os.fsync(self._fd)
+            files.sync_folder(self.path.parent)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                self._no_room()
+            raise LeakauditError(
+                f"cannot write {self.path}: {error.strerror}; what was recorded may be damaged"
+            ) from None
         finally:
             os.close(self._fd)
             self._fd = -1

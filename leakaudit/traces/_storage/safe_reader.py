@@ -102,6 +102,7 @@ class Mapped:
         flat = np.empty(0, self.dtype)
         if count:
             flat = np.frombuffer(self.data, self.dtype, count, self.start)
+            mapping.need(self.data, self.start + flat.nbytes)
         return np.array(flat.reshape(self.shape), dtype, copy=copy)
 
     def tensor(self) -> Tensor:
@@ -164,7 +165,7 @@ def outline(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise LeakauditError(f"cannot read {path}: {error.strerror}") from None
     try:
-        return _read(fd)
+        return _read(fd, path)
     except Refused as why:
         raise LeakauditError(f"{path} is rejected: {why}") from None
     except OSError as error:
@@ -173,7 +174,7 @@ def outline(path: Path) -> dict[str, Any]:
         os.close(fd)
 
 
-def _read(fd: int) -> dict[str, Any]:
+def _read(fd: int, path: Path) -> dict[str, Any]:
     """Check the archive, then the index, then build the tree."""
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode):
@@ -190,13 +191,16 @@ def _read(fd: int) -> dict[str, Any]:
     if size > MAX_INDEX:
         refuse(f"its index takes {size} bytes (maximum {MAX_INDEX})")
     tree = _parse(os.pread(fd, size, records["data.pkl"].start))
-    data = mmap.mmap(
-        fd,
-        status.st_size,
-        flags=mmap.MAP_PRIVATE | NORESERVE,
-        prot=mmap.PROT_READ | mmap.PROT_WRITE,
-    )
-    mapping.register(data)
+    try:
+        data = mmap.mmap(
+            fd,
+            status.st_size,
+            flags=mmap.MAP_PRIVATE | NORESERVE,
+            prot=mmap.PROT_READ | mmap.PROT_WRITE,
+        )
+    except ValueError:  # there are fewer bytes than a moment ago
+        refuse("it was truncated while it was read")
+    mapping.register(data, path)
     built = _Builder(records, data).build(tree, 0)
     if not isinstance(built, dict):
         refuse("it does not contain a dictionary of named values")

@@ -24,6 +24,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+from leakaudit import mapping
 from leakaudit.errors import LeakauditError
 from leakaudit.sketch import ROWS, WIDTH
 from leakaudit.trace import Json, Messages, Trace, Truth
@@ -183,6 +184,7 @@ def decode(tree: Mapping[str, Any], where: str) -> Trace:
     table = tree["messages"]
     count = len(found)
     stored = table["payload"][: found.rows]
+    mapping.use(stored)  # it comes last in the file
     messages = Messages(
         **{name: table[name][:count] for name in INDEX},
         secure=table["secure"][:count],
@@ -293,6 +295,7 @@ def decode_truth(tree: Mapping[str, Any], where: str) -> Truth:
         _check_records(truth)
     except Bad as why:
         raise LeakauditError(f"{where} is rejected: {why}") from None
+    mapping.use(truth.x, truth.y, truth.node, truth.index, truth.pool, *truth.states.values())
     return truth
 
 

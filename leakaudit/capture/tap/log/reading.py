@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from leakaudit import mapping
 from leakaudit.capture.tap.log import event as lines
 from leakaudit.capture.tap.log.event import Event
 from leakaudit.capture.tap.log.nodes import numbered
@@ -39,6 +40,7 @@ class RankLog:
         about: values of its first line, empty if that was truncated.
         events: in the order in which they were logged.
         closed: whether the process ended normally.
+        trouble: an error of the disk, after which messages are missing; empty if there was none.
         torn: whether the last event was truncated.
         seconds: time between its first line and its last.
         spent: seconds of this time that the tap used.
@@ -50,6 +52,7 @@ class RankLog:
     about: Mapping[str, Any]
     events: tuple[Event, ...]
     closed: bool
+    trouble: str
     torn: bool
     seconds: float
     spent: float
@@ -72,16 +75,20 @@ class RankLog:
         if not event.numel:
             return torch.empty(event.shape, dtype=dtype)
         flat = torch.frombuffer(self._map, dtype=dtype, count=event.numel, offset=event.offset)
+        mapping.use(flat)
         return flat.view(event.shape)
 
     @cached_property
     def _map(self) -> mmap.mmap:
-        fd = os.open(self.path.with_suffix(".bin"), os.O_RDONLY | os.O_NOFOLLOW)
+        payloads = self.path.with_suffix(".bin")
+        fd = os.open(payloads, os.O_RDONLY | os.O_NOFOLLOW)
         # torch accepts only writable buffers; with a private mapping, writes do not reach the file.
         writable = mmap.PROT_READ | mmap.PROT_WRITE
         try:
             size = os.fstat(fd).st_size
-            return mmap.mmap(fd, size, flags=mmap.MAP_PRIVATE, prot=writable)
+            data = mmap.mmap(fd, size, flags=mmap.MAP_PRIVATE, prot=writable)
+            mapping.register(data, payloads)
+            return data
         finally:
             os.close(fd)
 
@@ -121,6 +128,7 @@ def _read(rank: int, attempt: int, path: Path) -> RankLog:
     events: list[Event] = []
     closed = False
     torn = False
+    trouble = ""
     last = 0.0
     spent = 0.0
     for place, line in enumerate(_lines(path)):
@@ -134,6 +142,7 @@ def _read(rank: int, attempt: int, path: Path) -> RankLog:
             break
         if value.get("end") is True:
             closed = True
+            trouble = str(value.get("trouble", ""))
             last = lines.number(value.get("time"))
         else:
             event = lines.event(value, rank, path, place)
@@ -148,7 +157,7 @@ def _read(rank: int, attempt: int, path: Path) -> RankLog:
         torn = True
     begun = lines.number(about.get("time"))
     seconds = max(0.0, last - begun)
-    return RankLog(rank, attempt, path, about, tuple(events), closed, torn, seconds, spent)
+    return RankLog(rank, attempt, path, about, tuple(events), closed, trouble, torn, seconds, spent)
 
 
 def _size(path: Path) -> int:

@@ -131,7 +131,7 @@ class Log:
             return size > 0
 
     def close(self, **notes: Any) -> None:
-        """Record that the process ended normally, and close the files.
+        """Record that the process ended normally, and whether the disk failed; close the files.
 
         Args:
             notes: plain values for the last line.
@@ -139,7 +139,10 @@ class Log:
         with self._lock:
             if self._lines < 0:
                 return
-            line = {"end": True, "time": round(time.time(), 6), "spent": round(self.spent, 6)}
+            line: dict[str, Any] = {"end": True, "time": round(time.time(), 6)}
+            line["spent"] = round(self.spent, 6)
+            if self.trouble:
+                line["trouble"] = self.trouble
             self._line({**line, **notes})
             self._close_files()
 

@@ -1,0 +1,35 @@
+"""Locks of folders, which the operating system releases when their holder ends, however it ends."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+if sys.platform != "win32":
+    import fcntl
+
+
+def lock(folder: Path, wait: bool) -> int | None:
+    """Lock a folder for as long as the returned descriptor is open.
+
+    Args:
+        folder: The folder.
+        wait: Whether to wait for another process that holds it.
+
+    Returns:
+        The descriptor; None if the system cannot lock folders.
+
+    Raises:
+        BlockingIOError: Another process holds it.
+        OSError: It cannot be opened, or its file system knows no locks.
+    """
+    if sys.platform == "win32":
+        return None
+    fd = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECTORY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd

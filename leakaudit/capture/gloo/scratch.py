@@ -1,0 +1,80 @@
+"""The folder in which the processes of one run meet; it goes with the run, however that ends.
+
+The process of a run holds its folder locked. A folder that nobody holds belongs to a run that was
+killed, and the next run that writes to the same place removes it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from leakaudit._util.locking import lock as lock_folder
+from leakaudit.errors import LeakauditError
+
+PREFIX = ".gloo-"
+
+
+@contextmanager
+def scratch(path: Path | str | None) -> Iterator[Path]:
+    """Create the folder of a run, and remove it at the end.
+
+    Args:
+        path: Output of the run, next to which the folder is; None for the system's own place.
+
+    Yields:
+        The folder, which only its owner can read.
+
+    Raises:
+        LeakauditError: It cannot be created.
+    """
+    beside = None if path is None else Path(path).parent
+    if beside is not None:
+        clear(beside)
+    try:
+        folder, lock = _held(beside)
+    except OSError as error:
+        raise LeakauditError(
+            f"cannot write beside {path}: {error.strerror}; choose another output"
+        ) from None
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        if lock is not None:
+            os.close(lock)
+
+
+def clear(beside: Path) -> None:
+    """Remove the folders of runs that were killed.
+
+    Args:
+        beside: The folder in which they were created.
+    """
+    for folder in beside.glob(f"{PREFIX}*"):
+        with suppress(OSError):
+            lock = lock_folder(folder, wait=False)
+            if lock is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+                os.close(lock)
+
+
+def _held(beside: Path | None) -> tuple[Path, int | None]:
+    """Create a folder and lock it; the descriptor is None if this system cannot lock folders.
+
+    Another run may come in between and remove the folder as that of a killed run; then there is a
+    new one.
+    """
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=beside))
+        lock = None
+        with suppress(OSError):
+            lock = lock_folder(folder, wait=True)
+        if folder.exists():
+            return folder, lock
+        if lock is not None:
+            os.close(lock)

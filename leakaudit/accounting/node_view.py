@@ -24,6 +24,7 @@ from leakaudit.relations import (
     know,
     with_models,
 )
+from leakaudit.relations.recursion import LongView
 from leakaudit.relations.shared import SharedView
 
 # Relative distance of two mu that count as equal; a choice, well above rounding.
@@ -35,8 +36,8 @@ class NodeView:
     """A view of a node, with its bound at sensitivity 1.
 
     Attributes:
-        knowledge: What is known.
-        targets: The node's gradients that are not known.
+        knowledge: What is known; of a long run (`LongView`), in its first rounds.
+        targets: The node's gradients that are not known; empty for a long run.
         bound: The bound at sensitivity 1.
         stronger: The adversary, if it is not the requested one but a stronger one.
     """
@@ -55,6 +56,11 @@ class NodeView:
         """
         targets = _targets(knowledge, node)
         return cls(knowledge, targets, account(knowledge, targets, 1.0), stronger)
+
+    @property
+    def count(self) -> int:
+        """The number of the node's gradients that are not known."""
+        return len(self.bound.certificate)
 
     @property
     def lowest(self) -> int:
@@ -107,10 +113,19 @@ class Views:
         protocol: The protocol with its constants and graph.
         adversary: The adversary.
         nodes: The nodes.
+        smooth: Whether the views serve for a smoothness, which requires all rounds at once.
     """
 
-    def __init__(self, protocol: Protocol, adversary: Adversary, nodes: Iterable[int]) -> None:
+    def __init__(
+        self,
+        protocol: Protocol,
+        adversary: Adversary,
+        nodes: Iterable[int],
+        *,
+        smooth: bool = False,
+    ) -> None:
         self.protocol = protocol
+        self.smooth = smooth
         self.adversary = adversary
         self.nodes = [node for node in nodes if node not in adversary.corrupt]
 
@@ -123,19 +138,16 @@ class Views:
         Raises:
             LeakauditError: The view cannot be bounded; the message states why.
         """
-        if self._shared is not None:
-            bound = self._shared.bound(node)
+        if self._together is not None:
+            known, view = self._together
+            bound = view.bound(node)
             if bound is not None:
-                return NodeView(self._known, bound.targets, bound)
+                return NodeView(known, bound.targets, bound)
         return _own_view(self.protocol, self.adversary, node)
 
     @cached_property
-    def _known(self) -> Knowledge:
-        return know(self.protocol.whole, self.adversary)
-
-    @cached_property
-    def _shared(self) -> SharedView | None:
-        """The shared view, if there is one.
+    def _together(self) -> tuple[Knowledge, SharedView | LongView] | None:
+        """What is known, and the view of all nodes; None if each node is bounded by itself.
 
         If all messages are observed in a long run, the relations of each node suffice
         (`_knowledge`), and the rest is not even declared.
@@ -143,10 +155,21 @@ class Views:
         protocol = self.protocol
         if protocol.rounds > DECLARED and self.adversary.hears == "all" and protocol.repeats:
             return None
-        model = self.protocol.forward
-        if model is None:
+        view: SharedView | LongView | None = None
+        if protocol.forward is not None:
+            known = know(protocol.whole, self.adversary)
+            view = SharedView.of(protocol.forward, known.known, self.nodes)
+        elif protocol.beginning is not None and not self._needs_all_rounds:
+            known = know(protocol.start, self.adversary)
+            view = LongView.of(protocol.beginning, protocol.same, known.known, protocol.rounds)
+        if view is None:
             return None
-        return SharedView.of(model, self._known.known, self.nodes)
+        return known, view
+
+    @property
+    def _needs_all_rounds(self) -> bool:
+        """Whether more is asked than a recursion over rounds yields."""
+        return self.smooth or self.protocol.turns is not None or self.adversary.window is not None
 
 
 def _own_view(protocol: Protocol, adversary: Adversary, node: int) -> NodeView:

@@ -163,6 +163,16 @@ class Protocol:
             return None
         return Forward.of(self.whole)
 
+    @cached_property
+    def beginning(self) -> Forward | None:
+        """The forward model of `start`, for a long run whose rounds are alike (`LongView`).
+
+        None if there is none, if the rounds differ, or if messages were lost.
+        """
+        if self.missing or not self.repeats or len(self.start.relations) > MODELLED:
+            return None
+        return Forward.of(self.start)
+
     @property
     def relations_count(self) -> int:
         """Approximately how many relations all rounds have."""
@@ -209,7 +219,7 @@ class Protocol:
     @property
     def repeats(self) -> bool:
         """Whether `start` can be extended to later rounds."""
-        return self.victim.stationary and len(self._same) == ALIKE
+        return self.victim.stationary and len(self.same) == ALIKE
 
     def continued(self, rows: Iterable[int], rounds: range) -> Relations:
         """Return some relations of `start` for other rounds; see `repeat.extend`.
@@ -218,7 +228,7 @@ class Protocol:
             rows: Indices of the relations in `start`.
             rounds: The other rounds.
         """
-        return extend(self.start, self._same, rows, rounds)
+        return extend(self.start, self.same, rows, rounds)
 
     def depends_on(self, name: str) -> bool:
         """Return whether another value of this constant would change the relations."""
@@ -236,7 +246,8 @@ class Protocol:
         return before != after or changed.vectors != self.start.vectors
 
     @cached_property
-    def _same(self) -> range:
+    def same(self) -> range:
+        """The last rounds of `start`, as far as they are all alike."""
         return steady(self.start, ALIKE)
 
 

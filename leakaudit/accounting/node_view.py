@@ -161,7 +161,14 @@ class Views:
             view = SharedView.of(protocol.forward, known.known, self.nodes)
         elif protocol.beginning is not None and not self._needs_all_rounds:
             known = know(protocol.start, self.adversary)
-            view = LongView.of(protocol.beginning, protocol.same, known.known, protocol.rounds)
+            view = LongView.of(
+                protocol.beginning,
+                protocol.same,
+                known.known,
+                protocol.rounds,
+                protocol.network,
+                self.adversary.corrupt,
+            )
         if view is None:
             return None
         return known, view
@@ -187,6 +194,13 @@ def stronger_views(protocol: Protocol, node: int) -> tuple[NodeView, ...]:
         protocol: The protocol with its constants and graph; it caches the views.
         node: The node.
     """
+    if node not in protocol.stronger:
+        protocol.stronger[node] = _like_earlier(protocol, node)
+    return protocol.stronger[node]
+
+
+def _like_earlier(protocol: Protocol, node: int) -> tuple[NodeView, ...]:
+    """Return the stronger views of a node, or of an earlier one whose relations are alike."""
     if protocol.repeats or protocol.start.round >= protocol.rounds:
         heard = alone(protocol.start, node, protocol.private)
     else:

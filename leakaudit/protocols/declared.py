@@ -19,6 +19,7 @@ from leakaudit.relations.estimate import recorded
 from leakaudit.relations.forward import Forward
 from leakaudit.relations.record import Private, privates
 from leakaudit.relations.repeat import extend, steady
+from leakaudit.relations.symmetric import SymmetricNetwork
 from leakaudit.tasks.task import Task
 from leakaudit.trace import Graph, Trace, Truth
 from leakaudit.traces import gaps
@@ -173,6 +174,13 @@ class Protocol:
             return None
         return Forward.of(self.start)
 
+    @cached_property
+    def network(self) -> SymmetricNetwork | None:
+        """The network of `beginning` over all rounds, if it averages with symmetric weights."""
+        if self.beginning is None:
+            return None
+        return SymmetricNetwork.of(self.beginning, self.same, self.rounds)
+
     @property
     def relations_count(self) -> int:
         """Approximately how many relations all rounds have."""
@@ -192,8 +200,8 @@ class Protocol:
     def stronger(self) -> dict[Hashable, tuple[NodeView, ...]]:
         """Results of `accounting` for adversaries who observe all messages of a node.
 
-        All such adversaries share the same result, and so do nodes whose relations are alike; the
-        key represents these relations.
+        All such adversaries share the same result, and so do nodes whose relations are alike; a key
+        is a node, or represents these relations.
         """
         return {}
 

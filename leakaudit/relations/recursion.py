@@ -26,18 +26,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from leakaudit.progress import step
 from leakaudit.relations.account import Bound
-from leakaudit.relations.declare import Relations
-from leakaudit.relations.forward import Echelon, Forward, Residues, combine
+from leakaudit.relations.forward import Echelon, Forward, Residues, bits, combine
 from leakaudit.relations.kkt import Array
 from leakaudit.relations.modular import residue
 from leakaudit.relations.rounds import LinearForm, NotAlike, Round, Rounds
 from leakaudit.relations.shared import CONDITION, PRIMES
+from leakaudit.relations.symmetric import SymmetricNetwork
 
 # Rounds w after which an adversary who knew everything has lost track: a choice. Noise reaches
 # everything that a node computes within two or three rounds.
@@ -50,19 +51,41 @@ SEED = 21
 class LongView:
     """One adversary's view of all nodes over many rounds that are alike.
 
-    Attributes:
+    Args:
+        model: The forward model of the first rounds.
+        same: Their last rounds that are all alike (`steady`).
+        known: Places of the vectors that the adversary knows.
+        count: Number of rounds of the run.
+        levels: Gradient of a round of `same` -> what is known of its point in all later rounds: 2
+            if it is known, 1 if it follows from the node's own gradients, 0 if noise hides it.
         squared: (N,) squared mu of equal changes of all gradients of each node, at sensitivity 1.
     """
 
-    def __init__(self, rounds: Rounds, count: int, levels: Sequence[int], squared: Array) -> None:
-        self._rounds = rounds
+    def __init__(
+        self,
+        model: Forward,
+        same: range,
+        known: Collection[int],
+        count: int,
+        levels: Mapping[int, int],
+        squared: Array,
+    ) -> None:
+        self._model = model
+        self._same = same
+        self._known = known
         self._count = count
-        self._levels = levels
+        self._levels = {self._role(k): level for k, level in levels.items()}
         self.squared = squared
 
     @classmethod
     def of(
-        cls, model: Forward, same: range, known: Collection[int], count: int
+        cls,
+        model: Forward,
+        same: range,
+        known: Collection[int],
+        count: int,
+        network: SymmetricNetwork | None = None,
+        corrupt: Collection[int] = (),
     ) -> LongView | None:
         """Return the view; None if it is too large, or needs the general methods.
 
@@ -71,18 +94,25 @@ class LongView:
             same: Their last rounds that are all alike (`steady`).
             known: Places of the vectors that the adversary knows.
             count: Number of rounds of the run.
+            network: The same protocol as a symmetric network, if it is one: much faster.
+            corrupt: The nodes that the adversary controls.
         """
         if count <= model.declared.round + WINDOW:
             return None
+        if network is not None and (seen := network.observed(known, corrupt)) is not None:
+            levels = network.levels(seen)
+            if levels is not None:
+                return cls(model, same, known, count, levels, network.squared(seen))
         try:
             rounds = Rounds(model, same, known)
-            levels = _levels(rounds, PRIMES[0])
-            if levels != _levels(rounds, PRIMES[1]):
+            found = _levels(rounds, PRIMES[0])
+            if found != _levels(rounds, PRIMES[1]):
                 return None
+            levels = dict(zip(rounds.later.gradients, found, strict=True))
             few = Rounds(model, same, known, points=False)
             if count * len(few.later.earlier) ** 2 > WORK:
                 return None
-            return cls(rounds, count, levels, _squared(few, count))
+            return cls(model, same, known, count, levels, _squared(few, count))
         except NotAlike:
             return None
 
@@ -94,12 +124,48 @@ class LongView:
         Args:
             node: The node, whose gradients are the targets.
         """
-        try:
-            certificate = self._rounds.certificate(node, self._count, self._levels)
-        except NotAlike:
+        certificate = self._certificate(node)
+        if certificate is None:
             return None
-        attained = math.sqrt(float(self.squared[node]))
+        attained = math.sqrt(max(float(self.squared[node]), 0.0))
         return Bound(math.inf, attained, (), (), certificate, None)
+
+    def _certificate(self, node: int) -> tuple[int, ...] | None:
+        """Return the certificate of every gradient of a node (`Bound.certificate`).
+
+        The gradient of another node at a hidden point reacts to all that was declared before it, if
+        an observation depends on it. The last rounds of a run look like those of the declaration.
+        None if no gradient reacts there.
+        """
+        model = self._model
+        vectors = model.declared.vectors
+        reacting = [k for k in self._used if vectors[k].owner != node and not self._level(k)]
+        if not reacting:
+            return None
+        own = [k for k in model.gradients if vectors[k].owner == node]
+        tail = tuple(0 if k < reacting[-1] else self._level(k) for k in own)
+        each = sum(vectors[k].round == model.declared.round for k in own)
+        return (0,) * (each * (self._count - model.declared.round)) + tail
+
+    @cached_property
+    def _used(self) -> list[int]:
+        """Hidden gradients of the last rounds that an observation depends on, in order."""
+        model = self._model
+        vectors = model.declared.vectors
+        used = bits(model.ancestors[model.place[k]] for k in self._known if k in model.place)
+        found = []
+        for c, k in enumerate(model.gradients):
+            if used >> c & 1 and k not in self._known and vectors[k].round in self._same:
+                found.append(k)
+        return found
+
+    def _level(self, k: int) -> int:
+        return self._levels[self._role(k)]
+
+    def _role(self, k: int) -> tuple[str, int | None, int | None]:
+        """Return what distinguishes a gradient from the others of its round."""
+        vector = self._model.declared.vectors[k]
+        return (vector.name, vector.owner, vector.index)
 
 
 def _levels(rounds: Rounds, prime: int) -> list[int]:
@@ -110,7 +176,7 @@ def _levels(rounds: Rounds, prime: int) -> list[int]:
         prime: Below 2^31.
 
     Returns:
-        As for `Rounds.certificate`.
+        As `levels` of `LongView`, one for each gradient of the later round.
 
     Raises:
         NotAlike: An observation follows from earlier ones; or what the view tells of a point may

@@ -16,7 +16,7 @@ from typing import Literal
 
 import numpy as np
 
-from leakaudit.relations.forward import Forward, bits
+from leakaudit.relations.forward import Forward
 from leakaudit.relations.modular import PRIMES, Staircase, modular
 
 LinearForm = Mapping[int, Fraction]
@@ -88,7 +88,7 @@ class Rounds:
         self._last = self.declared.round - 1
         if len(same) < 3:
             raise NotAlike
-        self.known = _with_implied(model, known)
+        self.known = implied(model, known)
         self._defined = defaultdict[int, list[int]](list)
         for k, r in zip(model.defined, model.made_by.tolist(), strict=True):
             at = self._vectors[k].round
@@ -108,58 +108,13 @@ class Rounds:
         after = [self._after(k) for k in received[-1]]
         self.later = self._round(self._last, received[-1], after)
 
-    def certificate(self, node: int, count: int, levels: Sequence[int]) -> tuple[int, ...]:
-        """Return the certificate of every gradient of a node (`Bound.certificate`).
-
-        The gradient of another node at a hidden point reacts to all that was declared before it, if
-        an observation depends on it. The last rounds of a run look like those of the declaration.
-
-        Args:
-            node: The node.
-            count: Number of rounds of the run.
-            levels: What is known of the point of each gradient of the later round: 2 if it is
-                known, 1 if it follows from the node's own gradients, 0 if noise hides it.
-
-        Raises:
-            NotAlike: No gradient of another node reacts in the last rounds.
-        """
-        level = {self._role(k): one for k, one in zip(self.later.gradients, levels, strict=True)}
-        reacts = None
-        for k in self._used:
-            if self.owner(k) != node and level[self._role(k)] == 0:
-                reacts = k
-        if reacts is None:
-            raise NotAlike
-        tail = []
-        for k in self.model.gradients:
-            if self.owner(k) == node:
-                tail.append(0 if k < reacts else level[self._role(k)])
-        more = sum(self.owner(k) == node for k in self.later.gradients)
-        return (0,) * (more * (count - self.declared.round)) + tuple(tail)
-
-    @cached_property
-    def _used(self) -> list[int]:
-        """Hidden gradients of the last rounds that an observation depends on, in order."""
-        model = self.model
-        used = bits(model.ancestors[model.place[k]] for k in self.known if k in model.place)
-        found = []
-        for c, k in enumerate(model.gradients):
-            if used >> c & 1 and k not in self.known and self._vectors[k].round in self.same:
-                found.append(k)
-        return found
-
-    def _role(self, k: int) -> tuple[str, int | None, int | None]:
-        """Return what distinguishes a gradient from the others of its round."""
-        vector = self._vectors[k]
-        return (vector.name, vector.owner, vector.index)
-
     @cached_property
     def own_points(self) -> list[bool]:
         """Return which points of the later round are functions of the view and of own gradients.
 
         One point for each gradient; it follows by one definition at a time, in any run.
         """
-        follow = _with_implied(self.model, self.known, own=True)
+        follow = implied(self.model, self.known, own=True)
         found = []
         for k in self.later.gradients:
             hidden = self.declared.points[k].at.terms.keys() - self.known
@@ -172,6 +127,22 @@ class Rounds:
         owner = self._vectors[k].owner
         assert owner is not None
         return owner
+
+    def expanded(self, form: LinearForm, kept: Collection[int]) -> LinearForm:
+        """Replace states and messages of a form by their definitions, over earlier vectors.
+
+        Args:
+            form: A form.
+            kept: Vectors that are not replaced.
+        """
+        total = defaultdict[int, Fraction](Fraction)
+        for k, value in form.items():
+            parts: LinearForm = {k: Fraction(1)}
+            if k in self._forms and k not in kept:
+                parts = self._forms[k]
+            for source, share in parts.items():
+                total[source] += value * share
+        return {k: value for k, value in total.items() if value}
 
     def _by_round(self, places: Iterable[int]) -> Mapping[int, list[int]]:
         """Return the hidden ones of some vectors, by round."""
@@ -268,7 +239,7 @@ class Rounds:
         return kept
 
 
-def _with_implied(model: Forward, known: Collection[int], *, own: bool = False) -> frozenset[int]:
+def implied(model: Forward, known: Collection[int], *, own: bool = False) -> frozenset[int]:
     """Return the known vectors, and those that follow from them by one definition each.
 
     A message without noise, for example, shows the state that is sent.

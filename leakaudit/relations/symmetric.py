@@ -1,0 +1,294 @@
+"""Networks that average with symmetric weights: the views of a long run in closed form.
+
+In many protocols, each round takes the vectors z that are sent to
+
+    z_t = W z_(t-1) + s e_t + c g_t,    t = 1 ... T,
+
+with symmetric W, known z_0, and at every node fresh noise e and a gradient g. An adversary observes
+z_t at some nodes O. Its view of equal changes of all gradients of a node costs one solution with
+the covariance R of all observations, a matrix of T |O| rows (`recursion` follows it from round to
+round). This module diagonalises time as well as space.
+
+In the eigenbasis of W, node by node, z is an autoregression of order one for each eigenvalue v. Its
+inverse covariance is tridiagonal: 1 + v^2 on the diagonal, except for 1 in the last entry, and -v
+beside it. But for this last entry, the sine transform S (DST-I) diagonalises all of them, with the
+eigenvalues 1 + v^2 - 2 v cos(pi m / (T + 1)). Hence, with D(m) the diagonal matrix of their
+inverses, the covariance of z is S diag(D) S' plus a matrix of rank one for each v, and
+
+    R = S blockdiag(U_O D(m) U_O') S' + V V',
+
+with U the eigenvectors, and V of rank N. The blocks have |O| rows, so a solution with R costs T
+small factorisations and one of N rows (the Woodbury identity). No figure is approximated.
+
+All exact decisions are simple here, because every z_t at every node contains noise of its own that
+no other observation contains: no observation follows from others, nothing is revealed without
+noise, and a form of z is known if and only if it contains only z of nodes in O.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from functools import cached_property
+
+import numpy as np
+
+from leakaudit.relations.forward import Forward
+from leakaudit.relations.kkt import Array
+from leakaudit.relations.rounds import LinearForm, NotAlike, Round, Rounds, implied
+
+# Distance of an eigenvalue to 1 below which it counts as 1: a choice, well above rounding.
+ONE = 1e-9
+# Error of a squared mu per round, in units of c^2 / s^2: what is attained must not be overstated. In
+# all comparisons with the recursion it was at most 1e-15; the rest is a margin.
+ROUNDING = 1e-13
+# How often a point is written in terms of earlier vectors until only z and gradients remain.
+LEVELS = 3
+
+
+class SymmetricNetwork:
+    """A network that averages with symmetric weights, over many rounds.
+
+    Args:
+        rounds: The rounds as seen by an adversary who observes nothing, without points.
+        points: The same, with the points of gradients.
+        count: T.
+
+    Raises:
+        NotAlike: The protocol is no such network.
+    """
+
+    def __init__(self, rounds: Rounds, points: Rounds, count: int) -> None:
+        self._rounds = rounds
+        self._count = count
+        self._sent = self._every_sent()
+        first = [self._step(one) for one in rounds.first]
+        later = self._step(rounds.later)
+        self.weights, deviation, factor = later
+        # z_0 is known: the first round with gradients receives nothing.
+        start = (np.zeros_like(self.weights), deviation, factor)
+        if len(first) < 2 or rounds.first[0].gradients:
+            raise NotAlike
+        for one, expected in zip(first[1:], [start, *[later] * len(first)], strict=False):
+            if not np.array_equal(one[0], expected[0]) or one[1:] != expected[1:]:
+                raise NotAlike
+        if not np.array_equal(self.weights, self.weights.T) or not deviation:
+            raise NotAlike
+        self._scale = (factor / deviation) ** 2
+        self._points = self._written(points)
+
+    @classmethod
+    def of(cls, model: Forward, same: range, count: int) -> SymmetricNetwork | None:
+        """Return the network; None if the protocol is not one.
+
+        Args:
+            model: The forward model of the first rounds.
+            same: Their last rounds that are all alike (`steady`).
+            count: Number of rounds of the run.
+        """
+        try:
+            few = Rounds(model, same, model.public, points=False)
+            network = cls(few, Rounds(model, same, model.public), count)
+        except NotAlike:
+            return None
+        return network if network.stable else None
+
+    @property
+    def stable(self) -> bool:
+        """Whether no eigenvalue exceeds 1, so that z does not grow exponentially."""
+        return float(np.abs(self._eigenvalues).max()) <= 1 + ONE
+
+    def observed(self, known: Collection[int], corrupt: Collection[int]) -> list[int] | None:
+        """Return the nodes whose z an adversary observes; None if it knows anything else.
+
+        It may control nodes of which it also observes all neighbours: their noise then follows.
+
+        Args:
+            known: Places of the vectors that the adversary knows.
+            corrupt: The nodes that it controls.
+        """
+        model = self._rounds.model
+        vectors = model.declared.vectors
+        follows = implied(model, known)
+        last = self._rounds.later.earlier
+        seen = sorted(self._sent[k] for k in last if k in follows)
+        for node in corrupt:
+            if not set(np.flatnonzero(self.weights[node])).union({node}).issubset(seen):
+                return None
+        same = {k for k, node in self._sent.items() if node in seen}
+        for k in (*model.noise, *model.gradients):
+            if vectors[k].owner in corrupt:
+                same.add(k)
+        if not follows <= implied(model, same):
+            return None
+        return seen
+
+    def levels(self, seen: Collection[int]) -> dict[int, int] | None:
+        """Return what is known of the point of every gradient, as `LongView` requires.
+
+        Args:
+            seen: The nodes whose z is observed.
+
+        Returns:
+            None if a point depends on the gradients of other nodes.
+        """
+        known = frozenset(seen)
+        found = {}
+        for k, (of, owners) in self._points.items():
+            if not of <= known:
+                found[k] = 0
+            elif not owners:
+                found[k] = 2
+            elif owners == {self._rounds.owner(k)}:
+                found[k] = 1
+            else:
+                return None
+        return found
+
+    def squared(self, seen: Sequence[int], targets: Sequence[int] | None = None) -> Array:
+        """Return the squared mu of equal changes of all gradients of some nodes, (N,).
+
+        Args:
+            seen: The nodes whose z is observed.
+            targets: The nodes; those of others are not computed, and NaN. None for all.
+
+        Returns:
+            The values at sensitivity 1, reduced by more than the rounding of float64.
+        """
+        from scipy.linalg import cholesky, solve_triangular
+
+        nodes = len(self.weights)
+        chosen = np.arange(nodes) if targets is None else np.array(targets, np.int64)
+        vectors = self._eigenvectors
+        rows = vectors[seen]
+        count = len(seen)
+        # U_O D(m) U_O' for all m at once, and the inverses of their Cholesky factors.
+        pairs = (rows[:, None] * rows[None]).reshape(count * count, nodes)
+        blocks = (self._spectrum @ pairs.T).reshape(self._count, count, count)
+        white = np.linalg.inv(np.linalg.cholesky(blocks)) @ rows
+        ends = (white * self._ends[:, None]).reshape(-1, nodes)
+        steps = (white * self._responses[:, None]).reshape(-1, nodes)
+        if targets is not None:
+            steps = steps @ vectors[chosen].T
+        lower = cholesky(np.eye(nodes) + ends.T @ ends, lower=True)
+        across = solve_triangular(lower, ends.T @ steps, lower=True)
+        if targets is None:
+            every = vectors @ (steps.T @ steps - across.T @ across)
+            gained = (every * vectors).sum(axis=1)
+        else:
+            gained = (steps**2).sum(axis=0) - (across**2).sum(axis=0)
+        found = np.full(nodes, np.nan)
+        found[chosen] = gained - ROUNDING * self._count
+        return self._scale * np.maximum(found, 0.0, where=~np.isnan(found), out=found)
+
+    # The protocol as a recursion of z
+
+    def _every_sent(self) -> dict[int, int]:
+        """Return z of all nodes in all rounds -> the node."""
+        declared = self._rounds.declared
+        found: dict[int, int] = {}
+        last = self._rounds.later.earlier
+        for k in last:
+            node = declared.vectors[k].owner
+            if node is None:
+                raise NotAlike
+            for t in range(1, declared.round + 1):
+                place = declared.place(declared.vectors[k], t - declared.vectors[k].round)
+                if place is not None:
+                    found[place] = node
+        if sorted(found[k] for k in last) != list(range(self._rounds.model.nodes)):
+            raise NotAlike
+        return found
+
+    def _step(self, one: Round) -> tuple[Array, float, float]:
+        """Return W of a round, the standard deviation s of its noise, and c."""
+        nodes = self._rounds.model.nodes
+        vectors = self._rounds.declared.vectors
+        weights = np.zeros((nodes, nodes))
+        variances = np.zeros(nodes)
+        factors = np.zeros(nodes)
+        used: set[int] = set()
+        noise, gradients = set(one.noise), set(one.gradients)
+        to = [self._sent[k] for k in self._rounds.later.earlier]
+        for node, form in zip(to, one.passed, strict=False):
+            for k, value in form.items():
+                if k in noise and k not in used:
+                    variances[node] += (float(value) * vectors[k].std) ** 2
+                    used.add(k)
+                elif k in gradients and vectors[k].owner == node:
+                    factors[node] += float(value)
+                elif k in self._sent:
+                    weights[node, self._sent[k]] = float(value)
+                else:
+                    raise NotAlike
+        if np.ptp(variances) or np.ptp(factors):
+            raise NotAlike
+        return weights, math.sqrt(variances[0]), float(factors[0])
+
+    def _written(self, points: Rounds) -> dict[int, tuple[frozenset[int], frozenset[int]]]:
+        """Return, for each gradient of the later round, the owners of z and g in its point."""
+        found = {}
+        for k, point in zip(points.later.gradients, points.later.points, strict=True):
+            form: LinearForm = point
+            for _ in range(LEVELS):
+                form = points.expanded(form, self._sent)
+            of, owners = set(), set()
+            for j in form:
+                if j in self._sent:
+                    of.add(self._sent[j])
+                elif self._rounds.declared.vectors[j].kind == "gradient":
+                    owners.add(points.owner(j))
+                else:
+                    raise NotAlike
+            found[k] = (frozenset(of), frozenset(owners))
+        return found
+
+    # The diagonal form
+
+    @cached_property
+    def _eigen(self) -> tuple[Array, Array]:
+        values, vectors = np.linalg.eigh(self.weights)
+        return values, vectors
+
+    @property
+    def _eigenvalues(self) -> Array:
+        return self._eigen[0]
+
+    @property
+    def _eigenvectors(self) -> Array:
+        return self._eigen[1]
+
+    @cached_property
+    def _angles(self) -> Array:
+        return np.pi * np.arange(1, self._count + 1) / (self._count + 1)
+
+    @cached_property
+    def _spectrum(self) -> Array:
+        """D(m), (T, N)."""
+        v = self._eigenvalues
+        return 1 / (1 + v**2 - 2 * np.cos(self._angles)[:, None] * v)
+
+    @cached_property
+    def _ends(self) -> Array:
+        """The rows of V in the eigenbasis, before the selection of nodes, (T, N).
+
+        A is the inverse of the tridiagonal matrix with 1 + v^2 in its last entry as well, u its last
+        column, and u_T the last entry of that. With 1 there, the inverse is
+        A + u u' v^2 / (1 - v^2 u_T).
+        """
+        last = np.sqrt(2 / (self._count + 1)) * np.sin(self._angles * self._count)
+        column = last[:, None] * self._spectrum
+        v = self._eigenvalues
+        return column * v / np.sqrt(1 - v**2 * (last @ column))
+
+    @cached_property
+    def _responses(self) -> Array:
+        """How z reacts to a constant input from the first round on, transformed, (T, N)."""
+        from scipy.fft import dst
+
+        v = self._eigenvalues
+        t = np.arange(1, self._count + 1)[:, None]
+        is_one = np.abs(1 - v) < ONE
+        grown = (1 - v**t) / np.where(is_one, 1.0, 1 - v)
+        transformed: Array = dst(np.where(is_one, t, grown), type=1, axis=0, norm="ortho")
+        return transformed

@@ -29,6 +29,9 @@ from leakaudit.relations.shared import SharedView
 
 # Relative distance of two mu that count as equal; a choice, well above rounding.
 CLOSE = 1e-9
+# Number of relations beyond which a symmetric network is bounded in closed form, although all
+# rounds at once would fit: a choice.
+LARGE = 10_000
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,7 @@ class NodeView:
         """The number of the node's gradients that are not known."""
         return len(self.bound.certificate)
 
-    @property
+    @cached_property
     def lowest(self) -> int:
         """The lowest certificate.
 
@@ -143,7 +146,38 @@ class Views:
             bound = view.bound(node)
             if bound is not None:
                 return NodeView(known, bound.targets, bound)
-        return _own_view(self.protocol, self.adversary, node)
+        return self._all_messages(node) or _own_view(self.protocol, self.adversary, node)
+
+    def _all_messages(self, node: int) -> NodeView | None:
+        """Return the view of a node all of whose messages are observed, in a long run.
+
+        It contains what the node's own relations show, and is contained in the view of one who
+        observes everything else as well. If both have the same bound, so has this view. They are
+        computed once for all nodes whose relations are alike. None if they differ, or leak.
+        """
+        protocol = self.protocol
+        if not protocol.repeats or protocol.rounds <= DECLARED or self.adversary.hears != "all":
+            return None
+        near = self._at_first.near([node])
+        if not _all_heard(near):
+            return None
+        like = ("near", _private(near, node))
+        if like not in protocol.stronger:
+            rows = protocol.continued(near.rows, range(1, protocol.rounds + 1))
+            view = NodeView.of(know(rows, self.adversary), node)
+            protocol.stronger[like] = (view,)
+        (found,) = protocol.stronger[like]
+        if found.bound.leaking:  # these are written with the number of a node
+            return None
+        for view in stronger_views(protocol, node):
+            if view.stronger is Stronger.ALL_MESSAGES and _equal(found.bound, view.bound):
+                return found
+        return None
+
+    @cached_property
+    def _at_first(self) -> Knowledge:
+        """What is known in the first rounds."""
+        return know(self.protocol.start, self.adversary)
 
     @cached_property
     def _together(self) -> tuple[Knowledge, SharedView | LongView] | None:
@@ -155,23 +189,28 @@ class Views:
         protocol = self.protocol
         if protocol.rounds > DECLARED and self.adversary.hears == "all" and protocol.repeats:
             return None
-        view: SharedView | LongView | None = None
-        if protocol.forward is not None:
+        if protocol.forward is not None and not self._is_large:
             known = know(protocol.whole, self.adversary)
-            view = SharedView.of(protocol.forward, known.known, self.nodes)
-        elif protocol.beginning is not None and not self._needs_all_rounds:
-            known = know(protocol.start, self.adversary)
-            view = LongView.of(
-                protocol.beginning,
-                protocol.same,
-                known.known,
-                protocol.rounds,
-                protocol.network,
-                self.adversary.corrupt,
-            )
-        if view is None:
+            shared = SharedView.of(protocol.forward, known.known, self.nodes)
+            return None if shared is None else (known, shared)
+        if protocol.beginning is None or self._needs_all_rounds:
             return None
-        return known, view
+        long = LongView.of(
+            protocol.beginning,
+            protocol.same,
+            self._at_first.known,
+            protocol.rounds,
+            protocol.network,
+            self.adversary.corrupt,
+            self.nodes,
+        )
+        return None if long is None else (self._at_first, long)
+
+    @property
+    def _is_large(self) -> bool:
+        """Whether a symmetric network is so large that all rounds at once take longer."""
+        protocol = self.protocol
+        return protocol.relations_count > LARGE and protocol.network is not None
 
     @property
     def _needs_all_rounds(self) -> bool:
@@ -295,7 +334,10 @@ def _all_heard(knowledge: Knowledge) -> bool:
 def _agree(own: Knowledge, start: Knowledge, node: int) -> bool:
     """Return whether a part of the relations yields the same bound as all of them."""
     part = account(own, _targets(own, node), 1.0)
-    whole = account(start, _targets(start, node), 1.0)
+    return _equal(part, account(start, _targets(start, node), 1.0))
+
+
+def _equal(part: Bound, whole: Bound) -> bool:
     if part.certificate != whole.certificate or len(part.leaking) != len(whole.leaking):
         return False
     return part.mu == whole.mu or math.isclose(part.mu, whole.mu, rel_tol=CLOSE)

@@ -18,6 +18,7 @@ from leakaudit.relations.declare import at_most, outlined
 from leakaudit.relations.estimate import recorded
 from leakaudit.relations.forward import Forward
 from leakaudit.relations.record import Private, privates
+from leakaudit.relations.recursion import WINDOW
 from leakaudit.relations.repeat import extend, steady
 from leakaudit.relations.symmetric import SymmetricNetwork
 from leakaudit.tasks.task import Task
@@ -176,8 +177,11 @@ class Protocol:
 
     @cached_property
     def network(self) -> SymmetricNetwork | None:
-        """The network of `beginning` over all rounds, if it averages with symmetric weights."""
-        if self.beginning is None:
+        """The network of `beginning` over all rounds, if it averages with symmetric weights.
+
+        None if a record enters only some gradients, or if the run has only a few rounds.
+        """
+        if self.turns is not None or self.rounds <= DECLARED + WINDOW or self.beginning is None:
             return None
         return SymmetricNetwork.of(self.beginning, self.same, self.rounds)
 

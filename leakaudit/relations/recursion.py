@@ -86,6 +86,7 @@ class LongView:
         count: int,
         network: SymmetricNetwork | None = None,
         corrupt: Collection[int] = (),
+        nodes: Sequence[int] | None = None,
     ) -> LongView | None:
         """Return the view; None if it is too large, or needs the general methods.
 
@@ -96,13 +97,14 @@ class LongView:
             count: Number of rounds of the run.
             network: The same protocol as a symmetric network, if it is one: much faster.
             corrupt: The nodes that the adversary controls.
+            nodes: The nodes to bound; None for all.
         """
         if count <= model.declared.round + WINDOW:
             return None
         if network is not None and (seen := network.observed(known, corrupt)) is not None:
             levels = network.levels(seen)
             if levels is not None:
-                return cls(model, same, known, count, levels, network.squared(seen))
+                return cls(model, same, known, count, levels, network.squared(seen, nodes))
         try:
             rounds = Rounds(model, same, known)
             found = _levels(rounds, PRIMES[0])

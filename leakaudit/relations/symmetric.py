@@ -28,14 +28,15 @@ noise, and a form of z is known if and only if it contains only z of nodes in O.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 
 import numpy as np
 
 from leakaudit.relations.forward import Forward
 from leakaudit.relations.kkt import Array
-from leakaudit.relations.rounds import LinearForm, NotAlike, Round, Rounds, implied
+from leakaudit.relations.rounds import LinearForm, NotAlike, Round, Rounds
 
 # Distance of an eigenvalue to 1 below which it counts as 1: a choice, well above rounding.
 ONE = 1e-9
@@ -61,6 +62,7 @@ class SymmetricNetwork:
     def __init__(self, rounds: Rounds, points: Rounds, count: int) -> None:
         self._rounds = rounds
         self._count = count
+        self._found: dict[tuple[int, ...], Array] = {}
         self._sent = self._every_sent()
         first = [self._step(one) for one in rounds.first]
         later = self._step(rounds.later)
@@ -107,21 +109,68 @@ class SymmetricNetwork:
             known: Places of the vectors that the adversary knows.
             corrupt: The nodes that it controls.
         """
+        vectors = self._rounds.declared.vectors
+        heard = self._times(known)
+        seen = sorted(heard)
+        if any(heard[node] < self._every_time[node] for node in seen):
+            return None
+        for node in corrupt:
+            if not self._around(node).issubset(seen) or not self._private(node):
+                return None
+        for k in known:
+            vector = vectors[k]
+            if vector.kind != "public" and k not in self._sent and vector.owner not in corrupt:
+                return None
+        return seen
+
+    def remember(self, seen: Sequence[int], squared: Array) -> None:
+        """Keep what was computed elsewhere.
+
+        Args:
+            seen: As for `squared`.
+            squared: The values of all nodes.
+        """
+        self._found[tuple(seen)] = squared
+
+    def _around(self, node: int) -> set[int]:
+        """Return the nodes whose z enters that of a node, and the node."""
+        return {node, *np.flatnonzero(self.weights[node]).tolist()}
+
+    def _private(self, node: int) -> bool:
+        """Return whether all vectors of a node follow from z around it and from its own inputs."""
         model = self._rounds.model
         vectors = model.declared.vectors
-        follows = implied(model, known)
-        last = self._rounds.later.earlier
-        seen = sorted(self._sent[k] for k in last if k in follows)
-        for node in corrupt:
-            if not set(np.flatnonzero(self.weights[node])).union({node}).issubset(seen):
-                return None
-        same = {k for k, node in self._sent.items() if node in seen}
-        for k in (*model.noise, *model.gradients):
-            if vectors[k].owner in corrupt:
-                same.add(k)
-        if not follows <= implied(model, same):
-            return None
-        return seen
+        around = self._around(node)
+        follows: set[int] = set()
+        for k in self._defined[node]:
+            for j in model.definition(k):
+                vector = vectors[j]
+                is_input = vector.owner == node and vector.kind in ("noise", "gradient")
+                counts_as_known = vector.kind in ("public", "secret")
+                is_sent = self._sent.get(j) in around
+                if not (is_input or counts_as_known or is_sent or j in follows):
+                    return False
+            follows.add(k)
+        return True
+
+    def _times(self, some: Iterable[int]) -> Counter[int]:
+        """Return node -> number of rounds in which its z is among some vectors."""
+        vectors = self._rounds.declared.vectors
+        times = {(self._sent[k], vectors[k].round) for k in some if k in self._sent}
+        return Counter(node for node, _ in times)
+
+    @cached_property
+    def _every_time(self) -> Counter[int]:
+        return self._times(self._sent)
+
+    @cached_property
+    def _defined(self) -> Mapping[int | None, list[int]]:
+        """Node -> its states and messages, in the order of their definitions."""
+        model = self._rounds.model
+        found = defaultdict[int | None, list[int]](list)
+        for k in model.defined:
+            found[model.declared.vectors[k].owner].append(k)
+        return found
 
     def levels(self, seen: Collection[int]) -> dict[int, int] | None:
         """Return what is known of the point of every gradient, as `LongView` requires.
@@ -157,6 +206,8 @@ class SymmetricNetwork:
         """
         from scipy.linalg import cholesky, solve_triangular
 
+        if tuple(seen) in self._found:
+            return self._found[tuple(seen)]
         nodes = len(self.weights)
         chosen = np.arange(nodes) if targets is None else np.array(targets, np.int64)
         vectors = self._eigenvectors
@@ -184,20 +235,27 @@ class SymmetricNetwork:
     # The protocol as a recursion of z
 
     def _every_sent(self) -> dict[int, int]:
-        """Return z of all nodes in all rounds -> the node."""
+        """Return z of all nodes in all rounds, and messages that equal them -> the node."""
         declared = self._rounds.declared
+        vectors = declared.vectors
         found: dict[int, int] = {}
         last = self._rounds.later.earlier
         for k in last:
-            node = declared.vectors[k].owner
+            node = vectors[k].owner
             if node is None:
                 raise NotAlike
             for t in range(1, declared.round + 1):
-                place = declared.place(declared.vectors[k], t - declared.vectors[k].round)
+                place = declared.place(vectors[k], t - vectors[k].round)
                 if place is not None:
                     found[place] = node
         if sorted(found[k] for k in last) != list(range(self._rounds.model.nodes)):
             raise NotAlike
+        model = self._rounds.model
+        for k in model.defined:
+            of = model.definition(k)
+            (source, *others) = of or (None,)
+            if source in found and not others and of[source] == 1:
+                found[k] = found[source]
         return found
 
     def _step(self, one: Round) -> tuple[Array, float, float]:

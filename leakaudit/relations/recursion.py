@@ -268,9 +268,7 @@ def _simulate(
     return [(bool(free), bool(reacts)) for free, reacts in told]
 
 
-def _evaluated(
-    one: Round, forms: Sequence[LinearForm], values: Residues, prime: int
-) -> Residues:
+def _evaluated(one: Round, forms: Sequence[LinearForm], values: Residues, prime: int) -> Residues:
     """Return the residues of some forms of a round."""
     rows, columns, coefficients = [], [], []
     for r, form in enumerate(forms):
@@ -279,7 +277,11 @@ def _evaluated(
             columns.append(one.columns[k])
             coefficients.append(residue(value, prime))
     out = np.zeros((len(forms), values.shape[1]), np.int64)
-    terms = (np.array(rows, np.int64), np.array(columns, np.int64), np.array(coefficients, np.int64))
+    terms = (
+        np.array(rows, np.int64),
+        np.array(columns, np.int64),
+        np.array(coefficients, np.int64),
+    )
     combine(out, np.arange(len(forms)), terms, values, prime)
     return out
 

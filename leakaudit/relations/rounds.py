@@ -12,9 +12,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from typing import Literal
-
-import numpy as np
 
 from leakaudit.relations.forward import Forward
 from leakaudit.relations.modular import PRIMES, Staircase, modular

@@ -40,8 +40,8 @@ from leakaudit.relations.rounds import LinearForm, NotAlike, Round, Rounds
 
 # Distance of an eigenvalue to 1 below which it counts as 1: a choice, well above rounding.
 ONE = 1e-9
-# Error of a squared mu per round, in units of c^2 / s^2: what is attained must not be overstated. In
-# all comparisons with the recursion it was at most 1e-15; the rest is a margin.
+# Error of a squared mu per round, in units of c^2 / s^2, which is subtracted so that no value is
+# overstated. In all comparisons with the recursion it was at most 1e-15; the rest is a margin.
 ROUNDING = 1e-13
 # How often a point is written in terms of earlier vectors until only z and gradients remain.
 LEVELS = 3
@@ -230,7 +230,8 @@ class SymmetricNetwork:
             gained = (steps**2).sum(axis=0) - (across**2).sum(axis=0)
         found = np.full(nodes, np.nan)
         found[chosen] = gained - ROUNDING * self._count
-        return self._scale * np.maximum(found, 0.0, where=~np.isnan(found), out=found)
+        squared: Array = self._scale * np.maximum(found, 0.0)  # NaN stays
+        return squared
 
     # The protocol as a recursion of z
 
@@ -330,14 +331,15 @@ class SymmetricNetwork:
     def _ends(self) -> Array:
         """The rows of V in the eigenbasis, before the selection of nodes, (T, N).
 
-        A is the inverse of the tridiagonal matrix with 1 + v^2 in its last entry as well, u its last
-        column, and u_T the last entry of that. With 1 there, the inverse is
+        Let A be the inverse of the tridiagonal matrix with 1 + v^2 in its last entry as well, u the
+        last column of A, and u_T the last entry of u. With 1 there, the inverse is
         A + u u' v^2 / (1 - v^2 u_T).
         """
         last = np.sqrt(2 / (self._count + 1)) * np.sin(self._angles * self._count)
         column = last[:, None] * self._spectrum
         v = self._eigenvalues
-        return column * v / np.sqrt(1 - v**2 * (last @ column))
+        ends: Array = column * v / np.sqrt(1 - v**2 * (last @ column))
+        return ends
 
     @cached_property
     def _responses(self) -> Array:

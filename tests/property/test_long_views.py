@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
+from noisy_protocols import made, same
 
 from leakaudit.accounting import survey
 from leakaudit.accounting.adversaries import around, named
@@ -21,7 +22,6 @@ from leakaudit.relations.recursion import LongView
 from leakaudit.relations.repeat import steady
 from leakaudit.relations.shared import SharedView
 from leakaudit.relations.symmetric import SymmetricNetwork
-from tests.property.test_shared_views import made, same
 
 STEADY = [
     "dpsgd",

@@ -95,6 +95,26 @@ class Reconstruction(Displayed):
         return (*certified, *rest)
 
 
+def check_stored(x: Tensor, y: Tensor | None) -> None:
+    """Check inputs and labels that were read from a file.
+
+    Args:
+        x: `Reconstruction.x`.
+        y: `Reconstruction.y`.
+
+    Raises:
+        ValueError: They are not those of a reconstruction.
+    """
+    if not x.is_floating_point() or not x.dim():
+        raise ValueError("inputs are a batch of floating-point numbers")
+    if y is None:
+        return
+    if y.shape != x.shape[:1]:
+        raise ValueError("there is one label per input")
+    if y.is_complex() or str(y.dtype) == "torch.bool":
+        raise ValueError("labels are numbers")
+
+
 class Reconstructions(list[Reconstruction], Displayed):
     """A list of reconstructions, which a notebook displays as pictures with their certificates."""
 

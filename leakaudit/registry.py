@@ -32,6 +32,10 @@ OWN = "own:"  # prefix of the name of an undeclared protocol in a recording
 FILE = ".toml"  # end of the name of a protocol file
 TEXT = "protocol_file"  # key in the provenance of a trace: the text of its protocol file
 READER = "leakaudit.protocols.equations.file"  # reads protocol files; a leaf of the core
+# Sizes of a constant or hyper-parameter other than 0: far from the ends of float32, so that
+# protocols and attacks can multiply it by a few units, or divide by it. Choices.
+SMALLEST_SETTING = 1e-30
+LARGEST_SETTING = 1e30
 PLUGINS = "LEAKAUDIT_PLUGINS"  # modules, separated by commas; child processes find them too
 _found: dict[str, dict[str, Any]] = {group: {} for group in GROUPS}
 _files: dict[str, str] = {}  # path of a protocol file -> name of its victim
@@ -396,7 +400,7 @@ def _list(one: Field[Any], value: Any, kind: type) -> tuple[Any, ...]:
 
 
 def _read(key: str, value: Any, hint: Any) -> Any:
-    """Convert one setting to the annotated type; a number is finite."""
+    """Convert one setting to the annotated type; a number is 0 or far from the ends of float32."""
     options = [a for a in get_args(hint) if a is not type(None)]
     if get_origin(hint) is not None and all(isinstance(o, str) for o in options):  # Literal
         if value not in options:
@@ -410,10 +414,15 @@ def _read(key: str, value: Any, hint: Any) -> Any:
             return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}[
                 str(value).lower()
             ]
-        if target in (int, float) and not (
-            math.isfinite(float(value)) and (target is float or float(value) % 1 == 0)
-        ):
-            raise ValueError
+        if target in (int, float):
+            size = abs(float(value))
+            if not math.isfinite(size) or (target is int and size % 1):
+                raise ValueError
+            if size and not SMALLEST_SETTING <= size <= LARGEST_SETTING:
+                raise LeakauditError(
+                    f"{key}: expected 0 or a number from {SMALLEST_SETTING:g} to "
+                    f"{LARGEST_SETTING:g} in size, got {value!r:.40}"
+                )
         return target(float(value)) if target is int else target(value)
     except (ValueError, KeyError, TypeError, OverflowError):
         wanted = "a finite number" if target is float else getattr(target, "__name__", target)

@@ -234,17 +234,33 @@ def read(path: Path, name: str = "") -> Table:
     name = name or str(path)
     try:
         text = path.read_bytes().decode()
-        return Table(tomllib.loads(text), name, name, text)
+        return Table(parsed(text), name, name, text)
     except OSError as error:
         raise LeakauditError(f"{name}: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
         raise LeakauditError(
             f"{name}: expected a TOML file of UTF-8 text, got other bytes at {error.start}"
         ) from None
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:
         raise LeakauditError(f"{name}: not valid TOML: {error}") from None
+
+
+def parsed(text: str) -> dict[str, Any]:
+    """Parse TOML.
+
+    Args:
+        text: The text of a file.
+
+    Returns:
+        Its values by key.
+
+    Raises:
+        ValueError: It is not TOML, nests too deeply, or contains a number of too many digits.
+    """
+    try:
+        return tomllib.loads(text)
     except RecursionError:
-        raise LeakauditError(f"{name}: not valid TOML: lists or tables nest too deeply") from None
+        raise ValueError("lists or tables nest too deeply") from None
 
 
 def typed(value: object, kind: Any) -> Any:
@@ -365,8 +381,8 @@ def line_of(text: str, path: Sequence[str | int]) -> int | None:
             if tries > TRIES:
                 return None
             try:
-                values = tomllib.loads("\n".join(lines[:stop]))
-            except tomllib.TOMLDecodeError:
+                values = parsed("\n".join(lines[:stop]))
+            except ValueError:
                 continue  # the value continues on the next line
             if _holds(values, path):
                 return start + 1

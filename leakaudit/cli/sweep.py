@@ -217,9 +217,7 @@ def _print(found: SweepRecord, args: argparse.Namespace) -> None:
     values = model.plain(found)
     for name in args.format or ["text"]:
         if name == "json":
-            sys.stdout.write(
-                json.dumps(values, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-            )
+            sys.stdout.write(json.dumps(values, indent=2, allow_nan=False) + "\n")
         elif name == "markdown":
             sys.stdout.write(registry.get("reports", name)(values))
         else:

@@ -23,7 +23,7 @@ from leakaudit.errors import LeakauditError
 from leakaudit.lint.case import Case
 from leakaudit.lint.pitfall import Pitfall
 from leakaudit.lint.samples import state
-from leakaudit.protocols.declared import protocol_of
+from leakaudit.protocols.declared import fitting, protocol_of
 from leakaudit.protocols.equations.declare import Declared
 from leakaudit.protocols.equations.syntax import Indexed, Line, Repeat, shown
 from leakaudit.protocols.equations.written import Written
@@ -32,6 +32,7 @@ from leakaudit.relations import Vector
 from leakaudit.relations.checks import CHANNEL
 from leakaudit.relations.estimate import recorded
 from leakaudit.tasks.task import Task
+from leakaudit.trace import Trace
 from leakaudit.verdict import Verdict
 
 ROUNDS = 8  # number of rounds that are tested: later ones repeat the same equations
@@ -152,7 +153,7 @@ def examine(case: Case) -> Examined | None:
         return None
     rounds = min(case.trace.rounds, ROUNDS)
     try:
-        declared = case.protocol.victim.declared(case.trace.graph, rounds)
+        declared = _declared(case.protocol.victim, case.trace, rounds)
     except LeakauditError:
         return None
     task = _task(case)
@@ -221,7 +222,7 @@ def not_testable(case: Case) -> list[str]:
     if case.protocol is None or not isinstance(case.protocol.victim, Written):
         return []
     try:
-        declared = case.protocol.victim.declared(case.trace.graph, min(case.trace.rounds, ROUNDS))
+        declared = _declared(case.protocol.victim, case.trace, min(case.trace.rounds, ROUNDS))
     except LeakauditError as error:
         return [f"the equations of the protocol file: {error}"]
     said = list(_undeclared(case, declared))
@@ -230,6 +231,12 @@ def not_testable(case: Case) -> list[str]:
         for one in found.untested:
             said.append(f"equation '{shown(one.line.text)}' (line {one.line.number}): {one.why}")
     return said
+
+
+def _declared(victim: Written, trace: Trace, rounds: int) -> Declared:
+    """Return the equations of a file over the first rounds of a recording."""
+    with fitting(len(trace)):
+        return victim.declared(trace.graph, rounds)
 
 
 def _undeclared(case: Case, declared: Declared) -> Iterator[str]:
@@ -636,7 +643,7 @@ def _changed(case: Case, tests: _Tests, name: str, value: float, rounds: int) ->
     kind = type(registry.values(victim)[name])
     try:
         other = registry.configure(type(victim), {**registry.values(victim), name: kind(value)})
-        declared = other.declared(case.trace.graph, rounds)
+        declared = _declared(other, case.trace, rounds)
     except LeakauditError:
         return None
     if declared.relations.vectors != tests.declared.relations.vectors:

@@ -40,6 +40,11 @@ Gradient = Callable[[Vector, Tensor], Tensor | None]
 # Most numbers of all vectors together that are kept in memory: 256 MiB of float64. Of a larger run,
 # only the first rounds are examined.
 NUMBERS = 1 << 25
+# Most gradients that are computed from the truth: a number in any case, and more for each message.
+# The others count as unknown, so that constants of a file, such as a number of local steps, do not
+# decide how long a recording is examined. Choices: a second or two for a small model.
+SOME_GRADIENTS = 1_000
+GRADIENTS = 20
 # Allowed error of a relation, in rounding errors of its largest term. Private states accumulate the
 # errors of all previous rounds: the same allowance as in `leakaudit.protocols.declared`.
 ROUNDED = 2000.0
@@ -166,15 +171,17 @@ class _Gradients:
     def __init__(self, made: Recording, *, guessed: bool) -> None:
         self.made = made
         self.guessed = guessed
+        self.left = SOME_GRADIENTS + GRADIENTS * len(made.trace)
         self.clip = made.trace.number("clip")
         self.batch = int(made.trace.number("batch"))
 
     def __call__(self, vector: Vector, theta: Tensor) -> Tensor | None:
-        """Return the gradient; None for mini-batches, which are secret."""
+        """Return the gradient; None for mini-batches, which are secret, and after too many."""
         node = vector.owner or 0
         x, y = self.made.truth.of(node)
-        if not len(x) or 0 < self.batch < len(x):
+        if not len(x) or 0 < self.batch < len(x) or not self.left:
             return None
+        self.left -= 1
         x = x.double()
         task = self.made.task
         if self.guessed:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from leakaudit._util.files import write_tensors
 from leakaudit.errors import LeakauditError
-from leakaudit.reconstruction import Certificate, Reconstruction
+from leakaudit.reconstruction import Certificate, Reconstruction, check_stored
 from leakaudit.results import provenance
 from leakaudit.trace import Json
 from leakaudit.traces._storage import safe_reader
@@ -181,11 +181,10 @@ def _tensors(one: Reconstruction, i: int) -> dict[str, Tensor]:
 def _rebuilt(one: _Entry, tensors: Mapping[str, Tensor], i: int) -> Reconstruction:
     """The i-th reconstruction of a file; each tensor is a copy with its own memory."""
     x = tensors[f"x{i}"].clone()
-    if x.dtype not in (torch.float32, torch.float64) or not x.dim():
-        raise ValueError("inputs are a batch of floating-point numbers")
     y = _copied(tensors.get(f"y{i}"))
-    if y is not None and y.shape != x.shape[:1]:
-        raise ValueError("there is one label per input")
+    check_stored(x, y)
+    if x.dtype not in (torch.float32, torch.float64):
+        raise ValueError("attacks compute in float32 or float64")
     choices: dict[int, Tensor] = {}
     for place in range(len(x)):
         others = tensors.get(_choices(i, place))

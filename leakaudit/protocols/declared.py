@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
@@ -45,9 +46,19 @@ MODELLED_ROUNDS = 40
 SLACK = 2000.0
 # Largest number of vectors that the protocol of a recording may declare: a number in any case, and
 # more for each message. The bundled victims declare at most 10 per message if all messages are
-# recorded; the rest is for inner steps, and for recordings of a few channels. Choices.
-SOME = 20_000
-VECTORS = 1_000
+# recorded; the rest is for inner steps, and for recordings of a few channels. Choices: a lint
+# examines about 7,000 vectors per second.
+SOME = 5_000
+VECTORS = 500
+
+
+def fitting(messages: int) -> AbstractContextManager[None]:
+    """Inside, a declaration that is too large for a recording is rejected.
+
+    Args:
+        messages: Number of messages of the recording.
+    """
+    return at_most(SOME + VECTORS * messages)
 
 
 @dataclass(frozen=True)
@@ -141,7 +152,7 @@ class Protocol:
         if self.messages is None:
             return _relations(self.victim, self.graph, rounds, self.public)
         try:
-            with at_most(SOME + VECTORS * self.messages):
+            with fitting(self.messages):
                 return _relations(self.victim, self.graph, rounds, self.public)
         except LeakauditError:
             raise

@@ -22,6 +22,9 @@ from leakaudit.trace import Graph, Training
 # A declaration follows numbers of a file, such as its rounds and local steps. Both limits are
 # choices: ten million parts take about a minute and several GB.
 LARGEST = 10_000_000
+TERMS = 20  # terms for each vector that `at_most` allows; the bundled victims have 3 at most
+# Binary digits before the point of a coefficient; it is converted to a float of at most 1024.
+DIGITS = 1000
 TIMED = 1 << 16  # parts between two looks at the deadline, which take about a second
 _OUTLINE: ContextVar[bool] = ContextVar("outline", default=False)
 _MOST: ContextVar[int | None] = ContextVar("most", default=None)
@@ -95,7 +98,7 @@ def outlined() -> bool:
 
 @contextmanager
 def at_most(vectors: int | None) -> Iterator[None]:
-    """Inside, a declaration with more vectors is rejected.
+    """Inside, a declaration with more vectors, or with `TERMS` times as many terms, is rejected.
 
     Constants of a file that a stranger made, such as a number of inner steps, must not keep a
     declaration busy for hours.
@@ -135,6 +138,7 @@ class Relations:
         self._gradients = defaultdict[int | None, list[int]](list)  # owner -> places
         self._ended = False
         self._parts = 0
+        self._terms = 0
         self._outline = _OUTLINE.get()
         self._most = _MOST.get()
         self._any = Outlined(self.vectors, {})
@@ -178,6 +182,7 @@ class Relations:
             name: Name of the gradient.
         """
         self._same(at)
+        self._count(at)
         g = self._new("gradient", name, owner, index)
         self.points[g.vector] = Point(at, len(self.relations))
         return g
@@ -253,6 +258,7 @@ class Relations:
                 "expected at least one vector that does not cancel"
             )
         self._same(difference)
+        self._count(difference)
         self.relations.append(Relation(difference.terms, self.round, lhs, rhs))
 
     def send(
@@ -488,15 +494,30 @@ class Relations:
                 "name or index="
             )
         if self._most is not None and len(self.vectors) >= self._most:
-            raise LeakauditError(
-                f"the declared protocol has more than {self._most} vectors in {self.round} rounds, "
-                "far more than a recording of this size can have; check its constants"
-            )
+            raise self._excess(f"{self._most} vectors")
         self._places[self._key(vector)] = len(self.vectors)
         self.vectors.append(vector)
         if kind == "gradient":
             self._gradients[owner].append(len(self.vectors) - 1)
         return self._form(len(self.vectors) - 1)
+
+    def _count(self, form: Expression) -> None:
+        """Count the terms of a form; reject too many, and coefficients beyond all floats."""
+        self._terms += len(form.terms)
+        if self._most is not None and self._terms > TERMS * self._most:
+            raise self._excess(f"{TERMS * self._most} terms")
+        for place, factor in form.terms.items():
+            if factor.numerator.bit_length() - factor.denominator.bit_length() > DIGITS:
+                raise LeakauditError(
+                    f"round {self.round}: the coefficient of {self.vectors[place].label} is beyond "
+                    "all floating-point numbers; check the constants of the protocol"
+                )
+
+    def _excess(self, what: str) -> LeakauditError:
+        return LeakauditError(
+            f"the declared protocol has more than {what} in {self.round} rounds, "
+            "far more than a recording of this size can have; check its constants"
+        )
 
     def _grow(self) -> None:
         """Count one more part; end a declaration that is too large or takes too long."""

@@ -19,7 +19,7 @@ from leakaudit._util import npz
 from leakaudit._util.decoding import departure
 from leakaudit._util.files import replacing, write_arrays
 from leakaudit.errors import LeakauditError
-from leakaudit.reconstruction import Certificate, Reconstruction
+from leakaudit.reconstruction import Certificate, Reconstruction, check_stored
 from leakaudit.results import model
 from leakaudit.results.model import (
     KINDS,
@@ -258,10 +258,10 @@ def read(path: Path) -> dict[str, Json]:
 
 
 def _nested(value: object) -> int:
-    """Return how many levels of lists and objects JSON values have."""
+    """Return how many levels of lists and objects JSON values have, counted to `DEEPEST` + 1."""
     depth = 0
     level = [value]
-    while level:
+    while level and depth <= DEEPEST:
         depth += 1
         inside: list[object] = []
         for one in level:
@@ -338,6 +338,7 @@ def _rebuild(finding: Finding, folder: Path) -> Reconstruction:
             tensors = _Tensors(file)
             x = tensors.named(images.x)
             y = tensors.optional(images.y)
+            check_stored(x, y)
             interval = tensors.optional(given(images.interval, None))
             tokens = tensors.optional(given(images.tokens, None))
             choices = {

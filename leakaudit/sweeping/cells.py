@@ -21,6 +21,7 @@ from leakaudit.tasks.build_task import SETTINGS
 from leakaudit.trace import Setting
 
 DEPEND = ("leakaudit", "torch", "numpy", "scipy")  # results depend on the versions of these
+MOST_CELLS = 50_000  # of one sweep, a choice: even a dry run takes some seconds for as many
 FIELDS = tuple(f.name for f in fields(Scenario) if f.name != "set")
 
 
@@ -113,13 +114,18 @@ def expand(plan: SweepPlan) -> list[PlannedCell]:
         plan: The sweep.
 
     Raises:
-        LeakauditError: A constant or a hyper-parameter does not exist, or a value has the wrong
-            type.
+        LeakauditError: A constant or a hyper-parameter does not exist, a value has the wrong type,
+            or there are more than `MOST_CELLS` cells.
     """
-    made = []
+    made: list[PlannedCell] = []
     for who in plan.adversaries:
         for attack in plan.attacks:
             for point in _points(plan, attack):
+                if (len(made) + 1) * len(plan.seeds) > MOST_CELLS:
+                    raise LeakauditError(
+                        f"sweep: expected at most {MOST_CELLS} cells, got more from "
+                        f"{len(plan.seeds)} seeds and the values of the axes; split the sweep"
+                    )
                 made.append(_cell(plan, who, attack, point))
     cells = []
     for seed in plan.seeds:

@@ -36,11 +36,12 @@ import time
 import traceback
 import xml.etree.ElementTree as ET
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, TextIO
 from unittest.mock import patch
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -193,6 +194,8 @@ def active(form: str, text: str) -> Iterator[str]:
     if control is not None and form != "json":
         around = text[max(0, control.start() - 30) : control.start() + 20]
         yield f"{form}: control character in {around!r}"
+    if form == "json" and not text.isascii():
+        yield f"json: not in ASCII: {ascii(text)[:80]}"
     if form == "html":
         page = Page()
         page.feed(text)
@@ -345,10 +348,12 @@ def _judged(call: Call, hook: Hook) -> Iterator[tuple[str, str, str]]:
         yield "code", f"exit code {code}: {said!r:.200}", ""
     if code == 2 and (said.count("\n") != 1 or len(said) > LINE):
         yield "refusal", f"{said.count(chr(10))} lines, {len(said)} characters: {said!r:.120}", ""
+    # A command that found something, or nothing certain, prints its result as well.
+    form = _form(call) if code in (0, 1, 3) else "text"
     try:
-        texts = [*active(_form(call) if code == 0 else "text", shown), *active("text", said)]
+        texts = [*active(form, shown), *active("text", said)]
     except Exception as error:
-        texts = [f"{_form(call)}: cannot be parsed: {type(error).__name__}: {error}"]
+        texts = [f"{form}: cannot be parsed: {type(error).__name__}: {error}"]
     yield from (("text", one[:200], "") for one in texts)
 
 
@@ -500,7 +505,13 @@ def _corpus(work: Path) -> Path:
     return home
 
 
-def fuzz(first: int, cases: int, seconds: float, work: Path) -> Totals:
+def fuzz(
+    first: int,
+    cases: int,
+    seconds: float,
+    work: Path,
+    note: Callable[[Finding], None] | None = None,
+) -> Totals:
     """Do cases until a number or a time is reached.
 
     Args:
@@ -508,10 +519,12 @@ def fuzz(first: int, cases: int, seconds: float, work: Path) -> Totals:
         cases: number of cases.
         seconds: wall time.
         work: an empty folder.
+        note: called with every finding at once.
 
     Returns:
         What was done and found.
     """
+    noted = note or (lambda finding: None)
     until = time.monotonic() + seconds
     home = _corpus(work)
     scratch = work / "scratch"
@@ -531,12 +544,15 @@ def fuzz(first: int, cases: int, seconds: float, work: Path) -> Totals:
             totals.cases += 1
             totals.calls += calls
             totals.refused += refused
-            totals.findings += [Finding(**{**one, "call": tuple(one["call"])}) for one in found]
+            for one in found:
+                totals.findings.append(Finding(**{**one, "call": tuple(one["call"])}))
+                noted(totals.findings[-1])
             number = worker.number + 1
         died = worker.end()
         if died is not None:
             totals.cases += 1
             totals.findings.append(died)
+            noted(died)
             number = worker.number + 1
             shutil.rmtree(scratch)
             scratch.mkdir()
@@ -568,6 +584,11 @@ def replay(number: int, work: Path) -> int:
     return 0
 
 
+def _noted(file: TextIO, finding: Finding) -> None:
+    """Write a finding to a file of lines."""
+    file.write(json.dumps(vars(finding)) + "\n")
+
+
 def _parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -585,20 +606,20 @@ def entry() -> int:
     """Run as a script."""
     args = _parsed()
     torch.set_num_threads(1)
-    work = args.work or Path(tempfile.mkdtemp(prefix="leakaudit-fuzz-"))
+    work = (args.work or Path(tempfile.mkdtemp(prefix="leakaudit-fuzz-"))).absolute()
     work.mkdir(parents=True, exist_ok=True)
     if args.case is not None:
         return replay(args.case, work)
     began = time.process_time()
     cases, seconds = (PER_SEED, args.seconds) if args.cases is None else (args.cases, 1e9)
-    try:
-        totals = fuzz(args.seed * PER_SEED, cases, seconds, work)
-    finally:
+    with contextlib.ExitStack() as stack:
         if args.work is None:
-            shutil.rmtree(work)
-    if args.details is not None:
-        lines = [json.dumps(vars(one)) + "\n" for one in totals.findings]
-        args.details.write_text("".join(lines))
+            stack.callback(shutil.rmtree, work)
+        note = None
+        if args.details is not None:
+            details = stack.enter_context(args.details.open("w", buffering=1))
+            note = partial(_noted, details)
+        totals = fuzz(args.seed * PER_SEED, cases, seconds, work, note)
     kinds = Counter(one.kind for one in totals.findings)
     for kind, count in kinds.most_common():
         first = next(one for one in totals.findings if one.kind == kind)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import json
 import math
 import shutil
+import struct
+import time
 import zipfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,24 +21,31 @@ import mutations
 import numpy as np
 import pytest
 import torch
-from corpus import FACES, SMALL
+from corpus import FACES, SMALL, SWEEP, export_model
 from invoked import refused
 
 from leakaudit._util.npz import Npz
 from leakaudit._util.seeds import nth_generator
 from leakaudit.adversary import Adversary
 from leakaudit.cli import main
-from leakaudit.errors import LONGEST, LeakauditError, one_line
+from leakaudit.errors import LONGEST, AttackError, LeakauditError, one_line
+from leakaudit.inversion.exact import first_layer_rows
+from leakaudit.leak import GradientLeak
+from leakaudit.lint import substitute
 from leakaudit.pipeline.checkpoint import Checkpoint
 from leakaudit.protocols.declared import protocol_of
-from leakaudit.relations import Vector
+from leakaudit.reconstruction import Certificate, Reconstruction
+from leakaudit.relations import Relations, Vector
+from leakaudit.relations.declare import TERMS, at_most
 from leakaudit.relations.estimate import recorded
 from leakaudit.relations.semidefinite import supremum
 from leakaudit.rendering.gallery import image
 from leakaudit.results import record_file
+from leakaudit.scoring.metrics import ssim
 from leakaudit.sweeping import tables
 from leakaudit.tasks import data_files
 from leakaudit.tasks.exported import archive
+from leakaudit.tasks.task import Task
 from leakaudit.trace import Layout
 from leakaudit.traces import trace_file
 from leakaudit.traces._storage import foreign
@@ -237,6 +247,15 @@ def test_a_record_that_nests_too_deeply(here: Path) -> None:
         record_file.read(path)
 
 
+def test_the_depth_of_a_record_is_not_counted_to_its_end() -> None:
+    deep: Any = 1
+    for _ in range(600):
+        deep = [deep]
+    begun = time.process_time()
+    assert record_file._nested([deep] * 50_000) == record_file.DEEPEST + 1
+    assert time.process_time() - begun < 2
+
+
 def test_an_edge_of_three_nodes_is_not_drawn(here: Path) -> None:
     path = here / "out" / "results.json"
     odd: list[list[list[int]]] = [[[0, 1, 2]], [[]], [[0, 5]]]
@@ -281,6 +300,7 @@ def tensor(name: str, value: torch.Tensor) -> Callable[[dict[str, Any], Any], No
         tensor("x0", torch.zeros(())),
         tensor("x0", torch.zeros(1, 625)),
         tensor("y0", torch.zeros(1, 2, dtype=torch.int64)),
+        tensor("y0", torch.zeros(1, dtype=torch.bool)),
     ],
 )
 def test_an_odd_checkpoint(here: Path, change: Callable[[dict[str, Any], Any], None]) -> None:
@@ -372,3 +392,190 @@ def test_a_public_model_of_another_shape_is_no_vector(shape: tuple[int, ...], he
     trace = trace_file.load(here / "a.pt", verify=False)
     with pytest.raises(LeakauditError, match="public tensor 'w0' has shape"):
         recorded(Adversary().view(trace))(Vector("public", "w0", None, 0))
+
+
+# --- found with seeds 31 and 42 ---------------------------------------------------------------
+
+
+def test_bfloat16_of_a_checkpoint_is_stored_as_float32(tmp_path: Path) -> None:
+    half = torch.tensor([[0.1, 1 / 3]], dtype=torch.bfloat16)
+    one = Reconstruction(
+        0, "exact", half.float(), None, Certificate.APPROXIMATE, 0.0, choices={0: half}
+    )
+    record_file.save_reconstructions(tmp_path / "r.npz", [one])
+    with Npz(tmp_path / "r.npz") as file:
+        assert torch.equal(torch.from_numpy(file["choices0_0"]), half.float())
+
+
+def test_noise_whose_covariance_has_no_root() -> None:
+    leak = GradientLeak(
+        node=0,
+        rounds=torch.tensor([1, 2]),
+        combination=torch.eye(2),
+        value=torch.ones(2, 3),
+        std=torch.ones(2),
+        columns=(0, 3),
+        noise=torch.tensor([[1.0, math.nan], [1.0, 1.0]]),
+    )
+    with pytest.raises(AttackError, match="too ill-conditioned"):
+        first_layer_rows.whiten(torch.ones(2, 3), leak, slice(None))
+
+
+def test_a_program_whose_strides_reach_beyond_its_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "m.pt2"
+    export_model(path)
+    assert archive.read(path)
+    changed = []
+    for name, body in mutations.entries(path.read_bytes()):
+        if name.endswith(".json") and b'"strides"' in body:
+            tree = json.loads(body)
+            for payload in tree.get("config", {}).values():
+                payload["tensor_meta"]["strides"][0] = {"as_int": 2**62}
+            body = json.dumps(tree).encode()
+        changed.append((name, body))
+    path.write_bytes(mutations.zipped(changed))
+    with pytest.raises(LeakauditError, match="more than are stored"):
+        archive.read(path)
+
+
+def test_ssim_of_huge_numbers_warns_of_nothing() -> None:
+    huge = torch.full((1, 1, 8, 8), 1e200, dtype=torch.float64)
+    value = ssim(huge, torch.zeros_like(huge), data_range=1.0)
+    assert value is not None
+    assert value.shape == (1,)
+
+
+def test_a_sweep_of_two_billion_nodes_is_planned_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    plan = '[scenario]\nvictim = "dpsgd"\nnodes = 2147483647\n[sweep]\nseeds = 1\n'
+    Path("w.toml").write_text(plan + 'adversaries = ["node:0"]\n')
+    begun = time.process_time()
+    assert main(["sweep", "w.toml", "-o", "out", "--dry-run"]) in (0, 2)
+    capsys.readouterr()
+    assert time.process_time() - begun < 5
+
+
+def test_a_sweep_of_a_million_seeds_has_too_many_cells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("w.toml").write_text(SWEEP.replace("seeds = 2", "seeds = 1000000"))
+    begun = time.process_time()
+    assert "expected at most 50000 cells" in refused(capsys, "sweep", "w.toml", "--dry-run")
+    assert time.process_time() - begun < 5
+
+
+LONG = "1" + "0" * 5_000
+
+
+def test_toml_with_a_number_of_too_many_digits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("s.toml").write_text(f"victim = 'dpsgd'\nseed = {LONG}\n")
+    assert "not valid TOML" in refused(capsys, "record", "--scenario", "s.toml", "--dry-run")
+    Path("p.toml").write_text(f"name = 'x'\nround = 'm[i -> neighbours] = w0'\nx = {LONG}\n")
+    assert "not valid TOML" in refused(capsys, "record", "x", "--plugin", "p.toml", "--dry-run")
+
+
+def test_an_archive_whose_extra_field_ends_early(tmp_path: Path) -> None:
+    path = tmp_path / "x.pt"
+    path.write_bytes(mutations.torch_bytes({"x": torch.zeros(3)}))
+    raw = bytearray(path.read_bytes())
+    entry = raw.rfind(b"PK\1\2")
+    name, extra = struct.unpack_from("<HH", raw, entry + 28)
+    field = struct.pack("<HHI", 1, 16, 0)  # 16 bytes are stated, four follow
+    raw[entry + 46 + name : entry + 46 + name + extra] = field
+    struct.pack_into("<H", raw, entry + 30, len(field))
+    end = raw.rfind(b"PK\5\6")
+    longer = len(field) - extra
+    struct.pack_into("<I", raw, end + 12, struct.unpack_from("<I", raw, end + 12)[0] + longer)
+    if (wide := raw.rfind(b"PK\6\6")) >= 0:
+        length, begin = struct.unpack_from("<QQ", raw, wide + 40)
+        struct.pack_into("<Q", raw, wide + 40, length + longer)
+        struct.pack_into("<Q", raw, raw.rfind(b"PK\6\7") + 8, begin + length + longer)
+    path.write_bytes(raw)
+    with pytest.raises(LeakauditError):
+        trace_file.load(path)
+
+
+@pytest.mark.parametrize("alpha", ["1e308", "1e-320", "-1e31"])
+def test_constants_at_the_ends_of_float32(
+    alpha: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = refused(
+        capsys, "record", "dpsgd", "-o", f"{tmp_path}/x.pt", *SMALL, "--set", f"alpha={alpha}"
+    )
+    assert "alpha: expected 0 or a number from 1e-30 to 1e+30 in size" in said
+
+
+def test_a_coefficient_beyond_all_floats() -> None:
+    p = Relations()
+    x = p.state("x", 0)
+    p.relate(p.state("y", 0), x * 10**300)
+    with pytest.raises(LeakauditError, match=r"coefficient of x\[0,0\] is beyond all"):
+        p.relate(p.state("z", 0), x * 10**400)
+
+
+def test_a_declaration_of_many_terms() -> None:
+    def growing(vectors: int) -> None:
+        p = Relations()
+        w = p.public("w0")
+        for k in range(vectors - 1):
+            w = w - p.grad(0, at=w, index=k)
+
+    growing(200)
+    with at_most(200), pytest.raises(LeakauditError, match=f"more than {TERMS * 200} terms"):
+        growing(200)
+
+
+def test_gradients_of_many_local_steps_are_not_all_computed(here: Path) -> None:
+    steps = ("--set", "epochs=300", "--rounds", "8")
+    assert main(["record", "fedavg", "-o", "f.pt", *SMALL, "--graph", "star", *steps]) == 0
+    trace = trace_file.load(here / "f.pt")
+    computed = 0
+
+    def counted(self: Task, *args: Any) -> torch.Tensor:
+        nonlocal computed
+        computed += 1
+        return gradient(self, *args)
+
+    gradient = Task.gradient
+    with patch.object(Task, "gradient", counted):
+        assert main(["trace", "lint", "f.pt", "--truth", "f.truth.pt", "-q"]) == 0
+    most = substitute.SOME_GRADIENTS + substitute.GRADIENTS * len(trace)
+    assert 2 * most < 3 * 300 * 8
+    assert most <= computed <= 2 * most
+
+
+def test_labels_of_true_and_false(here: Path) -> None:
+    path = here / "out" / "reconstructions.npz"
+    with np.load(path) as file:
+        arrays = dict(file)
+    changed = {name: value > 0 if name == "y0" else value for name, value in arrays.items()}
+    np.savez(path, **changed)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    record = here / "out" / "results.json"
+    values = json.loads(record.read_text())
+    values["files"][path.name] = digest
+    record.write_text(json.dumps(values))
+    assert "labels are numbers" in refused_by("score", "out", "--truth", "c.truth.pt", "-o", "p")
+
+
+def test_json_of_a_merged_sweep_is_ascii(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("w.toml").write_text(SWEEP)
+    assert main(["sweep", "w.toml", "-o", "out", "--workers", "0", "-q"]) == 0
+    plan = Path("out/plan.json")
+    values = json.loads(plan.read_text())
+    values["versions"]["torch"] = "\u202e1"
+    plan.write_text(json.dumps(values))
+    capsys.readouterr()
+    assert main(["sweep", "merge", "out", "-o", "m/results.json", "-f", "json", "-q"]) == 3
+    said = capsys.readouterr().out
+    assert said.isascii()
+    assert "\\u202e1" in said

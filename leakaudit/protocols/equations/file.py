@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import field, make_dataclass
 from fractions import Fraction
@@ -114,8 +113,8 @@ def read(text: str) -> Definition:
     if len(text) > LARGEST:
         raise LeakauditError(f"expected at most {LARGEST} characters, got {len(text)}")
     try:
-        values = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        values = config.parsed(text)
+    except ValueError as error:
         raise LeakauditError(f"not valid TOML: {error}") from None
     table = config.Table(values, text=text)
     given = table.decode(_File, _File)

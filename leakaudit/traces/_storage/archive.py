@@ -186,7 +186,7 @@ def _wide(extra: bytes) -> list[int]:
         at += 4
         if kind == 1:
             field = extra[at : at + length]
-            whole = field[: length // 8 * 8]
+            whole = field[: len(field) // 8 * 8]  # the record may end before the stated length
             return [value for (value,) in struct.iter_unpack("<Q", whole)]
         at += length
     return []

@@ -63,9 +63,9 @@ def adversaries(
         LeakauditError: As for `around`.
     """
     graph = protocol.graph
-    shared = protocol.forward is not None or protocol.beginning is not None
     network = protocol.network
     if size != 1 or network is None or how_many(graph, nodes, size) <= MOST_SHARED:
+        shared = protocol.forward is not None or network is not None
         return around(graph, nodes, size, shared=shared)
     every = range(graph.nodes)
     parts = [every[at : at + TOGETHER] for at in range(0, graph.nodes, TOGETHER)]

@@ -43,6 +43,10 @@ ONE = 1e-9
 # Error of a squared mu per round, in units of c^2 / s^2, which is subtracted so that no value is
 # overstated. In all comparisons with the recursion it was at most 1e-15; the rest is a margin.
 ROUNDING = 1e-13
+# Number of floats that are computed together, 64 MB: a choice. Affects only speed.
+ENTRIES = 8_000_000
+# Largest number of nodes times rounds: some arrays have as many entries, 0.4 GB each. A choice.
+LARGEST = 50_000_000
 # How often a point is written in terms of earlier vectors until only z and gradients remain.
 LEVELS = 3
 
@@ -88,6 +92,8 @@ class SymmetricNetwork:
             same: Their last rounds that are all alike (`steady`).
             count: Number of rounds of the run.
         """
+        if model.nodes * count > LARGEST:
+            return None
         try:
             few = Rounds(model, same, model.public, points=False)
             network = cls(few, Rounds(model, same, model.public), count)
@@ -212,26 +218,26 @@ class SymmetricNetwork:
         chosen = np.arange(nodes) if targets is None else np.array(targets, np.int64)
         vectors = self._eigenvectors
         rows = vectors[seen]
-        count = len(seen)
-        # U_O D(m) U_O' for all m at once, and the inverses of their Cholesky factors.
-        pairs = (rows[:, None] * rows[None]).reshape(count * count, nodes)
-        blocks = (self._spectrum @ pairs.T).reshape(self._count, count, count)
-        white = np.linalg.inv(np.linalg.cholesky(blocks)) @ rows
-        ends = (white * self._ends[:, None]).reshape(-1, nodes)
-        steps = (white * self._responses[:, None]).reshape(-1, nodes)
-        if targets is not None:
-            steps = steps @ vectors[chosen].T
-        lower = cholesky(np.eye(nodes) + ends.T @ ends, lower=True)
-        across = solve_triangular(lower, ends.T @ steps, lower=True)
-        if targets is None:
-            every = vectors @ (steps.T @ steps - across.T @ across)
-            gained = (every * vectors).sum(axis=1)
-        else:
-            gained = (steps**2).sum(axis=0) - (across**2).sum(axis=0)
+        pairs = (rows[:, None] * rows[None]).reshape(-1, nodes)
+        total = np.zeros(len(chosen))
+        ends = np.eye(nodes)
+        across = np.zeros((nodes, len(chosen)))
+        at_once = max(1, ENTRIES // (len(seen) * (len(seen) + nodes)))
+        for at in range(0, self._count, at_once):
+            m = slice(at, at + at_once)
+            # U_O D(m) U_O', and the inverses of their Cholesky factors times U_O.
+            blocks = (self._spectrum[m] @ pairs.T).reshape(-1, len(seen), len(seen))
+            white = np.linalg.inv(np.linalg.cholesky(blocks)) @ rows
+            of_ends = (white * self._ends[m, None]).reshape(-1, nodes)
+            of_steps = (white * self._responses[m, None]).reshape(-1, nodes) @ vectors[chosen].T
+            total += (of_steps**2).sum(axis=0)
+            ends += of_ends.T @ of_ends
+            across += of_ends.T @ of_steps
+        explained = solve_triangular(cholesky(ends, lower=True), across, lower=True)
+        total -= (explained**2).sum(axis=0)
         found = np.full(nodes, np.nan)
-        found[chosen] = gained - ROUNDING * self._count
-        squared: Array = self._scale * np.maximum(found, 0.0)  # NaN stays
-        return squared
+        found[chosen] = self._scale * np.maximum(total - ROUNDING * self._count, 0.0)
+        return found
 
     # The protocol as a recursion of z
 

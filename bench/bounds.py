@@ -1,13 +1,17 @@
 """Growth of the time of `leakaudit bound` with nodes, rounds and the size of coalitions.
 
 python bench/bounds.py [name ...] [--reference] [--seconds 60]
-    nodes, rounds, coalitions, long (default: all); one JSON line per figure, one thread
+    nodes, rounds, coalitions, long, hidden, large (default: all but large); one JSON line per
+    figure, one thread
 
 All default views of noisy protocols on a random geometric graph are bounded. cpu is CPU time of
 this process. With --reference, every view is bounded by itself (`account`), as before views shared
 work, as long as it is expected to take less than --seconds; ratio is reference / cpu. exponent is
 the slope between the last two sizes in logarithms. long is one node of a ring of five, seen by an
-outsider, over many rounds; megabytes is the peak memory of this process until then.
+outsider, over many rounds; megabytes is the peak memory of this process until then. hidden is one
+curious node of a ring, over 1,000 rounds, and all nodes that it learns about. large is every default
+view of 1,000 nodes over 1,000 rounds in --workers processes: outsiders, channels, and all single
+curious nodes; seconds is elapsed time, and cpu and megabytes include the processes.
 """
 
 from __future__ import annotations
@@ -25,17 +29,20 @@ from unittest.mock import patch
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before numpy loads its linear algebra
 
+import networkx
 import torch
 from torch import Generator
 
 from leakaudit import registry
-from leakaudit.accounting import adversaries
+from leakaudit._util.executor import Executor
+from leakaudit.accounting import adversaries, survey
 from leakaudit.accounting.adversaries import around, named
-from leakaudit.accounting.compare import compare
+from leakaudit.accounting.compare import Comparison, compare
 from leakaudit.adversary import Adversary
 from leakaudit.protocols import topology
 from leakaudit.protocols.declared import Protocol
 from leakaudit.relations.shared import SharedView
+from leakaudit.trace import Graph
 
 VICTIMS = {"dpsgd": {"sigma": 1.0}, "dpnorm": {"sigma": 1.0, "records": 4}}
 
@@ -71,17 +78,21 @@ SERIES = {
     "coalitions": [[Size("dpsgd", 12, 5, size, "coalitions") for size in (1, 2, 3)]],
 }
 LONG = (1_000, 10_000, 100_000)
+HIDDEN = [("dpsgd", 250), ("dpsgd", 1_000), ("dpnorm", 60), ("dpnorm", 125), ("dpnorm", 250)]
+LARGE = 1_000  # nodes, and rounds
 
 
 def main() -> None:
     """Measure, and print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", choices=[[], *SERIES, "long"])
+    parser.add_argument("names", nargs="*", choices=[[], *SERIES, *OTHERS, "large"])
     parser.add_argument("--reference", action="store_true")
     parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--workers", type=int, default=2)
     args = parser.parse_args()
-    for name in args.names or [*SERIES, "long"]:
-        for line in long() if name == "long" else growth(SERIES[name], args):
+    for name in args.names or [*SERIES, *OTHERS]:
+        lines = growth(SERIES[name], args) if name in SERIES else others(name, args)
+        for line in lines:
             print(json.dumps({"bench": f"bounds: {name}", **line}), flush=True)
 
 
@@ -140,6 +151,13 @@ def exponent(times: Sequence[tuple[int, float]]) -> float | None:
     return round(math.log(second / first) / math.log(b / a), 2)
 
 
+def others(name: str, args: argparse.Namespace) -> Iterator[dict[str, object]]:
+    """Yield the lines of a name that is no series."""
+    if name == "large":
+        return large(args.workers)
+    return OTHERS[name]()
+
+
 def long() -> Iterator[dict[str, object]]:
     """Yield a line for each number of rounds."""
     for rounds in LONG:
@@ -156,6 +174,91 @@ def long() -> Iterator[dict[str, object]]:
             "megabytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
         }
 
+
+def hidden() -> Iterator[dict[str, object]]:
+    """Yield a line for each protocol and number of nodes."""
+    for name, nodes in HIDDEN:
+        victim = registry.configure(registry.get("victims", name), VICTIMS[name])
+        protocol = Protocol(victim, topology.make("ring", nodes, Generator()), LARGE, START)
+        start = time.process_time()
+        found = list(compare(protocol, named([Adversary.parse("node:0")], None, nodes)))
+        yield {
+            "victim": name,
+            "nodes": nodes,
+            "rounds": LARGE,
+            "views": len(found),
+            "linear_mu": found[0].bound.linear,
+            "cpu": round(time.process_time() - start, 2),
+            "megabytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+        }
+
+
+def large(workers: int) -> Iterator[dict[str, object]]:
+    """Yield a line for each graph."""
+    for kind, graph in (
+        ("ring", topology.make("ring", LARGE, Generator())),
+        ("torus", torus(25, 40)),
+        ("geometric, degree 6", geometric(LARGE, 6)),
+    ):
+        victim = registry.configure(registry.get("victims", "dpsgd"), VICTIMS["dpsgd"])
+        protocol = Protocol(victim, graph, LARGE, START)
+        executor = Executor(workers)
+        cpu, start = spent(), time.perf_counter()
+        threats = survey.adversaries(protocol, range(LARGE), 1, executor)
+        found = list(compare(protocol, threats, executor=executor))
+        seconds = time.perf_counter() - start
+        yield {
+            "graph": kind,
+            "listed": len(found),
+            "refused": sum(bool(one.bound.refused) for one in found),
+            "mean_neighbour": mean(found, "neighbour"),
+            "mean_distant": mean(found, "node"),
+            "seconds": round(seconds, 1),
+            "cpu": round(spent() - cpu, 1),
+            "megabytes": [
+                resource.getrusage(who).ru_maxrss // 1024
+                for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+            ],
+        }
+
+
+def spent() -> float:
+    """Return the CPU time of this process and of those that it started and that have ended."""
+    of = os.times()
+    return of.user + of.system + of.children_user + of.children_system
+
+
+def mean(found: Sequence[Comparison], kind: str) -> float:
+    """Return the mean mu of equal changes, over the views of one kind."""
+    values = [one.bound.linear or 0.0 for one in found if one.threat.kind == kind]
+    return round(sum(values) / max(1, len(values)), 4)
+
+
+def torus(rows: int, columns: int) -> Graph:
+    """Return a grid whose borders are joined."""
+    return graph_of(networkx.grid_2d_graph(rows, columns, periodic=True))
+
+
+def geometric(nodes: int, degree: float) -> Graph:
+    """Return random points of the unit square, joined if close; parts are joined where closest."""
+    radius = math.sqrt(degree / (math.pi * nodes))
+    graph = networkx.random_geometric_graph(nodes, radius, seed=0)
+    at = networkx.get_node_attributes(graph, "pos")
+    while len(parts := sorted(networkx.connected_components(graph), key=len)) > 1:
+        outside = set(graph) - parts[0]
+        pairs = ((i, j) for i in sorted(parts[0]) for j in sorted(outside))
+        graph.add_edge(*min(pairs, key=lambda pair: math.dist(at[pair[0]], at[pair[1]])))
+    return graph_of(graph)
+
+
+def graph_of(graph: networkx.Graph) -> Graph:
+    """Return a graph of networkx with numbered nodes."""
+    numbered = networkx.convert_node_labels_to_integers(graph, ordering="sorted")
+    return Graph(len(numbered), tuple(sorted((min(e), max(e)) for e in numbered.edges())))
+
+
+START = {"w0": torch.zeros(1)}
+OTHERS = {"long": long, "hidden": hidden}
 
 if __name__ == "__main__":
     main()

@@ -167,8 +167,8 @@ def bound(
         LeakauditError: A file, a node or a number cannot be used.
     """
     from leakaudit._util.executor import IN_PROCESS
-    from leakaudit.accounting import adversaries as threats
-    from leakaudit.accounting import bounding
+    from leakaudit.accounting import bounding, survey
+    from leakaudit.accounting.adversaries import named
     from leakaudit.accounting.compare import Comparisons, compare
     from leakaudit.adversary import Adversary, node_list
 
@@ -179,14 +179,12 @@ def bound(
     if adversaries is None:
         if chosen is None:
             chosen = list(range(holders))
-        heard = threats.around(
-            protocol.graph, chosen, coalitions, shared=protocol.forward is not None
-        )
+        heard = survey.adversaries(protocol, chosen, coalitions, executor or IN_PROCESS)
     else:
         if isinstance(adversaries, Adversary | str):
             adversaries = [adversaries]
         who = [Adversary.of(one) for one in adversaries]
-        heard = threats.named(who, chosen, holders)
+        heard = named(who, chosen, holders)
     limits = {"sensitivity": sensitivity, "delta": delta, "epsilon": epsilon}
     where = executor or IN_PROCESS
     return Comparisons(compare(protocol, heard, smoothness=smoothness, executor=where, **limits))

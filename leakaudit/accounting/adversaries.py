@@ -63,7 +63,7 @@ def around(graph: Graph, nodes: Sequence[int], size: int, *, shared: bool = Fals
             raise LeakauditError(
                 f"node {node} does not exist (the graph has nodes 0 to {graph.nodes - 1})"
             )
-    views = _count(graph, nodes, size)
+    views = how_many(graph, nodes, size)
     most = MOST_SHARED if shared else MOST
     if views > most:
         why = "" if shared else ", because the views of this protocol are bounded one by one"
@@ -96,8 +96,14 @@ def named(adversaries: Sequence[Adversary], nodes: Sequence[int] | None, last: i
     return threats
 
 
-def _count(graph: Graph, nodes: Sequence[int], size: int) -> int:
-    """Return a lower limit of the number of adversaries that `around` returns."""
+def how_many(graph: Graph, nodes: Sequence[int], size: int) -> int:
+    """Return a lower limit of the number of adversaries that `around` returns.
+
+    Args:
+        graph: As for `around`.
+        nodes: As for `around`.
+        size: As for `around`.
+    """
     coalitions = sum(comb(graph.nodes - 1, members) for members in range(1, size + 1))
     views = 0
     for node in nodes:
@@ -111,15 +117,16 @@ def _of(graph: Graph, node: int, size: int) -> Iterator[Threat]:
     for j in near:
         yield Threat(node, "wire", Adversary(hears=frozenset({(node, j), (j, node)})))
     for j in near:
-        yield Threat(node, "neighbour", _curious(j))
+        yield Threat(node, "neighbour", curious(j))
     others = [other for other in range(graph.nodes) if other != node]
     for members in range(1, size + 1):
         for some in combinations(others, members):
             if members > 1:
-                yield Threat(node, "coalition", _curious(*some))
+                yield Threat(node, "coalition", curious(*some))
             elif some[0] not in near:
-                yield Threat(node, "node", _curious(*some))
+                yield Threat(node, "node", curious(*some))
 
 
-def _curious(*nodes: int) -> Adversary:
+def curious(*nodes: int) -> Adversary:
+    """Return the adversary that controls some nodes, and observes only their messages."""
     return Adversary(hears="none", corrupt=frozenset(nodes))

@@ -24,10 +24,14 @@ from leakaudit.relations import (
     know,
     with_models,
 )
+from leakaudit.relations.recursion import LongView
 from leakaudit.relations.shared import SharedView
 
 # Relative distance of two mu that count as equal; a choice, well above rounding.
 CLOSE = 1e-9
+# Number of relations beyond which a symmetric network is bounded in closed form, although all
+# rounds at once would fit: a choice.
+LARGE = 10_000
 
 
 @dataclass(frozen=True)
@@ -35,8 +39,8 @@ class NodeView:
     """A view of a node, with its bound at sensitivity 1.
 
     Attributes:
-        knowledge: What is known.
-        targets: The node's gradients that are not known.
+        knowledge: What is known; of a long run (`LongView`), in its first rounds.
+        targets: The node's gradients that are not known; empty for a long run.
         bound: The bound at sensitivity 1.
         stronger: The adversary, if it is not the requested one but a stronger one.
     """
@@ -57,6 +61,11 @@ class NodeView:
         return cls(knowledge, targets, account(knowledge, targets, 1.0), stronger)
 
     @property
+    def count(self) -> int:
+        """The number of the node's gradients that are not known."""
+        return len(self.bound.certificate)
+
+    @cached_property
     def lowest(self) -> int:
         """The lowest certificate.
 
@@ -107,10 +116,19 @@ class Views:
         protocol: The protocol with its constants and graph.
         adversary: The adversary.
         nodes: The nodes.
+        smooth: Whether the views serve for a smoothness, which requires all rounds at once.
     """
 
-    def __init__(self, protocol: Protocol, adversary: Adversary, nodes: Iterable[int]) -> None:
+    def __init__(
+        self,
+        protocol: Protocol,
+        adversary: Adversary,
+        nodes: Iterable[int],
+        *,
+        smooth: bool = False,
+    ) -> None:
         self.protocol = protocol
+        self.smooth = smooth
         self.adversary = adversary
         self.nodes = [node for node in nodes if node not in adversary.corrupt]
 
@@ -123,19 +141,47 @@ class Views:
         Raises:
             LeakauditError: The view cannot be bounded; the message states why.
         """
-        if self._shared is not None:
-            bound = self._shared.bound(node)
+        if self._together is not None:
+            known, view = self._together
+            bound = view.bound(node)
             if bound is not None:
-                return NodeView(self._known, bound.targets, bound)
-        return _own_view(self.protocol, self.adversary, node)
+                return NodeView(known, bound.targets, bound)
+        return self._all_messages(node) or _own_view(self.protocol, self.adversary, node)
+
+    def _all_messages(self, node: int) -> NodeView | None:
+        """Return the view of a node all of whose messages are observed, in a long run.
+
+        It contains what the node's own relations show, and is contained in the view of one who
+        observes everything else as well. If both have the same bound, so has this view. They are
+        computed once for all nodes whose relations are alike. None if they differ, or leak.
+        """
+        protocol = self.protocol
+        if not protocol.repeats or protocol.rounds <= DECLARED or self.adversary.hears != "all":
+            return None
+        near = self._at_first.near([node])
+        if not _all_heard(near):
+            return None
+        like = ("near", _private(near, node))
+        if like not in protocol.stronger:
+            rows = protocol.continued(near.rows, range(1, protocol.rounds + 1))
+            view = NodeView.of(know(rows, self.adversary), node)
+            protocol.stronger[like] = (view,)
+        (found,) = protocol.stronger[like]
+        if found.bound.leaking:  # these are written with the number of a node
+            return None
+        for view in stronger_views(protocol, node):
+            if view.stronger is Stronger.ALL_MESSAGES and _equal(found.bound, view.bound):
+                return found
+        return None
 
     @cached_property
-    def _known(self) -> Knowledge:
-        return know(self.protocol.whole, self.adversary)
+    def _at_first(self) -> Knowledge:
+        """What is known in the first rounds."""
+        return know(self.protocol.start, self.adversary)
 
     @cached_property
-    def _shared(self) -> SharedView | None:
-        """The shared view, if there is one.
+    def _together(self) -> tuple[Knowledge, SharedView | LongView] | None:
+        """What is known, and the view of all nodes; None if each node is bounded by itself.
 
         If all messages are observed in a long run, the relations of each node suffice
         (`_knowledge`), and the rest is not even declared.
@@ -143,10 +189,33 @@ class Views:
         protocol = self.protocol
         if protocol.rounds > DECLARED and self.adversary.hears == "all" and protocol.repeats:
             return None
-        model = self.protocol.forward
-        if model is None:
+        if protocol.forward is not None and not self._is_large:
+            known = know(protocol.whole, self.adversary)
+            shared = SharedView.of(protocol.forward, known.known, self.nodes)
+            return None if shared is None else (known, shared)
+        if protocol.beginning is None or self._needs_all_rounds:
             return None
-        return SharedView.of(model, self._known.known, self.nodes)
+        long = LongView.of(
+            protocol.beginning,
+            protocol.same,
+            self._at_first.known,
+            protocol.rounds,
+            protocol.network,
+            self.adversary.corrupt,
+            self.nodes,
+        )
+        return None if long is None else (self._at_first, long)
+
+    @property
+    def _is_large(self) -> bool:
+        """Whether a symmetric network is so large that all rounds at once take longer."""
+        protocol = self.protocol
+        return protocol.relations_count > LARGE and protocol.network is not None
+
+    @property
+    def _needs_all_rounds(self) -> bool:
+        """Whether more is asked than a recursion over rounds yields."""
+        return self.smooth or self.protocol.turns is not None or self.adversary.window is not None
 
 
 def _own_view(protocol: Protocol, adversary: Adversary, node: int) -> NodeView:
@@ -164,6 +233,13 @@ def stronger_views(protocol: Protocol, node: int) -> tuple[NodeView, ...]:
         protocol: The protocol with its constants and graph; it caches the views.
         node: The node.
     """
+    if node not in protocol.stronger:
+        protocol.stronger[node] = _like_earlier(protocol, node)
+    return protocol.stronger[node]
+
+
+def _like_earlier(protocol: Protocol, node: int) -> tuple[NodeView, ...]:
+    """Return the stronger views of a node, or of an earlier one whose relations are alike."""
     if protocol.repeats or protocol.start.round >= protocol.rounds:
         heard = alone(protocol.start, node, protocol.private)
     else:
@@ -258,7 +334,10 @@ def _all_heard(knowledge: Knowledge) -> bool:
 def _agree(own: Knowledge, start: Knowledge, node: int) -> bool:
     """Return whether a part of the relations yields the same bound as all of them."""
     part = account(own, _targets(own, node), 1.0)
-    whole = account(start, _targets(start, node), 1.0)
+    return _equal(part, account(start, _targets(start, node), 1.0))
+
+
+def _equal(part: Bound, whole: Bound) -> bool:
     if part.certificate != whole.certificate or len(part.leaking) != len(whole.leaking):
         return False
     return part.mu == whole.mu or math.isclose(part.mu, whole.mu, rel_tol=CLOSE)

@@ -145,7 +145,7 @@ def view_bounds(
         LeakauditError: A node or edge does not exist.
     """
     adversary.check(protocol.graph)
-    views = Views(protocol, adversary, nodes)
+    views = Views(protocol, adversary, nodes, smooth=smoothness is not None)
     for k, node in enumerate(nodes):
         if not 0 <= node < protocol.graph.nodes:
             raise LeakauditError(
@@ -176,7 +176,7 @@ def _bound(views: Views, empty: ViewBound, smoothness: float | None) -> ViewBoun
     except LeakauditError as e:
         return _elsewhere(protocol, empty, smoothness, str(e))
     turns = own.turns(protocol)
-    count = len(own.targets)
+    count = own.count
     found = replace(empty, certificate=own.bound.certificate, gradients=count, enters=count)
     if own.bound.leaking:
         return _with_epsilons(_leak(found, own))
@@ -209,7 +209,7 @@ def _leak(found: ViewBound, own: NodeView) -> ViewBound:
     """Return the bound of a view with a combination of gradients without noise."""
     # For constant gradients: a difference of two of them, which may be what leaks, contains no
     # information about them.
-    linear = found.sensitivity * _quadratic(own, range(len(own.targets)), 0.0)
+    linear = found.sensitivity * _quadratic(own, range(own.count), 0.0)
     return replace(
         found,
         mu=math.inf,
@@ -226,8 +226,8 @@ def _reached(
     found: ViewBound, own: NodeView, turns: Turns | None, smoothness: float | None
 ) -> ViewBound:
     """Return the bound with what records of simple losses attain, which are lower bounds."""
-    entered: Sequence[int] = range(len(own.targets))
-    least = 0.0
+    entered: Sequence[int] = range(own.count)
+    least = own.bound.attained
     fisher = own.bound.fisher
     if fisher is not None and turns:
         least, _, entered = largest(fisher, turns)

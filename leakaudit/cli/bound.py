@@ -24,6 +24,7 @@ from leakaudit.errors import LeakauditError
 from leakaudit.verdict import Verdict
 
 if TYPE_CHECKING:
+    from leakaudit._util.executor import Executor
     from leakaudit.accounting.adversaries import Threat
     from leakaudit.accounting.compare import Comparison
     from leakaudit.accounting.view_bound import ViewBound
@@ -145,8 +146,8 @@ def run(args: argparse.Namespace) -> int:
     if args.adversary and args.coalitions is not None:
         raise LeakauditError("expected --coalitions or --as, got both; remove one of them")
     protocol, last = bounding.protocol_of(args.source, chosen.data_root, chosen.download)
-    threats = _threats(args, protocol, last)
     with console.shown(chosen.progress):
+        threats = _threats(args, protocol, last, executor)
         found = list(compare(protocol, threats, executor=executor, **asked))
         unclear = _contradictions(args.source)
     if form == "json":
@@ -195,21 +196,23 @@ def _contradictions(source: Path) -> list[str]:
     return [f"{one.name}: {one.says}" for one in assumed(Case(trace, truth))]
 
 
-def _threats(args: argparse.Namespace, protocol: Protocol, last: int) -> list[Threat]:
+def _threats(
+    args: argparse.Namespace, protocol: Protocol, last: int, executor: Executor
+) -> list[Threat]:
     """Return the threats to evaluate; the first `last` nodes hold data."""
-    from leakaudit.accounting.adversaries import around, named
+    from leakaudit.accounting import survey
+    from leakaudit.accounting.adversaries import named
     from leakaudit.adversary import Adversary
 
     if args.adversary:
         adversaries = [Adversary.parse(who) for who in args.adversary]
         return named(adversaries, args.node, last)
     nodes = list(range(last)) if args.node is None else args.node
-    shared = protocol.forward is not None
-    if args.coalitions is not None:
-        return around(protocol.graph, nodes, args.coalitions, shared=shared)
-    threats = around(protocol.graph, nodes, 1, shared=shared)
+    size = 1 if args.coalitions is None else args.coalitions
+    threats = survey.adversaries(protocol, nodes, size, executor)
     count = protocol.relations_count
-    if shared:
+    together = protocol.forward is not None or protocol.network is not None
+    if together or args.coalitions is not None:
         return threats
     if count <= LARGE:
         if len(threats) > MANY:

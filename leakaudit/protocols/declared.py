@@ -19,7 +19,9 @@ from leakaudit.relations.declare import at_most, outlined
 from leakaudit.relations.estimate import recorded
 from leakaudit.relations.forward import Forward
 from leakaudit.relations.record import Private, privates
+from leakaudit.relations.recursion import WINDOW
 from leakaudit.relations.repeat import extend, steady
+from leakaudit.relations.symmetric import SymmetricNetwork
 from leakaudit.tasks.task import Task
 from leakaudit.trace import Graph, Trace, Truth
 from leakaudit.traces import gaps
@@ -174,6 +176,26 @@ class Protocol:
             return None
         return Forward.of(self.whole)
 
+    @cached_property
+    def beginning(self) -> Forward | None:
+        """The forward model of `start`, for a long run whose rounds are alike (`LongView`).
+
+        None if there is none, if the rounds differ, or if messages were lost.
+        """
+        if self.missing or not self.repeats or len(self.start.relations) > MODELLED:
+            return None
+        return Forward.of(self.start)
+
+    @cached_property
+    def network(self) -> SymmetricNetwork | None:
+        """The network of `beginning` over all rounds, if it averages with symmetric weights.
+
+        None if a record enters only some gradients, or if the run has only a few rounds.
+        """
+        if self.turns is not None or self.rounds <= DECLARED + WINDOW or self.beginning is None:
+            return None
+        return SymmetricNetwork.of(self.beginning, self.same, self.rounds)
+
     @property
     def relations_count(self) -> int:
         """Approximately how many relations all rounds have."""
@@ -193,8 +215,8 @@ class Protocol:
     def stronger(self) -> dict[Hashable, tuple[NodeView, ...]]:
         """Results of `accounting` for adversaries who observe all messages of a node.
 
-        All such adversaries share the same result, and so do nodes whose relations are alike; the
-        key represents these relations.
+        All such adversaries share the same result, and so do nodes whose relations are alike; a key
+        is a node, or represents these relations.
         """
         return {}
 
@@ -220,7 +242,7 @@ class Protocol:
     @property
     def repeats(self) -> bool:
         """Whether `start` can be extended to later rounds."""
-        return self.victim.stationary and len(self._same) == ALIKE
+        return self.victim.stationary and len(self.same) == ALIKE
 
     def continued(self, rows: Iterable[int], rounds: range) -> Relations:
         """Return some relations of `start` for other rounds; see `repeat.extend`.
@@ -229,7 +251,7 @@ class Protocol:
             rows: Indices of the relations in `start`.
             rounds: The other rounds.
         """
-        return extend(self.start, self._same, rows, rounds)
+        return extend(self.start, self.same, rows, rounds)
 
     def depends_on(self, name: str) -> bool:
         """Return whether another value of this constant would change the relations."""
@@ -247,7 +269,8 @@ class Protocol:
         return before != after or changed.vectors != self.start.vectors
 
     @cached_property
-    def _same(self) -> range:
+    def same(self) -> range:
+        """The last rounds of `start`, as far as they are all alike."""
         return steady(self.start, ALIKE)
 
 

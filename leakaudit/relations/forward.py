@@ -69,11 +69,7 @@ class Forward:
         self.place = {k: d for d, k in enumerate(self.defined)}
         self._column = {k: c for c, k in enumerate(self.noise)}
         self._gradient = {k: c for c, k in enumerate(self.gradients)}
-        definitions = []
-        for k, r in made_by.items():
-            terms = declared.relations[r].terms
-            definitions.append({j: -v / terms[k] for j, v in terms.items() if j != k})
-        self._definitions = _Forms(self, definitions)
+        self._definitions = _Forms(self, [self.definition(k) for k in made_by])
         points = [declared.points[k].at.terms for k in self.gradients]
         self._points = _Forms(self, points)
         self._residues: dict[int, _Simulated] = {}
@@ -102,6 +98,15 @@ class Forward:
         if len(made_by) < len(used):
             return None
         return cls(declared, made_by)
+
+    def definition(self, k: int) -> dict[int, Fraction]:
+        """Return the form that defines a state or message.
+
+        Args:
+            k: Its place.
+        """
+        terms = self.declared.relations[self.made_by[self.place[k]]].terms
+        return {j: -v / terms[k] for j, v in terms.items() if j != k}
 
     def targets(self, some: Places) -> list[Expression]:
         """Return some gradients.
@@ -261,12 +266,12 @@ class _Simulated:
         values = np.concatenate([np.zeros((size, columns + nodes), np.int64), inputs])
         terms = model._definitions.terms(prime, offset)
         for level in _levels(model):
-            _sum(values, level, terms, values, prime)
+            combine(values, level, terms, values, prime)
         self.noise = noise
         self.defined = values[:size]
         self.points = np.zeros((len(model.gradients), columns + nodes), np.int64)
         rows, cols, coefficients = model._points.terms(prime, offset)
-        _sum(self.points, np.arange(len(self.points)), (rows, cols, coefficients), values, prime)
+        combine(self.points, np.arange(len(self.points)), (rows, cols, coefficients), values, prime)
 
 
 def _levels(model: Forward) -> list[Places]:
@@ -279,14 +284,22 @@ def _levels(model: Forward) -> list[Places]:
     return np.split(order, np.flatnonzero(np.diff(np.array(depth)[order])) + 1)
 
 
-def _sum(
+def combine(
     out: Residues,
     rows: Places,
     terms: tuple[Places, Places, Residues],
     values: Residues,
     prime: int,
 ) -> None:
-    """Set rows of `out` to their linear forms of rows of `values`; terms are sorted by row."""
+    """Set rows to linear forms of other rows, modulo a prime.
+
+    Args:
+        out: (m, n) residues, of which some rows are set.
+        rows: The rows to set.
+        terms: Row, column and coefficient of all terms, sorted by row.
+        values: (k, n) residues; a column of the terms is a row of these.
+        prime: Below 2^31.
+    """
     start = np.searchsorted(terms[0], rows)
     stop = np.searchsorted(terms[0], rows, side="right")
     most = int((stop - start).max(initial=0))

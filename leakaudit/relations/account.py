@@ -50,8 +50,8 @@ DEFINED = {"state", "message"}
 # Number of right-hand sides that are solved together. Affects only speed: a block of 128 columns of
 # a few thousand rows stays in the processor's cache, while thousands at once would not. A choice.
 AT_ONCE = 128
-# Number of targets up to which M is a dense matrix, of 130 MB; a choice.
-DENSE = 4096
+# Number of targets up to which M is a dense matrix, of 2 MB; a choice.
+DENSE = 512
 # Largest number of floats of shifts and of M, 4 GB; a choice.
 LARGEST = 500_000_000
 

@@ -71,10 +71,14 @@ def _of_components(m: Any, limits: Array) -> tuple[float, float]:
     from scipy.sparse.csgraph import connected_components
 
     of = connected_components(m, directed=False)[1]
+    # Components of one change each, such as rounds with noise of their own, need no programme.
+    single = np.bincount(of)[of] == 1
+    alone = math.sqrt(max(float((m.diagonal() * limits**2)[single].sum()), 0.0))
+    lowest = [alone]
+    highest = [alone]
     order = np.argsort(of, kind="stable")
+    order = order[~single[order]]
     parts = np.split(order, np.flatnonzero(np.diff(of[order])) + 1)
-    lowest = []
-    highest = []
     for part in parts:
         low, high = supremum(m[part][:, part].toarray(), limits[part])
         lowest.append(low)

@@ -561,9 +561,6 @@ def memory_of_a_bound(rounds: int) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="147 MB for 2,000 rounds, and 550 MB for 4,000"
-)
 def test_the_memory_of_a_bound_grows_with_the_rounds_and_not_with_their_square() -> None:
     """(9)"""
     memory_of_a_bound(50)  # loads what is needed once

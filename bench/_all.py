@@ -264,6 +264,7 @@ LEFT_OUT = {
     "gate.py": "it counts how often a gate is right, in ten minutes; it compares no times",
     "large.py": "it compares with limits of time, memory and disk, in half an hour",
     "compress.py": "it compares sizes, not times",
+    "workers.py": "one and two workers need two free processors, for ten minutes",
 }
 
 

@@ -265,6 +265,7 @@ LEFT_OUT = {
     "large.py": "it compares with limits of time, memory and disk, in half an hour",
     "load.py": "it measures growth and memory of large inputs, in half an hour",
     "compress.py": "it compares sizes, not times",
+    "workers.py": "one and two workers need two free processors, for ten minutes",
 }
 
 

@@ -5,9 +5,11 @@ python bench/startup.py [--runs 5] [--only NAME …]
 Prints one JSON line per command, then a table. A figure is the user and system time of the process
 and its children, the minimum of `--runs` runs; the median is printed beside it. Runs of a command
 alternate with runs of `python -c pass` and `python -c "import torch"`, so that other programs on
-the machine affect all three alike. A command that does without torch has the target of 300 ms; one
-that needs it, 1.2 times the bare import. Commands that also train or attack (marked "work") have no
-target: their time is that of the work.
+the machine affect all three alike. All use bytecode, as after an installation, even if
+PYTHONDONTWRITEBYTECODE is set, because compiling the package can take longer than the command. A
+command that does without torch has the target of 300 ms; one that needs it, 1.2 times the bare
+import. Commands that also train or attack (marked "work") have no target: their time is that of the
+work.
 """
 
 from __future__ import annotations
@@ -58,10 +60,12 @@ COMMANDS = {
 
 def cpu(words: list[str], folder: Path) -> tuple[float, int]:
     """Return the CPU seconds of a call of this Python, and its exit code."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     process = subprocess.Popen(
         [sys.executable, *words],
         cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

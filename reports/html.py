@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from leakaudit.registry import renderer
-from leakaudit.rendering import plots, sweep_figure
-from leakaudit.rendering.html import page, rendered, swept
-from leakaudit.rendering.html.inline import inline
+from leakaudit.rendering.html import page, rendered
 from leakaudit.rendering.shown import Shown
 from leakaudit.results import model
 from leakaudit.trace import Json
@@ -24,6 +22,11 @@ def render(results: Mapping[str, Json]) -> str:
         HTML in which names from the trace cannot act as markup.
     """
     if results["kind"] == "sweep":
+        # The tables of the terminal, which other pages do without
+        from leakaudit.rendering import plots, sweep_figure
+        from leakaudit.rendering.html import swept
+        from leakaudit.rendering.html.inline import inline
+
         record = model.of_sweep(results)
         drawn = plots.svg(sweep_figure.figure(record.sweep), "sweep")
         figure = inline(drawn, "Results by setting; the table below has the figures.", {})

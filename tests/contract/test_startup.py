@@ -96,6 +96,10 @@ def test_reports_and_the_header_of_a_trace_do_without_torch(prepared: Path) -> N
     light(prepared, commands, *TORCH)
 
 
+def test_the_page_of_an_attack_does_without_the_tables_of_the_terminal(prepared: Path) -> None:
+    light(prepared, ["report attacked -q -f html"], "rich", *TORCH)
+
+
 @pytest.mark.parametrize("kind", ["audit", "check", "sweep"])
 def test_records_of_other_kinds_do_without_torch(project: Path, tmp_path: Path, kind: str) -> None:
     records = sorted((project / "tests/golden/records").rglob(f"{kind}*.json"))

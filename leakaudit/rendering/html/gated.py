@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import TypedDict
 
-from leakaudit.rendering import gate_text
 from leakaudit.rendering.html.shades import Scene, Shade, shaded, shaded_best
 from leakaudit.results import grading
 from leakaudit.results.grading import CONTROLS
@@ -59,6 +58,8 @@ def tables(record: RunRecord) -> Mapping[str, object] | None:
     """
     if not isinstance(record, CheckRecord):
         return None
+    from leakaudit.rendering import gate_text  # imports rich, which other pages do without
+
     gate = record.gate
     groups = []
     for name, kinds in KINDS.items():
@@ -75,6 +76,8 @@ def tables(record: RunRecord) -> Mapping[str, object] | None:
 
 
 def _group(name: str, some: list[RuleEntry]) -> Group:
+    from leakaudit.rendering import gate_text
+
     rules: list[Mapping[str, object]] = []
     fine: list[Mapping[str, object]] = []
     for rule in some:

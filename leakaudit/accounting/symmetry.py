@@ -33,6 +33,9 @@ FormKey = tuple[int | None, frozenset[int]]
 # The search ends after this number of failed renamings without a valid one: a choice that limits
 # its time.
 PATIENCE = 12
+# Number of nodes above which renamings are searched only if most nodes may have a counterpart: a
+# search takes seconds, and in a random graph it would be for a few leaves. A choice.
+SEARCHED = 200
 
 
 class Symmetry:
@@ -47,6 +50,7 @@ class Symmetry:
         self.graph = graph
         self.relations = relations
         self._colour, _ = _colours(graph, [0] * graph.nodes)
+        self._pays = graph.nodes <= SEARCHED or 2 * len(set(self._colour)) < graph.nodes
         self._colours_of: dict[Threat, tuple[object, ...]] = {}
         self._by_colour = defaultdict[tuple[object, ...], list[Threat]](list)
         self._like: dict[Threat, Threat] = {}  # threat -> the first one with the same view
@@ -61,7 +65,7 @@ class Symmetry:
         # comparison. In a random graph, this is nearly every one.
         same = self._by_colour[self._coloured(threat)]
         other = None
-        if same:
+        if same and self._pays:
             other = self._by_proved(threat) or self._by_search(threat, same)
         if other is None:
             same.append(threat)
@@ -148,15 +152,12 @@ class Symmetry:
                         todo.append(before)
         return homes
 
-    def _marked(self, threat: Threat) -> nx.Graph:
-        """The graph with each node's role: target, end of an observed channel, curious node."""
-        import networkx as nx  # slow to import, and most views are compared with no other
-
-        graph = nx.Graph()
-        for node, part in enumerate(self._parts(threat)):
-            graph.add_node(node, part=part)
-        graph.add_edges_from(self.graph.edges)
-        return graph
+    def _marked(self, threat: Threat) -> list[int]:
+        """Return a colour for each node; a renaming that maps threats preserves them."""
+        parts = self._parts(threat)
+        kinds = sorted(set(parts))
+        colour, _ = _colours(self.graph, [kinds.index(part) for part in parts])
+        return colour
 
     def _parts(self, threat: Threat) -> list[tuple[bool, bool, bool]]:
         """Each node's role: target, end of an observed channel, curious node."""
@@ -169,13 +170,33 @@ class Symmetry:
             for node in range(self.graph.nodes)
         ]
 
-    def _renaming(self, old: nx.Graph, new: nx.Graph) -> Renaming | None:
+    def _renaming(self, old: Sequence[int], new: Sequence[int]) -> Renaming | None:
+        """Return an isomorphism of the graph that maps colours to equal ones; None if none."""
+        if len(set(old)) == len(old):  # the colours leave no choice
+            found = dict(zip(new, range(len(new)), strict=True))
+            renaming = tuple(map(found.__getitem__, old))
+            near = self.graph.neighbours
+            for node, to in enumerate(renaming):
+                if sorted(renaming[j] for j in near[node]) != sorted(near[to]):
+                    return None
+            return renaming
         from networkx.algorithms.isomorphism import GraphMatcher, categorical_node_match
 
-        matcher = GraphMatcher(old, new, node_match=categorical_node_match("part", None))
+        same = categorical_node_match("colour", None)
+        matcher = GraphMatcher(self._drawn(old), self._drawn(new), node_match=same)
         if not matcher.is_isomorphic():
             return None
         return tuple(map(matcher.mapping.__getitem__, range(self.graph.nodes)))
+
+    def _drawn(self, colours: Sequence[int]) -> nx.Graph:
+        """Return the graph with a colour at each node."""
+        import networkx as nx  # slow to import, and most views are compared with no other
+
+        graph = nx.Graph()
+        for node, colour in enumerate(colours):
+            graph.add_node(node, colour=colour)
+        graph.add_edges_from(self.graph.edges)
+        return graph
 
 
 def _mapped(threat: Threat, renaming: Renaming) -> Threat:

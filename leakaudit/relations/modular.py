@@ -276,37 +276,33 @@ def echelon(rows: Iterable[Row], order: Sequence[int], prime: int) -> list[Row]:
         order: All columns that occur.
         prime: Of `PRIMES`.
     """
-    left = list(rows)
-    done: list[Row] = []
+    table: dict[int, Row] = dict(enumerate(rows))
+    users = defaultdict[int, set[int]](set)
+    for at, row in table.items():
+        for column in row:
+            users[column].add(at)
+    left = set(table)
+    done: list[int] = []
     for column in order:
-        shortest = _shortest(left, column)
-        if shortest is None:
+        # The first row with the fewest entries among those with the column.
+        pivots = [(len(table[at]), at) for at in users[column] if at in left]
+        if not pivots:
             continue
-        pivot = normal(left.pop(shortest), column, prime)
-        left = list(filter(None, _cleared(left, pivot, column, prime)))
-        done = _cleared(done, pivot, column, prime)
+        _, pivot = min(pivots)
+        left.remove(pivot)
         done.append(pivot)
-    return done
-
-
-def _shortest(rows: Sequence[Row], column: int) -> int | None:
-    """Return the index of the first row with the fewest entries among those with a column."""
-    best = None
-    for i, row in enumerate(rows):
-        if column in row and (best is None or len(row) < len(rows[best])):
-            best = i
-    return best
-
-
-def _cleared(rows: Iterable[Row], pivot: Row, column: int, prime: int) -> list[Row]:
-    """Return the rows after clearing a column with its pivot."""
-    cleared = []
-    for row in rows:
-        if column in row:
-            cleared.append(subtract(row, pivot, column, prime))
-        else:
-            cleared.append(row)
-    return cleared
+        table[pivot] = normal(table[pivot], column, prime)
+        for at in users[column] - {pivot}:
+            before = table[at]
+            after = subtract(before, table[pivot], column, prime)
+            for gone in before.keys() - after.keys():
+                users[gone].discard(at)
+            for new in after.keys() - before.keys():
+                users[new].add(at)
+            table[at] = after
+            if not after:
+                left.remove(at)
+    return [table[at] for at in done]
 
 
 def minimal_span(rows: Iterable[Row], order: Sequence[int], prime: int) -> list[Row]:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -99,7 +100,8 @@ def _typed(results: Mapping[str, object], kind: type[Record], name: str) -> Reco
     except (msgspec.ValidationError, TypeError, ValueError, RecursionError) as error:
         wrong = departure(results, kind)
         if wrong is None and isinstance(error, msgspec.ValidationError):
-            return model.fitted(results, kind)  # it contains numbers of another library
+            with contextlib.suppress(msgspec.ValidationError):
+                return model.fitted(results, kind)  # it may contain numbers of another library
         raise LeakauditError(f"{name}: {wrong or error}") from None
 
 

@@ -48,7 +48,7 @@ from leakaudit.tasks.exported import archive
 from leakaudit.tasks.task import Task
 from leakaudit.trace import Layout
 from leakaudit.traces import trace_file
-from leakaudit.traces._storage import foreign
+from leakaudit.traces._storage import foreign, sizes
 from leakaudit.viewing.running import Stage
 
 ATTACK = ("attack", "c.pt", "-o", "out", "-q")
@@ -579,3 +579,51 @@ def test_json_of_a_merged_sweep_is_ascii(
     said = capsys.readouterr().out
     assert said.isascii()
     assert "\\u202e1" in said
+
+
+def test_inputs_of_a_graph_in_another_form_are_refused(tmp_path: Path) -> None:
+    """They ended with AttributeError, KeyError and TypeError."""
+    sound = tmp_path / "sound.pt2"
+    export_model(sound)
+    graph = "models/model.json"
+    with zipfile.ZipFile(sound) as stored:
+        name = next(name for name in stored.namelist() if name.endswith(graph))
+        program = json.loads(stored.read(name))
+
+    def without_name(signature: dict[str, Any]) -> None:
+        del signature["input_specs"][0]["parameter"]["parameter_name"]
+
+    def without_argument(signature: dict[str, Any]) -> None:
+        signature["input_specs"][-1]["user_input"]["arg"] = None
+
+    def of_a_list(signature: dict[str, Any]) -> None:
+        signature["output_specs"][0]["user_output"]["arg"] = []
+
+    for change in (without_name, without_argument, of_a_list):
+        changed = json.loads(json.dumps(program))
+        change(changed["graph_module"]["signature"])
+        path = tmp_path / f"{change.__name__}.pt2"
+        with zipfile.ZipFile(sound) as stored, zipfile.ZipFile(path, "w") as out:
+            for entry in stored.infolist():
+                content = stored.read(entry)
+                if entry.filename == name:
+                    content = json.dumps(changed).encode()
+                out.writestr(entry, content)
+        with pytest.raises(LeakauditError, match="inputs and outputs of its graph"):
+            archive.read(path)
+
+
+def test_a_size_beyond_all_floats_is_a_size() -> None:
+    assert sizes.human(10**400) == "1e+288 TB"
+
+
+def test_a_column_of_scores_has_an_entry_for_each_record(made: Path, tmp_path: Path) -> None:
+    """A shorter one ended with IndexError in a report."""
+    shutil.copytree(made / "out", tmp_path / "out")
+    path = tmp_path / "out" / "results.json"
+    record = json.loads(path.read_text())
+    scores = next(one["scores"] for one in record["findings"] if one.get("scores"))
+    scores["mse"]["per_image"] = scores["mse"]["per_image"][:-1]
+    path.write_text(json.dumps(record))
+    with pytest.raises(LeakauditError, match="mse has"):
+        record_file.read(path)

@@ -241,13 +241,10 @@ def _stored(records: Mapping[str, bytes]) -> Stored:
             if earlier != name:
                 tied[name] = earlier
     graph = program.graph_module
-    bound = _Bound({}, {}, {}, [])
-    for spec in graph.signature.input_specs:
-        bound.add(spec)
-    results = []
-    for spec in graph.signature.output_specs:
-        if "user_output" in spec:
-            results.append(_name(spec["user_output"]["arg"].get("as_tensor")))
+    try:
+        bound, results = _ends(graph)
+    except (AttributeError, KeyError, StopIteration, TypeError, ValueError) as error:
+        raise _Rejected("the inputs and outputs of its graph are not described as such") from error
     if len(bound.given) != 1 or len(results) != 1:
         raise _Rejected(
             f"expected one input and one output, got {len(bound.given)} and {len(results)}; "
@@ -272,6 +269,21 @@ def _stored(records: Mapping[str, bytes]) -> Stored:
         trained=frozenset(trained),
         tied=tied,
     )
+
+
+def _ends(graph: _GraphModule) -> tuple[_Bound, list[str]]:
+    """Return what the inputs of a graph stand for, and the tensors that it returns.
+
+    What a file says of them is a tree without a fixed form, and any error means another form.
+    """
+    bound = _Bound({}, {}, {}, [])
+    for spec in graph.signature.input_specs:
+        bound.add(spec)
+    results = []
+    for spec in graph.signature.output_specs:
+        if "user_output" in spec:
+            results.append(_name(spec["user_output"]["arg"].get("as_tensor")))
+    return bound, results
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,6 +10,8 @@ from leakaudit.trace import Graph, Layout
 INDEX = 5 * 4 + 1  # bytes of a message in addition to its payload: five int32 columns and a bool
 HEAD = 16 << 10  # bytes for the description and the archive's own records: a choice
 
+MANY = 1e9  # TB, from which on a size is written with an exponent
+
 
 def human(size: float) -> str:
     """Return a size as text, such as ``3.9 GB`` (powers of 1000).
@@ -17,11 +19,12 @@ def human(size: float) -> str:
     Args:
         size: Size in bytes.
     """
+    size = min(size, 1e300)  # a plan may ask for more than a float holds
     for unit in ("bytes", "kB", "MB", "GB"):
         if size < 999.5:  # from there on, three digits would round up to 1000
             return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.3g} {unit}"
         size /= 1000
-    return f"{size:,.3g} TB" if size < 1000 else f"{size:,.0f} TB"
+    return f"{size:,.0f} TB" if 1000 <= size < MANY else f"{size:.3g} TB"
 
 
 def plan_size(messages: int, columns: int, dtype: torch.dtype, rows: int | None = None) -> int:

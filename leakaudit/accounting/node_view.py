@@ -159,7 +159,7 @@ class Views:
         if not protocol.repeats or protocol.rounds <= DECLARED or self.adversary.hears != "all":
             return None
         near = self._at_first.near([node])
-        if not _all_heard(near):
+        if not _all_heard(near) or not self._none_reacts:
             return None
         like = ("near", _private(near, node))
         if like not in protocol.stronger:
@@ -173,6 +173,28 @@ class Views:
             if view.stronger is Stronger.ALL_MESSAGES and _equal(found.bound, view.bound):
                 return found
         return None
+
+    @cached_property
+    def _none_reacts(self) -> bool:
+        """Whether each node's own relations show its points, but for its own gradients.
+
+        No gradient then reacts to those of another node, so that the certificate of a node by its
+        own relations is that by all relations.
+        """
+        levels: dict[Hashable, int] = {}
+        for node in range(self.protocol.graph.nodes):
+            if node in self.adversary.corrupt or node in self.protocol.silent:
+                continue
+            near = self._at_first.near([node])
+            like = _private(near, node)
+            if like not in levels:
+                try:
+                    levels[like] = NodeView.of(near, node).lowest
+                except LeakauditError:
+                    return False
+            if not levels[like]:
+                return False
+        return True
 
     @cached_property
     def _at_first(self) -> Knowledge:

@@ -5,16 +5,21 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from noisy_protocols import made, same
+from torch import Generator
 
+from leakaudit import registry
 from leakaudit.accounting import survey
 from leakaudit.accounting.adversaries import around, named
 from leakaudit.accounting.compare import compare
+from leakaudit.accounting.node_view import Views
 from leakaudit.adversary import Adversary
+from leakaudit.protocols import topology
 from leakaudit.protocols.declared import DECLARED, Protocol
 from leakaudit.relations import Relations, account, know
 from leakaudit.relations.forward import Forward
@@ -145,6 +150,33 @@ def test_long_runs_have_the_bounds_of_all_their_rounds(
     one_by_one(monkeypatch)
     theirs = list(compare(made(name, "ring", 6, rounds, 0), threats))
     for found, expected in zip(ours, theirs, strict=True):
+        same(found, expected)
+
+
+@pytest.mark.parametrize("who", ["node:0", "nodes:0,2", "eavesdropper"])
+@pytest.mark.parametrize(
+    ("name", "constants"),
+    [
+        ("nids", {"sigma": 0.5}),
+        ("extra", {"sigma": 0.5}),
+        ("muffliato", {"sigma": 0.5, "gossips": 1}),
+        ("dpsgd", {"sigma": 0.5, "noise": "step"}),
+    ],
+)
+def test_other_protocols_have_the_bounds_of_all_their_rounds(
+    name: str, constants: dict[str, Any], who: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In NIDS, a gradient of another node reacts although every message is observed."""
+
+    def protocol() -> Protocol:
+        graph = topology.make("er", 5, Generator().manual_seed(1))
+        return Protocol(registry.get("victims", name)(**constants), graph, 44, {})
+
+    threats = named([Adversary.parse(who)], None, 5)
+    ours = list(compare(protocol(), threats))
+    one_by_one(monkeypatch)
+    monkeypatch.setattr(Views, "_all_messages", lambda *_: None)
+    for found, expected in zip(ours, compare(protocol(), threats), strict=True):
         same(found, expected)
 
 

@@ -48,6 +48,18 @@ class _Survey:
         return found
 
 
+def lists_worst(protocol: Protocol, nodes: Sequence[int], size: int) -> bool:
+    """Return whether `adversaries` returns only the worst distant curious node of each node.
+
+    Args:
+        protocol: As for `adversaries`.
+        nodes: As for `adversaries`.
+        size: As for `adversaries`.
+    """
+    many = size == 1 and how_many(protocol.graph, nodes, size) > MOST_SHARED
+    return many and protocol.network is not None
+
+
 def adversaries(
     protocol: Protocol, nodes: Sequence[int], size: int, executor: Executor = IN_PROCESS
 ) -> list[Threat]:
@@ -64,7 +76,7 @@ def adversaries(
     """
     graph = protocol.graph
     network = protocol.network
-    if size != 1 or network is None or how_many(graph, nodes, size) <= MOST_SHARED:
+    if network is None or not lists_worst(protocol, nodes, size):
         shared = protocol.forward is not None or network is not None
         return around(graph, nodes, size, shared=shared)
     every = range(graph.nodes)

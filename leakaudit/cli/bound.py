@@ -210,6 +210,12 @@ def _threats(
     nodes = list(range(last)) if args.node is None else args.node
     size = 1 if args.coalitions is None else args.coalitions
     threats = survey.adversaries(protocol, nodes, size, executor)
+    if survey.lists_worst(protocol, nodes, size):
+        say(
+            "of the curious nodes that are not neighbours, all are evaluated, and the one that "
+            "learns most about each node is listed",
+            args,
+        )
     count = protocol.relations_count
     together = protocol.forward is not None or protocol.network is not None
     if together or args.coalitions is not None:

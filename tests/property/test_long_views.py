@@ -219,6 +219,8 @@ def test_of_many_distant_nodes_only_the_worst_is_listed(monkeypatch: pytest.Monk
     nodes = range(12)
     every = list(compare(protocol, around(protocol.graph, nodes, 1)))
     monkeypatch.setattr(survey, "MOST_SHARED", 50)
+    assert survey.lists_worst(protocol, nodes, 1)
+    assert not survey.lists_worst(protocol, nodes, 0)
     threats = survey.adversaries(made("dpsgd", "er", 12, 60, 4), nodes, 1)
     found = list(compare(protocol, threats))
     assert len(found) < len(every)

@@ -217,14 +217,6 @@ class Scores(_Entry, frozen=True, kw_only=True):
     surplus: int | UnsetType = UNSET
     matched: tuple[int | None, ...]
 
-    def __post_init__(self) -> None:
-        """Reject columns that have more or fewer entries than there are true records."""
-        records = len(self.matched)
-        for name in self.__struct_fields__:
-            column = getattr(self, name)
-            if isinstance(column, Column) and len(column.per_image) != records:
-                raise ValueError(f"{name} has {len(column.per_image)} entries, not {records}")
-
 
 # ---------------------------------------------------------------------------------------------
 # Findings

@@ -377,14 +377,19 @@ def _tally(finding: Finding) -> _Tally:
         if row is None:
             continue
         is_certified = row < certified
-        is_exact = bool(identical) and bool(identical[record])
+        is_exact = bool(_entry(identical, record))
         if is_certified and not identical:
-            error = errors[record] if errors else None
+            error = _entry(errors, record)
             is_exact = error is not None and error <= ROUNDING
         exact += is_exact
         proven += is_exact and is_certified
         wrong += is_certified and not is_exact
     return _Tally(len(scores.matched), exact, proven, wrong)
+
+
+def _entry(column: Sequence[float | None], record: int) -> float | None:
+    """Return an entry of a column, which a stranger's file may have cut; None if it has none."""
+    return column[record] if record < len(column) else None
 
 
 def _approximate(top: Finding, scores: Scores, noun: str) -> WorstCase:

@@ -158,6 +158,8 @@ class Views:
         protocol = self.protocol
         if not protocol.repeats or protocol.rounds <= DECLARED or self.adversary.hears != "all":
             return None
+        if self.adversary.window is not None:  # the first rounds do not tell where it ends
+            return None
         near = self._at_first.near([node])
         if not _all_heard(near) or not self._none_reacts:
             return None
@@ -232,7 +234,9 @@ class Views:
     def _is_large(self) -> bool:
         """Whether a symmetric network is so large that all rounds at once take longer."""
         protocol = self.protocol
-        return protocol.relations_count > LARGE and protocol.network is not None
+        if self._needs_all_rounds or protocol.relations_count <= LARGE:
+            return False
+        return protocol.network is not None
 
     @property
     def _needs_all_rounds(self) -> bool:

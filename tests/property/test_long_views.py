@@ -191,6 +191,17 @@ def test_an_outsider_of_a_long_run_has_the_bounds_of_all_its_rounds(name: str) -
         assert found.bound.certificate == expected.certificate
 
 
+def test_an_eavesdropper_of_some_rounds_has_bounds_of_its_own() -> None:
+    protocol = made("dpsgd", "ring", 5, 45, 0)
+    threats = named([Adversary(), Adversary(window=range(1, 21))], [0], 5)
+    whole, some = (one.bound.linear for one in compare(protocol, threats))
+    (first,) = compare(protocol, threats[1:])
+    assert some == first.bound.linear
+    assert whole is not None
+    assert some is not None
+    assert some < whole
+
+
 def test_a_channel_that_reveals_a_gradient_is_left_to_exact_methods() -> None:
     """One node adds no noise: what it sends reveals its gradients."""
     p = Relations()

@@ -9,9 +9,9 @@ this process. With --reference, every view is bounded by itself (`account`), as 
 work, as long as it is expected to take less than --seconds; ratio is reference / cpu. exponent is
 the slope between the last two sizes in logarithms. long is one node of a ring of five, seen by an
 outsider, over many rounds; megabytes is the peak memory of this process until then. hidden is one
-curious node of a ring, over 1,000 rounds, and all nodes that it learns about. large is every default
-view of 1,000 nodes over 1,000 rounds in --workers processes: outsiders, channels, and all single
-curious nodes; seconds is elapsed time, and cpu and megabytes include the processes.
+curious node of a ring, over 1,000 rounds, and all nodes that it learns about. large is every
+default view of 1,000 nodes over 1,000 rounds in --workers processes: outsiders, channels, and all
+single curious nodes; seconds is elapsed time, and cpu and megabytes include the processes.
 """
 
 from __future__ import annotations

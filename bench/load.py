@@ -9,13 +9,14 @@ python bench/load.py [--only NAME …] [--repeat 200]
     readers: 200 threads, and 4 processes with 50 reads each, read one trace and one record at once
     repeat: load a trace, report, bound and check, again and again in one process
 
-One JSON line per step; each size runs in its own process, on one thread, after a tiny one that loads
-all modules. seconds: CPU time of the step, and of its processes; wall: wall-clock time; megabytes:
-peak of the resident memory during it, above what the process held before; mapped files count while
-they are in memory. exponent: slope of log seconds over log size between the two sizes. For repeat, slope is the growth of the resident memory, after a tenth of the repetitions, in
-MB per 100 repetitions by least squares, and slower the time of the last fifth over that of the first
-fifth after the warm-up. The exit code is 1 if a step grows faster than its size to the power of 1.3,
-if readers disagree, or if the memory or the time of repetitions grows.
+One JSON line per step; each size runs in its own process, on one thread, after a tiny one that
+loads all modules. seconds: CPU time of the step, and of its processes; wall: wall-clock time;
+megabytes: peak of the resident memory during it, above what the process held before; mapped files
+count while they are in memory. exponent: slope of log seconds over log size between the two sizes.
+For repeat, slope is the growth of the resident memory, after a tenth of the repetitions, in MB per
+100 repetitions by least squares, and slower the time of the last fifth over that of the first fifth
+after the warm-up. The exit code is 1 if a step grows faster than its size to the power of 1.3, if
+readers disagree, or if the memory or the time of repetitions grows.
 """
 
 from __future__ import annotations

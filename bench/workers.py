@@ -4,10 +4,10 @@ python bench/workers.py [NAME ...] [--repetitions 2]
     bound, attack, audit, claims (default: all)
 
 Each command runs from start to end as a process of its own, with `--workers 1` and `--workers 2` in
-alternating order; in both cases one more process plans. Prints one JSON line per command, in elapsed
-time: ratio is the median of one worker over two. floor: the same for plain arithmetic of one and two
-processes, right after each pair, which is what the processors and other programs leave of 2. same:
-whether both printed the same, apart from times.
+alternating order; in both cases one more process plans. Prints one JSON line per command, in
+elapsed time: ratio is the median of one worker over two. floor: the same for plain arithmetic of
+one and two processes, right after each pair, which is what the processors and other programs leave
+of 2. same: whether both printed the same, apart from times.
 """
 
 from __future__ import annotations

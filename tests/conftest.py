@@ -7,7 +7,7 @@ import os
 import pkgutil
 import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ import quick
 import torch
 from invoked import RECORD
 
+from leakaudit import registry
 from leakaudit.cli import main
 
 PROJECT = Path(__file__).resolve().parent.parent
@@ -54,6 +55,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.nodeid in left_out:
             item.add_marker(pytest.mark.slow)
+
+
+@pytest.fixture(autouse=True)
+def no_protocol_file_stays() -> Iterator[None]:
+    """Forget the protocol files that a test registered; other tests may use their names."""
+    yield
+    for path in list(registry._files):
+        registry._forget(path)
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -375,14 +374,12 @@ def heavyball(path: Path, protocol: str, **given: Any) -> None:
 
 
 @pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder with a recording under the example's file; no plug-in stays."""
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a recording under the example's file."""
     monkeypatch.setenv(registry.PLUGINS, "")
     monkeypatch.chdir(tmp_path)
     heavyball(tmp_path / "own.pt", str(EXAMPLES / "heavyball.toml"))
-    yield tmp_path
-    for path in list(registry._files):
-        registry._forget(path)
+    return tmp_path
 
 
 def test_a_trace_carries_its_protocol_file(own: Path, capsys: pytest.CaptureFixture[str]) -> None:

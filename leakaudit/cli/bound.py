@@ -188,7 +188,7 @@ def _contradictions(source: Path) -> list[str]:
     beside = trace_file.truth_path(source)
     truth = trace_file.load_truth(beside) if beside.is_file() else None
     if truth is not None:
-        trace_file.same_run(trace, truth)
+        trace_file.same_run(trace, truth, advice=f"replace {beside}, or move it elsewhere")
     try:
         trace = gaps.before(trace)
     except LeakauditError:

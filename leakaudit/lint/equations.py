@@ -23,13 +23,14 @@ from leakaudit.errors import LeakauditError
 from leakaudit.lint.case import Case
 from leakaudit.lint.pitfall import Pitfall
 from leakaudit.lint.samples import state
-from leakaudit.protocols.declared import fitting, protocol_of
+from leakaudit.protocols.declared import largest, protocol_of
 from leakaudit.protocols.equations.declare import Declared
 from leakaudit.protocols.equations.syntax import Indexed, Line, Repeat, shown
 from leakaudit.protocols.equations.written import Written
 from leakaudit.protocols.expected import LARGE
 from leakaudit.relations import Vector
 from leakaudit.relations.checks import CHANNEL
+from leakaudit.relations.declare import at_most
 from leakaudit.relations.estimate import recorded
 from leakaudit.tasks.task import Task
 from leakaudit.trace import Trace
@@ -235,7 +236,7 @@ def not_testable(case: Case) -> list[str]:
 
 def _declared(victim: Written, trace: Trace, rounds: int) -> Declared:
     """Return the equations of a file over the first rounds of a recording."""
-    with fitting(len(trace)):
+    with at_most(largest(trace)):
         return victim.declared(trace.graph, rounds)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
@@ -15,7 +14,7 @@ from leakaudit import registry
 from leakaudit.adversary import Adversary
 from leakaudit.errors import LeakauditError
 from leakaudit.relations import Relations, Residuals, Turns, Vector, residuals, secretless
-from leakaudit.relations.declare import at_most, outlined
+from leakaudit.relations.declare import Most, at_most, outlined
 from leakaudit.relations.estimate import recorded
 from leakaudit.relations.forward import Forward
 from leakaudit.relations.record import Private, privates
@@ -50,15 +49,17 @@ SLACK = 2000.0
 # examines about 7,000 vectors per second.
 SOME = 5_000
 VECTORS = 500
+IDLE = 10  # per message, in all rounds of which no message was recorded
 
 
-def fitting(messages: int) -> AbstractContextManager[None]:
-    """Inside, a declaration that is too large for a recording is rejected.
+def largest(trace: Trace) -> Most:
+    """Return the most that the protocol of a recording may declare.
 
     Args:
-        messages: Number of messages of the recording.
+        trace: The recording.
     """
-    return at_most(SOME + VECTORS * messages)
+    busy = frozenset[int]().union(*(table.round.unique().tolist() for table in trace.messages))
+    return Most(SOME + VECTORS * len(trace), SOME + IDLE * len(trace), busy)
 
 
 @dataclass(frozen=True)
@@ -114,8 +115,8 @@ class Protocol:
             have been sent.
         ordered: Whether the order of records in mini-batches is taken from the declaration;
             otherwise every record is assumed to enter every gradient.
-        messages: Number of messages of the recording that the constants and public tensors come
-            from, which a stranger may have made; None if there is none.
+        most: The most that may be declared, if constants and public tensors come from a recording,
+            which a stranger may have made; None if they do not.
     """
 
     victim: Victim
@@ -126,7 +127,7 @@ class Protocol:
     holds: int = 0
     begun: bool = False
     ordered: bool = True
-    messages: int | None = None
+    most: Most | None = None
 
     @cached_property
     def whole(self) -> Relations:
@@ -149,10 +150,10 @@ class Protocol:
         Raises:
             LeakauditError: They come from a file whose constants or public tensors do not fit.
         """
-        if self.messages is None:
+        if self.most is None:
             return _relations(self.victim, self.graph, rounds, self.public)
         try:
-            with fitting(self.messages):
+            with at_most(self.most):
                 return _relations(self.victim, self.graph, rounds, self.public)
         except LeakauditError:
             raise
@@ -320,7 +321,7 @@ def protocol_of(trace: Trace, rounds: int | None = None) -> Protocol:
     victim: Victim = registry.configure(kind, constants)
     if rounds is None:
         rounds = gaps.before(trace).rounds
-    return Protocol(victim, trace.graph, rounds, trace.public, messages=len(trace))
+    return Protocol(victim, trace.graph, rounds, trace.public, most=largest(trace))
 
 
 def played(trace: Trace) -> Protocol:

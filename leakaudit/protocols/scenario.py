@@ -14,6 +14,7 @@ from leakaudit.errors import LeakauditError
 from leakaudit.victim import Victim
 
 DTYPES = ("float32", "float64")
+LARGEST = 2**31 - 1  # rounds, samples and nodes: files store them in 32 bits
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,9 @@ class Scenario:
         for name in ("rounds", "samples", "nodes"):
             if getattr(self, name) < 1:
                 expected = f"expected at least 1, got {getattr(self, name)}"
+                raise config.Wrong("", expected, name)
+            if getattr(self, name) > LARGEST:
+                expected = f"expected at most {LARGEST}, got {getattr(self, name):.3e}"
                 raise config.Wrong("", expected, name)
 
     @classmethod

@@ -25,9 +25,11 @@ LARGEST = 10_000_000
 TERMS = 20  # terms for each vector that `at_most` allows; the bundled victims have 3 at most
 # Binary digits before the point of a coefficient; it is converted to a float of at most 1024.
 DIGITS = 1000
+# How many times as many vectors may be outlined as declared, because that is as much faster.
+OUTLINED = 10
 TIMED = 1 << 16  # parts between two looks at the deadline, which take about a second
 _OUTLINE: ContextVar[bool] = ContextVar("outline", default=False)
-_MOST: ContextVar[int | None] = ContextVar("most", default=None)
+_MOST: ContextVar[Most | None] = ContextVar("most", default=None)
 
 
 @dataclass(frozen=True)
@@ -96,17 +98,32 @@ def outlined() -> bool:
     return _OUTLINE.get()
 
 
+@dataclass(frozen=True)
+class Most:
+    """The most that a declaration may contain.
+
+    Attributes:
+        vectors: Number of vectors; it may have `TERMS` times as many terms.
+        idle: Number of vectors in rounds that are not busy.
+        busy: Rounds of which messages were recorded.
+    """
+
+    vectors: int
+    idle: int
+    busy: frozenset[int]
+
+
 @contextmanager
-def at_most(vectors: int | None) -> Iterator[None]:
-    """Inside, a declaration with more vectors, or with `TERMS` times as many terms, is rejected.
+def at_most(most: Most | None) -> Iterator[None]:
+    """Inside, a larger declaration is rejected.
 
     Constants of a file that a stranger made, such as a number of inner steps, must not keep a
     declaration busy for hours.
 
     Args:
-        vectors: Largest number of vectors; None for any number.
+        most: The most that it may contain; None for any size.
     """
-    token = _MOST.set(vectors)
+    token = _MOST.set(most)
     try:
         yield
     finally:
@@ -138,6 +155,7 @@ class Relations:
         self._gradients = defaultdict[int | None, list[int]](list)  # owner -> places
         self._ended = False
         self._parts = 0
+        self._made = self._idle = 0  # vectors of all rounds, and of those without messages
         self._terms = 0
         self._outline = _OUTLINE.get()
         self._most = _MOST.get()
@@ -485,6 +503,7 @@ class Relations:
         if owner is not None:
             owner = self._node(owner)
         self._grow()
+        self._fits()
         if self._outline:
             return self._any
         vector = Vector(kind, name, owner, self.round, index, std, dst, secure, law)
@@ -493,8 +512,6 @@ class Relations:
                 f"{vector.label} is declared twice; reuse the first, or give the second another "
                 "name or index="
             )
-        if self._most is not None and len(self.vectors) >= self._most:
-            raise self._excess(f"{self._most} vectors")
         self._places[self._key(vector)] = len(self.vectors)
         self.vectors.append(vector)
         if kind == "gradient":
@@ -504,14 +521,30 @@ class Relations:
     def _count(self, form: Expression) -> None:
         """Count the terms of a form; reject too many, and coefficients beyond all floats."""
         self._terms += len(form.terms)
-        if self._most is not None and self._terms > TERMS * self._most:
-            raise self._excess(f"{TERMS * self._most} terms")
+        if self._most is not None and self._terms > TERMS * self._most.vectors:
+            raise self._excess(f"{TERMS * self._most.vectors} terms")
         for place, factor in form.terms.items():
             if factor.numerator.bit_length() - factor.denominator.bit_length() > DIGITS:
                 raise LeakauditError(
                     f"round {self.round}: the coefficient of {self.vectors[place].label} is beyond "
                     "all floating-point numbers; check the constants of the protocol"
                 )
+
+    def _fits(self) -> None:
+        """Count one more vector; reject more than a recording of this size can have."""
+        if self._most is None:
+            return
+        times = 1
+        if self._outline:
+            times = OUTLINED
+        self._made += 1
+        if self._made > times * self._most.vectors:
+            raise self._excess(f"{times * self._most.vectors} vectors")
+        if self.round in self._most.busy:
+            return
+        self._idle += 1
+        if self._idle > times * self._most.idle:
+            raise self._excess(f"{times * self._most.idle} vectors without a recorded message")
 
     def _excess(self, what: str) -> LeakauditError:
         return LeakauditError(

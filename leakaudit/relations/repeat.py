@@ -94,7 +94,8 @@ def extend(declared: Relations, same: range, rows: Iterable[int], rounds: range)
             nothing is declared about the time before.
 
     Raises:
-        LeakauditError: The declaration does not have three steady rounds.
+        LeakauditError: The declaration does not have three steady rounds, or there would be more
+            than `declare.LARGEST` relations.
     """
     last = declared.round - 1
     if len(same) < 3:
@@ -105,6 +106,11 @@ def extend(declared: Relations, same: range, rows: Iterable[int], rounds: range)
     by_round = defaultdict[int, list[int]](list)
     for r in sorted(rows):
         by_round[declared.relations[r].round].append(r)
+    if len(by_round[last]) * len(rounds) > declare.LARGEST:
+        raise LeakauditError(
+            f"{len(rounds):,} rounds have more than {declare.LARGEST:,} relations, "
+            "too many to be bounded; choose fewer rounds"
+        )
     longer = Relations(declared.graph)
     late = rounds.start > same.start
     first = 0

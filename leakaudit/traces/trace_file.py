@@ -192,7 +192,12 @@ def _joined(folder: Path, manifest: shards.Manifest, parts: Mapping[str, Trace])
     )
 
 
-def same_run(trace: Trace, truth: Truth) -> bool:
+def same_run(
+    trace: Trace,
+    truth: Truth,
+    *,
+    advice: str = "name the matching file with --truth, or use --truth none",
+) -> bool:
     """Check that a truth belongs to a trace.
 
     A user may choose the id of a recording, so runs with the same id are distinguished by the
@@ -201,6 +206,7 @@ def same_run(trace: Trace, truth: Truth) -> bool:
     Args:
         trace: The trace.
         truth: The candidate truth.
+        advice: What the user can do if it belongs to another recording.
 
     Returns:
         Whether both contain this number. If not, only the id connects them.
@@ -208,16 +214,16 @@ def same_run(trace: Trace, truth: Truth) -> bool:
     Raises:
         LeakauditError: The truth belongs to another recording.
     """
-    name = "name the matching file with --truth, or use --truth none"
     if trace.id != truth.id:
         raise LeakauditError(
-            f"expected the truth of recording {trace.id!r}, got that of {truth.id!r}; {name}"
+            f"expected the truth of recording {trace.id!r}, got that of {truth.id!r}; {advice}"
         )
     known = None not in (trace.recording, truth.recording)
     if known and trace.recording != truth.recording:
-        raise LeakauditError(f"{another_run(truth.id)}; {name}")
+        raise LeakauditError(f"{another_run(truth.id)}; {advice}")
     if trace.task != truth.task or bool((truth.node >= trace.graph.nodes).any()):
-        raise LeakauditError(f"{another_run(truth.id)}: it has another task or more nodes; {name}")
+        other = "it has another task or more nodes"
+        raise LeakauditError(f"{another_run(truth.id)}: {other}; {advice}")
     return known
 
 

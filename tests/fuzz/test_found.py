@@ -34,9 +34,10 @@ from leakaudit.leak import GradientLeak
 from leakaudit.lint import substitute
 from leakaudit.pipeline.checkpoint import Checkpoint
 from leakaudit.protocols.declared import protocol_of
+from leakaudit.protocols.expected import Expected
 from leakaudit.reconstruction import Certificate, Reconstruction
 from leakaudit.relations import Relations, Vector
-from leakaudit.relations.declare import TERMS, at_most
+from leakaudit.relations.declare import OUTLINED, TERMS, Most, at_most
 from leakaudit.relations.estimate import recorded
 from leakaudit.relations.semidefinite import supremum
 from leakaudit.rendering.gallery import image
@@ -124,6 +125,40 @@ def test_more_inner_steps_than_messages_can_mean(here: Path) -> None:
     assert main(["record", "dpnorm", "-o", "n.pt", *SMALL]) == 0
     edit(here / "n.pt", lambda tree, about: about["params"].update(inner=10**9))
     assert "far more than a recording of this size can have" in refused_by("bound", "n.pt")
+
+
+def test_rounds_far_behind_the_last_message(here: Path) -> None:
+    """Rounds without messages do not count like those with some: 1,000 of them are too many."""
+    nine = ("--nodes", "9", "--graph", "complete")
+    assert main(["record", "secured", "-o", "s.pt", *SMALL, *nine]) == 0
+
+    def late(tree: dict[str, Any], about: dict[str, Any]) -> None:
+        tree["messages"]["written"][2] = 1_000
+
+    edit(here / "s.pt", late)
+    assert "vectors without a recorded message" in refused_by("bound", "s.pt")
+
+
+def test_a_bound_beside_the_truth_of_another_recording(here: Path) -> None:
+    (here / "c.truth.pt").rename(here / "a.truth.pt")
+    assert "; replace a.truth.pt, or move it elsewhere" in refused_by("bound", "a.pt")
+
+
+def test_steps_of_a_protocol_without_messages(here: Path) -> None:
+    """A lint outlines it only, which takes a tenth of the time, but is not free."""
+    assert main(["record", "single", "-o", "i.pt", *SMALL]) == 0
+    edit(here / "i.pt", lambda tree, about: about["params"].update(inner=10**6))
+    with pytest.raises(LeakauditError, match=rf"more than {OUTLINED * 5_000} vectors"):
+        Expected.outlined(trace_file.load(here / "i.pt"))
+
+
+def test_rounds_beyond_all_files(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    scenario = 'victim = "dpsgd"\nnodes = 3\ngraph = "ring"\nrounds = {}\nmodel = "logistic"\n'
+    (here / "s.toml").write_text(scenario.format(10**20) + "[set]\nsigma = 0.5\n")
+    assert "expected at most 2147483647, got 1.000e+20" in refused_by("bound", "s.toml")
+    (here / "s.toml").write_text(scenario.format(2**31 - 1) + "[set]\nsigma = 0.5\n")
+    assert main(["bound", "s.toml", "-q"]) == 0
+    assert "no bound: 2,147,483,647 rounds have more than" in capsys.readouterr().out
 
 
 def test_an_honest_recording_is_far_below_these_limits(here: Path) -> None:
@@ -527,7 +562,10 @@ def test_a_declaration_of_many_terms() -> None:
             w = w - p.grad(0, at=w, index=k)
 
     growing(200)
-    with at_most(200), pytest.raises(LeakauditError, match=f"more than {TERMS * 200} terms"):
+    with (
+        at_most(Most(200, 200, frozenset())),
+        pytest.raises(LeakauditError, match=f"more than {TERMS * 200} terms"),
+    ):
         growing(200)
 
 

@@ -270,8 +270,7 @@ def _parts(threats: Sequence[Threat], executor: Executor) -> list[tuple[Threat, 
 
 def _claims(protocol: Protocol) -> list[Claim]:
     """Return the claims that cover everything that is sent in this run."""
-    claims = protocol.victim.claims(protocol.graph, protocol.rounds, protocol.public)
-    return [claim for claim in claims if _speaks(claim, protocol.rounds)]
+    return [claim for claim in protocol.claims if _speaks(claim, protocol.rounds)]
 
 
 def _speaks(claim: Claim, rounds: int) -> bool:

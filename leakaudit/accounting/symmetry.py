@@ -13,7 +13,7 @@ by a search along the ties (`_Signs`). A renaming that is only likely to work is
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
@@ -36,6 +36,7 @@ PATIENCE = 12
 # Number of nodes above which renamings are searched only if most nodes may have a counterpart: a
 # search takes seconds, and in a random graph it would be for a few leaves. A choice.
 SEARCHED = 200
+ONE = Fraction(1)
 
 
 class Symmetry:
@@ -242,7 +243,7 @@ def invariant(relations: Relations, renaming: Sequence[int], by_node: bool) -> b
     """Return whether a renaming reproduces the relations and points of gradients, up to signs.
 
     Node i becomes renaming[i]. Relations that cannot be distinguished by the vectors in them count
-    as different.
+    as different. Vectors that do not mention a renamed node keep their signs.
 
     Args:
         relations: Relations of the whole network.
@@ -250,58 +251,75 @@ def invariant(relations: Relations, renaming: Sequence[int], by_node: bool) -> b
         by_node: Whether the index of a vector is a node and is renamed too.
     """
     image = _image(relations, renaming, by_node)
-    forms = _forms(relations)
-    opaque = sum(map(len, relations.opaques.values()))
-    all_apart = len(forms) == len(relations.relations) + len(relations.points) + opaque
-    if image is None or not all_apart:
+    if image is None:
         return False
+    # Forms of other vectors are their own images.
+    forms: dict[FormKey, Form] = {}
+    for owner, terms in _forms(relations):
+        if owner not in image and image.keys().isdisjoint(terms):
+            continue
+        key = (owner, frozenset(terms))
+        if key in forms:
+            return False
+        forms[key] = terms
     # A form and its image are equal up to one sign of the form and one of each vector. Therefore,
     # all ratios of coefficients must have the same absolute value, and their signs must be products
     # of such signs.
     signs = _Signs()
     for n, ((owner, vectors), terms) in enumerate(forms.items()):
         if owner is not None:
-            owner = image[owner]
-        other = forms.get((owner, frozenset(map(image.__getitem__, vectors))))
+            owner = image.get(owner, owner)
+        other = forms.get((owner, frozenset(image.get(k, k) for k in vectors)))
         if other is None:
             return False
         sizes: set[Fraction] = set()
         for k, coefficient in terms.items():
-            ratio = other[image[k]] / coefficient
+            target = other[image.get(k, k)]
+            ratio = ONE if target == coefficient else target / coefficient
             sizes.add(abs(ratio))
-            signs.tie(("row", n), ("vector", k), -1 if ratio < 0 else 1)
+            vector = ("vector", k) if k in image else ("kept", 0)
+            signs.tie(("row", n), vector, -1 if ratio < 0 else 1)
         if len(sizes) > 1:
             return False
     return signs.agree()
 
 
-def _image(relations: Relations, renaming: Sequence[int], by_node: bool) -> list[int] | None:
-    """Return the image of each vector; None if one has no image, or two have the same."""
-    place: dict[tuple[object, ...], int] = {}
-    for k, vector in enumerate(relations.vectors):
-        place[_name(vector)] = k
-    image: list[int] = []
-    for vector in relations.vectors:
-        to = place.get(_name(_renamed(vector, renaming, by_node)))
+def _image(relations: Relations, renaming: Sequence[int], by_node: bool) -> dict[int, int] | None:
+    """Return the image of each vector that mentions a renamed node.
+
+    Returns:
+        None if one has no image, or two have the same.
+    """
+    moved = {node for node, to in enumerate(renaming) if node != to}
+    mentions = [k for k, v in enumerate(relations.vectors) if _mentions(v, moved, by_node)]
+    place = {_name(relations.vectors[k]): k for k in mentions}
+    image: dict[int, int] = {}
+    for k in mentions:
+        to = place.get(_name(_renamed(relations.vectors[k], renaming, by_node)))
         if to is None:
             return None
-        image.append(to)
-    if len(set(image)) < len(image):
+        image[k] = to
+    if len(set(image.values())) < len(image):
         return None
     return image
 
 
-def _forms(relations: Relations) -> dict[FormKey, Form]:
-    """All linear forms, by their owner and the vectors in them."""
-    found: dict[FormKey, Form] = {}
+def _mentions(vector: Vector, nodes: Collection[int], by_node: bool) -> bool:
+    """Return whether one of some nodes owns, receives or indexes a vector."""
+    if vector.owner in nodes or (by_node and vector.index in nodes):
+        return True
+    return vector.dst is not None and any(node in nodes for node in vector.dst)
+
+
+def _forms(relations: Relations) -> Iterator[tuple[int | None, Form]]:
+    """Yield all linear forms, and the gradient or opaque vector to which each belongs."""
     for relation in relations.relations:
-        found[None, frozenset(relation.terms)] = relation.terms
+        yield None, relation.terms
     for gradient, point in relations.points.items():
-        found[gradient, frozenset(point.at.terms)] = point.at.terms
+        yield gradient, point.at.terms
     for out, parts in relations.opaques.items():
         for part in parts:
-            found[out, frozenset(part.terms)] = part.terms
-    return found
+            yield out, part.terms
 
 
 def _name(v: Vector) -> tuple[object, ...]:

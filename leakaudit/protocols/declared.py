@@ -12,6 +12,7 @@ from torch import Generator, Tensor
 
 from leakaudit import registry
 from leakaudit.adversary import Adversary
+from leakaudit.claim import Claim
 from leakaudit.errors import LeakauditError
 from leakaudit.relations import Relations, Residuals, Turns, Vector, residuals, secretless
 from leakaudit.relations.declare import Most, at_most, outlined
@@ -196,6 +197,11 @@ class Protocol:
         if self.turns is not None or self.rounds <= DECLARED + WINDOW or self.beginning is None:
             return None
         return SymmetricNetwork.of(self.beginning, self.same, self.rounds)
+
+    @cached_property
+    def claims(self) -> tuple[Claim, ...]:
+        """What the paper promises about the run."""
+        return tuple(self.victim.claims(self.graph, self.rounds, self.public))
 
     @property
     def relations_count(self) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -28,6 +28,7 @@ DIGITS = 1000
 # How many times as many vectors may be outlined as declared, because that is as much faster.
 OUTLINED = 10
 TIMED = 1 << 16  # parts between two looks at the deadline, which take about a second
+Classes = Sequence[tuple["Vector", Sequence[int]]]  # one of a class, and the places of all
 _OUTLINE: ContextVar[bool] = ContextVar("outline", default=False)
 _MOST: ContextVar[Most | None] = ContextVar("most", default=None)
 
@@ -153,6 +154,8 @@ class Relations:
         self.sent: dict[int, int] = {}  # message -> the relation that defines its content
         self._places: dict[tuple[object, ...], int] = {}
         self._gradients = defaultdict[int | None, list[int]](list)  # owner -> places
+        self._classes: dict[bool, Classes] = {}
+        self._counted = 0  # vectors in `_classes`
         self._ended = False
         self._parts = 0
         self._made = self._idle = 0  # vectors of all rounds, and of those without messages
@@ -445,6 +448,26 @@ class Relations:
             if vector.kind == "gradient":
                 self._gradients[vector.owner].append(place)
         return place
+
+    def classes(self, *, by_round: bool) -> Classes:
+        """Return the vectors in classes of which an adversary knows all or none.
+
+        Those of a class differ only in round and index, and in their names unless they are public.
+
+        Args:
+            by_round: Whether vectors of different rounds are in different classes.
+        """
+        if self._counted != len(self.vectors):
+            self._classes = {}
+            self._counted = len(self.vectors)
+        if by_round not in self._classes:
+            found = defaultdict[Hashable, list[int]](list)
+            for k, v in enumerate(self.vectors):
+                name = v.name if v.kind == "public" else ""
+                of_round = v.round if by_round else 0
+                found[v.kind, v.owner, v.dst, v.secure, name, of_round].append(k)
+            self._classes[by_round] = [(self.vectors[some[0]], some) for some in found.values()]
+        return self._classes[by_round]
 
     def select(
         self, kind: Kind | None = None, owner: int | None = None, name: str | None = None

@@ -382,8 +382,9 @@ class Echelon:
             left[others] %= self.prime
             independent.append(i)
             pivots.append(pivot)
-        dependent = np.setdiff1d(np.arange(len(left)), independent)
-        leaks = np.flatnonzero(left[dependent].any(axis=0)).tolist()
+        is_dependent = np.ones(len(left), bool)
+        is_dependent[independent] = False
+        leaks = np.flatnonzero(left[is_dependent].any(axis=0)).tolist()
         if independent:
             new = left[independent]
             if len(self.pivots):

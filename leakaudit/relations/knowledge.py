@@ -145,19 +145,11 @@ def know(declared: Relations, adversary: Adversary, *, own: bool = True) -> Know
             raise LeakauditError(
                 f"node {missing[0]} does not exist (the graph has nodes 0-{nodes - 1})"
             )
-    # One answer serves all vectors that differ only in name, index and round.
-    answers: dict[tuple[object, ...], bool] = {}
-    places = []
-    windowed = adversary.window is not None
-    for k, v in enumerate(declared.vectors):
-        name = v.name if v.kind == "public" else ""
-        key = (v.kind, v.owner, v.dst, v.secure, name, v.round if windowed else 0)
-        knows = answers.get(key)
-        if knows is None:
-            knows = answers[key] = _knows(adversary, v, own)
-        if knows:
-            places.append(k)
-    known = frozenset(places)
+    known_places: list[int] = []
+    for vector, some in declared.classes(by_round=adversary.window is not None):
+        if _knows(adversary, vector, own):
+            known_places += some
+    known = frozenset(known_places)
     return Knowledge(declared, known, tuple(range(len(declared.relations))))
 
 

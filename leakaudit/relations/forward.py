@@ -315,21 +315,24 @@ def combine(
 def product(a: Residues, b: Residues, prime: int) -> Residues:
     """Return a @ b modulo a prime, with float64 matrix products that are exact.
 
-    a is split into two halves of 16 bits, so that 32 products stay below 2^53.
+    a is split into two halves of 16 bits, so that 32 products stay below 2^53. The remainders of a
+    division are exact as well, up to a multiple of the prime.
 
     Args:
         a: (m, n) residues.
         b: (n, k) residues.
         prime: Below 2^31.
     """
-    out = np.zeros((a.shape[0], b.shape[1]), np.int64)
+    rows = len(a)
+    halves = np.concatenate([a >> 16, a & 0xFFFF]).astype(np.float64)
+    right = b.astype(np.float64)
+    total = np.zeros((2 * rows, b.shape[1]))
     for start in range(0, a.shape[1], 32):
-        left = a[:, start : start + 32]
-        right = b[start : start + 32].astype(np.float64)
-        high = ((left >> 16).astype(np.float64) @ right).astype(np.int64) % prime
-        low = ((left & 0xFFFF).astype(np.float64) @ right).astype(np.int64)
-        out += (high * 65536 + low) % prime
-    return out % prime
+        part = halves[:, start : start + 32] @ right[start : start + 32]
+        part -= np.floor(part * (1 / prime)) * prime
+        total += part
+    sums: Residues = total.astype(np.int64)
+    return ((sums[:rows] % prime << 16) + sums[rows:]) % prime
 
 
 class Echelon:
@@ -364,10 +367,21 @@ class Echelon:
             rows: (m, width) residues.
 
         Returns:
+            As for `extend`.
+        """
+        return self.extend(self.reduced(rows))
+
+    def extend(self, rows: Residues) -> tuple[list[int], list[int]]:
+        """Add rows that are reduced already.
+
+        Args:
+            rows: (m, width) residues, as `reduced` returns them.
+
+        Returns:
             The indices of the independent ones, and the columns, beyond those of noise, that a
             combination contains without noise.
         """
-        left = self.reduced(rows).copy()
+        left = rows.copy()
         independent: list[int] = []
         pivots: list[int] = []
         for i in range(len(left)):

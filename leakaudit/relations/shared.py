@@ -193,22 +193,22 @@ def _decide(model: Forward, known: Collection[int], nodes: Sequence[int], prime:
     leaking: set[int] = set()
     observed_by = model.made_by[rows]
 
-    def observe(some: Places) -> None:
-        new, leaks = echelon.add(drawn.defined[np.ix_(rows[some], kept)])
-        independent.extend(some[new].tolist())
-        leaking.update(nodes[k - columns] for k in leaks)
-
-    # Gradients with the same observations before them are decided together.
+    # Gradients with the same observations before them are decided together, and the observations
+    # up to the next gradients are reduced with them.
     upto = np.searchsorted(observed_by, model.before)
+    stops = np.unique([*upto.tolist(), len(rows)]).tolist()
     done = 0
-    for stop in np.unique(upto).tolist():
-        if stop > done:
-            observe(np.arange(done, stop))
-            done = stop
+    left = echelon.reduced(drawn.defined[np.ix_(rows[: stops[0]], kept)])
+    for stop, following in zip(stops, [*stops[1:], len(rows)], strict=True):
+        new, leaks = echelon.extend(left)
+        independent += [done + k for k in new]
+        leaking.update(nodes[k - columns] for k in leaks)
         at = np.flatnonzero(upto == stop)
-        left = echelon.reduced(drawn.points[np.ix_(at, kept)])
-        free[at] = ~left[:, :columns].any(axis=1)
-        depends[at] = left[:, columns:] != 0
-    if done < len(rows):
-        observe(np.arange(done, len(rows)))
+        points = drawn.points[np.ix_(at, kept)]
+        ahead = drawn.defined[np.ix_(rows[stop:following], kept)]
+        both = echelon.reduced(np.concatenate([points, ahead]))
+        free[at] = ~both[: len(at), :columns].any(axis=1)
+        depends[at] = both[: len(at), columns:] != 0
+        left = both[len(at) :]
+        done = stop
     return _Decided(np.array(independent, np.int64), frozenset(leaking), free, depends)

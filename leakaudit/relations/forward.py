@@ -326,29 +326,57 @@ def product(a: Residues, b: Residues, prime: int) -> Residues:
     rows = len(a)
     halves = np.concatenate([a >> 16, a & 0xFFFF]).astype(np.float64)
     right = b.astype(np.float64)
-    total = np.zeros((2 * rows, b.shape[1]))
-    for start in range(0, a.shape[1], 32):
-        part = halves[:, start : start + 32] @ right[start : start + 32]
-        part -= np.floor(part * (1 / prime)) * prime
-        total += part
-    sums: Residues = total.astype(np.int64)
-    return ((sums[:rows] % prime << 16) + sums[rows:]) % prime
+    total = _remainder(halves[:, :32] @ right[:32], prime)
+    for start in range(32, a.shape[1], 32):
+        total += _remainder(halves[:, start : start + 32] @ right[start : start + 32], prime)
+    both = _remainder(total[:rows], prime)
+    both *= 65536
+    both += total[rows:]
+    return canonical(_remainder(both, prime).astype(np.int64), prime)
+
+
+def _remainder(x: Array, prime: int) -> Array:
+    """Subtract multiples of a prime in place, until all numbers are close to 0 to prime.
+
+    Exact for whole numbers below 2^53; those near a multiple may become slightly less than 0, or
+    exceed the prime slightly.
+    """
+    multiple = x * (1 / prime)
+    np.floor(multiple, out=multiple)
+    multiple *= prime
+    x -= multiple
+    return x
+
+
+def canonical(x: Residues, prime: int) -> Residues:
+    """Change numbers from -prime to 2 prime - 1 to those from 0 to prime - 1, in place.
+
+    Args:
+        x: The numbers.
+        prime: Below 2^31.
+    """
+    x += x >> 63 & prime  # x >> 63 is -1 for numbers below 0: all bits of the prime remain
+    x -= prime
+    x += x >> 63 & prime
+    return x
 
 
 class Echelon:
-    """Rows modulo a prime, in reduced echelon form on the columns of noise.
+    """Rows modulo a prime, in echelon form on the columns of noise.
+
+    They are kept in blocks, each at least twice as large as the next. A block has zeros at its own
+    pivots and at those of earlier blocks; joining two of similar size, rather than clearing the
+    pivots of all new rows in all old ones, saves most of the work.
 
     Args:
         prime: Below 2^31.
-        width: Total number of columns.
-        columns: The first ones, which contain noise.
+        columns: Number of columns of noise, which come first.
     """
 
-    def __init__(self, prime: int, width: int, columns: int) -> None:
+    def __init__(self, prime: int, columns: int) -> None:
         self.prime = prime
         self.columns = columns
-        self.rows = np.zeros((0, width), np.int64)
-        self.pivots = np.zeros(0, np.int64)
+        self._blocks: list[tuple[list[int], Residues]] = []  # pivots and rows
 
     def reduced(self, rows: Residues) -> Residues:
         """Return rows minus the combinations of earlier rows that clear the pivots.
@@ -356,9 +384,9 @@ class Echelon:
         Args:
             rows: (m, width) residues.
         """
-        if not len(self.pivots):
-            return rows
-        return (rows - product(rows[:, self.pivots], self.rows, self.prime)) % self.prime
+        for pivots, block in self._blocks:
+            rows = canonical(rows - product(rows[:, pivots], block, self.prime), self.prime)
+        return rows
 
     def add(self, rows: Residues) -> tuple[list[int], list[int]]:
         """Add rows.
@@ -400,14 +428,17 @@ class Echelon:
         is_dependent[independent] = False
         leaks = np.flatnonzero(left[is_dependent].any(axis=0)).tolist()
         if independent:
-            new = left[independent]
-            if len(self.pivots):
-                old = self.rows
-                old = (old - product(old[:, pivots], new, self.prime)) % self.prime
-                new = np.concatenate([old, new])
-            self.rows = new
-            self.pivots = np.concatenate([self.pivots, np.array(pivots, np.int64)])
+            self._append(pivots, left[independent])
         return independent, leaks
+
+    def _append(self, pivots: list[int], rows: Residues) -> None:
+        """Append a block, joined with blocks before it that are not twice as large."""
+        while self._blocks and len(self._blocks[-1][0]) < 2 * len(pivots):
+            earlier, block = self._blocks.pop()
+            block = canonical(block - product(block[:, pivots], rows, self.prime), self.prime)
+            pivots = earlier + pivots
+            rows = np.concatenate([block, rows])
+        self._blocks.append((pivots, rows))
 
 
 def bits(some: Iterable[int]) -> int:

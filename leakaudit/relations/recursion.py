@@ -227,7 +227,7 @@ def _simulate(
     columns = sum(len(one.observed) for one in some) + 1
     width = columns + rounds.model.nodes
     drawn = np.random.default_rng([SEED, prime, len(some)])
-    echelon = Echelon(prime, width, columns)
+    echelon = Echelon(prime, columns)
     state = np.zeros((len(some[0].earlier), width), np.int64)
 
     def observe(rows: Residues, checked: bool) -> None:

@@ -183,7 +183,7 @@ def _decide(model: Forward, known: Collection[int], nodes: Sequence[int], prime:
     drawn = model.residues(prime, _columns(model, rows, hidden))
     columns = _columns(model, rows, hidden)
     kept = np.r_[:columns, drawn.columns + np.array(nodes)]
-    echelon = Echelon(prime, len(kept), columns)
+    echelon = Echelon(prime, columns)
     own = np.setdiff1d(np.arange(len(model.noise)), hidden)
     echelon.add(drawn.noise[np.ix_(own, kept)])
     count = len(model.gradients)

@@ -46,13 +46,13 @@ from leakaudit.relations.rounds import LinearForm, NotAlike, Round, Rounds
 # Distance of an eigenvalue to 1 below which it counts as 1: a choice, well above rounding.
 ONE = 1e-9
 # Error of a squared mu per round, in units of c^2 / s^2, which is subtracted so that no value is
-# overstated. In all comparisons with the recursion it was at most 1e-15; the rest is a margin.
-ROUNDING = 1e-13
+# overstated. Up to N = T = 1,000 it was at most 1e-13; the rest is a margin.
+ROUNDING = 1e-12
 # Number of floats that are computed together, 64 MB: a choice. Affects only speed.
 ENTRIES = 8_000_000
-# Part of the largest singular value up to which others are omitted, of matrices whose columns have
-# norm 1: rounding changes an entry by as much.
-OMITTED = 3e-16
+# Part of the largest singular value up to which others are omitted. A choice: with 1e-16, the rank
+# is three times as large, and no value differs by more than rounding.
+OMITTED = 1e-14
 # Largest number of nodes times rounds: some arrays have as many entries, 0.4 GB each. A choice.
 LARGEST = 50_000_000
 # How often a point is written in terms of earlier vectors until only z and gradients remain.
@@ -74,11 +74,14 @@ class _Product:
     @classmethod
     def of(cls, functions: Array) -> _Product:
         """Factor a matrix (T, N) up to rounding."""
-        norms = np.linalg.norm(functions, axis=0)
-        norms[norms == 0] = 1.0
-        u, s, v = np.linalg.svd(functions / norms, full_matrices=False)
+        # Rows and columns of similar norm, so that rounding is small in comparison with each.
+        rows = np.linalg.norm(functions, axis=1, keepdims=True)
+        rows[rows == 0] = 1.0
+        columns = np.linalg.norm(functions / rows, axis=0)
+        columns[columns == 0] = 1.0
+        u, s, v = np.linalg.svd(functions / rows / columns, full_matrices=False)
         rank = max(1, int((s > OMITTED * s[0]).sum()))
-        return cls(u[:, :rank] * s[:rank], v[:rank] * norms)
+        return cls(rows * (u[:, :rank] * s[:rank]), v[:rank] * columns)
 
     @property
     def rank(self) -> int:

@@ -26,7 +26,26 @@ from leakaudit.relations.forward import Forward
 from leakaudit.relations.recursion import LongView
 from leakaudit.relations.repeat import steady
 from leakaudit.relations.shared import SharedView
-from leakaudit.relations.symmetric import SymmetricNetwork
+from leakaudit.relations.symmetric import ROUNDING, SymmetricNetwork
+
+
+@pytest.mark.parametrize("seen", [[5], [0, 3, 7], [*range(12)]])
+@pytest.mark.parametrize("kind", ["ring", "rgg"])
+def test_products_of_low_rank_change_nothing(kind: str, seen: list[int]) -> None:
+    protocol = made("dpsgd", kind, 120, 300, 2)
+    network = protocol.network
+    assert network is not None
+    vectors = network._eigenvectors
+    assert network._ends_product.rank < 60
+    changes = []
+    for way in (network._directly, network._by_products):
+        total, ends, across = way(vectors[seen], vectors.T)
+        changes.append(total - (across * np.linalg.solve(ends, across)).sum(axis=0))
+    direct, by_products = changes
+    # Far from the observed nodes, the difference of two large numbers is small.
+    assert np.abs(by_products - direct).max() < 1e-12 * float(direct.max())
+    assert np.abs(by_products - direct).max() < 0.1 * ROUNDING * protocol.rounds
+
 
 STEADY = [
     "dpsgd",

@@ -123,7 +123,7 @@ def test_products_modulo_a_prime_are_exact(prime: int) -> None:
 
 def test_an_echelon_finds_dependent_rows_and_what_they_show_without_noise() -> None:
     prime = PRIMES[0]
-    echelon = Echelon(prime, 5, 3)
+    echelon = Echelon(prime, 3)
     assert echelon.add(np.array([[1, 2, 3, 0, 0], [0, 1, 1, 0, 1]])) == ([0, 1], [])
     # The sum of both, with another share of the node in column 3.
     assert echelon.add(np.array([[1, 3, 4, 7, 1], [5, 0, 0, 0, 0]])) == ([1], [3])

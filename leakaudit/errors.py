@@ -3,11 +3,29 @@
 from __future__ import annotations
 
 import difflib
+import reprlib
 import unicodedata
 from abc import ABCMeta
 from collections.abc import Iterable
 
 LONGEST = 1000  # characters of a message, a choice: it may repeat parts of a file
+_BRIEF = reprlib.Repr()
+_BRIEF.maxlevel, _BRIEF.maxlist, _BRIEF.maxdict, _BRIEF.maxtuple = 4, 20, 20, 20
+_BRIEF.maxstring = _BRIEF.maxlong = _BRIEF.maxother = 200
+
+
+def brief(value: object, length: int = 60) -> str:
+    """Return the beginning of a value's representation.
+
+    That of a deep or long value takes much longer to make than what is shown of it.
+
+    Args:
+        value: A value from a file.
+        length: Number of characters.
+    """
+    if isinstance(value, str | bytes):
+        return repr(value[:length])[:length]
+    return _BRIEF.repr(value)[:length]
 
 
 def one_line(text: object) -> str:

@@ -15,7 +15,7 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from leakaudit.errors import LeakauditError, suggest
+from leakaudit.errors import LeakauditError, brief, suggest
 
 if TYPE_CHECKING:
     from msgspec import Struct
@@ -27,6 +27,7 @@ T = TypeVar("T")
 # Maximum number of times a file is parsed to find a line. Most keys are found at once; for a word
 # in every line of a long file it would take minutes, and a message without a line is good enough.
 TRIES = 200
+LARGEST = 1 << 20  # bytes of a file, a choice: reading one of lists in lists takes 1.5 s
 
 
 class Wrong(LeakauditError):
@@ -107,7 +108,7 @@ class Table:
             values = values.get(key, {})
             if not isinstance(values, Mapping):
                 place = ".".join(keys[:depth])
-                raise self.error(f"expected a table [{place}], got {values!r:.60}", *keys[:depth])
+                raise self.error(f"expected a table [{place}], got {brief(values)}", *keys[:depth])
         return replace(self, values=values, path=(*self.path, *keys))
 
     def tables(self, key: str) -> list[Table]:
@@ -124,11 +125,11 @@ class Table:
         """
         found = self.values.get(key, [])
         if not isinstance(found, list):
-            raise self.error(f"{key}: expected tables [[{key}]], got {found!r:.60}", key)
+            raise self.error(f"{key}: expected tables [[{key}]], got {brief(found)}", key)
         made = []
         for place, values in enumerate(found):
             if not isinstance(values, Mapping):
-                raise self.error(f"{key}: expected a table, got {values!r:.60}", key)
+                raise self.error(f"{key}: expected a table, got {brief(values)}", key)
             made.append(replace(self, values=values, path=(*self.path, key, place)))
         return made
 
@@ -255,8 +256,11 @@ def parsed(text: str) -> dict[str, Any]:
         Its values by key.
 
     Raises:
-        ValueError: It is not TOML, nests too deeply, or contains a number of too many digits.
+        ValueError: It is not TOML, is too long, nests too deeply, or contains a number of too many
+            digits.
     """
+    if len(text) > LARGEST:
+        raise ValueError(f"expected at most {LARGEST} characters, got {len(text)}")
     try:
         return tomllib.loads(text)
     except RecursionError:
@@ -406,10 +410,10 @@ def _sentence(found: Departure) -> str:
 
     place = dotted(found.path)
     if found.fault == "key":
-        return f"a key of {place}: expected text, got {found.value!r:.60}"
+        return f"a key of {place}: expected text, got {brief(found.value)}"
     if found.fault == "unknown":
         return f"{place}.{found.value}: unknown key{suggest(str(found.value), found.known)}"
     expected = words(found.kinds, toml=True)
     if found.fault == "missing":
         return f"{place}.{found.value}: is missing; expected {expected}"
-    return f"{place}: expected {expected}, got {found.value!r:.60}"
+    return f"{place}: expected {expected}, got {brief(found.value)}"

@@ -19,6 +19,8 @@ from typing import Annotated, Literal, TypeAlias, TypeVar
 import msgspec
 from msgspec import Meta, inspect
 
+from leakaudit.errors import brief
+
 T = TypeVar("T")
 Step = str | int  # a key, or an index in a list
 
@@ -61,10 +63,10 @@ class Departure:
         if self.fault == "missing":
             return f"{place}: {self.value!r} is missing"
         if self.fault == "unknown":
-            return f"{place}: unknown entry {self.value!r:.60}"
+            return f"{place}: unknown entry {brief(self.value)}"
         if self.fault == "key":
-            return f"a key of {place}: expected text, got {self.value!r:.60}"
-        return f"{place}: expected {words(self.kinds)}, got {self.value!r:.60}"
+            return f"a key of {place}: expected text, got {brief(self.value)}"
+        return f"{place}: expected {words(self.kinds)}, got {brief(self.value)}"
 
 
 def decoded(value: object, kind: type[T]) -> T:

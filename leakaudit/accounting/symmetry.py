@@ -94,6 +94,8 @@ class Symmetry:
         refined = self._refined(threat)
         marked = self._marked(threat)
         for other in same:
+            if len(self._failed) >= PATIENCE and not self._proved:
+                break
             if self._refined(other) != refined:
                 continue
             renaming = self._renaming(self._marked(other), marked)
@@ -124,7 +126,7 @@ class Symmetry:
         """Return whether a renaming is valid; a valid one serves later adversaries as well."""
         if renaming in self._proved:
             return True
-        if renaming in self._failed or (len(self._failed) >= PATIENCE and not self._proved):
+        if renaming in self._failed:
             return False
         for by_node in self._by_node:
             if invariant(self.relations, renaming, by_node):

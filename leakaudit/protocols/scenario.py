@@ -10,7 +10,7 @@ from typing import Any
 from leakaudit import registry
 from leakaudit._util import config
 from leakaudit._util.forms import form
-from leakaudit.errors import LeakauditError
+from leakaudit.errors import LeakauditError, brief
 from leakaudit.victim import Victim
 
 DTYPES = ("float32", "float64")
@@ -68,7 +68,7 @@ class Scenario:
                 expected = f"expected at least 1, got {getattr(self, name)}"
                 raise config.Wrong("", expected, name)
             if getattr(self, name) > LARGEST:
-                expected = f"expected at most {LARGEST}, got {getattr(self, name):.3e}"
+                expected = f"expected at most {LARGEST}, got {brief(getattr(self, name), 20)}"
                 raise config.Wrong("", expected, name)
 
     @classmethod

@@ -21,7 +21,7 @@ from leakaudit._util.plural import named
 from leakaudit.errors import LeakauditError
 from leakaudit.rendering.shown import Picture, Section
 from leakaudit.results import model
-from leakaudit.results.measured import MaybeColumn, values
+from leakaudit.results.measured import MaybeColumn, of_record
 from leakaudit.results.model import CheckRecord, Finding, StoredImages, given
 from leakaudit.results.wording import cell_of, point_of
 from leakaudit.trace import Json
@@ -60,10 +60,7 @@ class Entry:
         Returns:
             The score, None if it was not measured.
         """
-        measured = values(column)
-        if not measured:
-            return None
-        return measured[self.record]
+        return of_record(column, self.record)
 
 
 @dataclass(frozen=True)
@@ -206,9 +203,9 @@ def _entries(finding: Finding) -> list[Entry]:
     if scores is None:
         residual = math.inf if finding.residual is None else float(finding.residual)
         return [Entry(finding, k, k, -residual) for k in range(finding.batch or 1)]
-    near = values(scores.psnr) or [None] * len(scores.matched)
     entries = []
-    for k, (row, psnr) in enumerate(zip(scores.matched, near, strict=True)):
+    for k, row in enumerate(scores.matched):
+        psnr = of_record(scores.psnr, k)
         entries.append(Entry(finding, k, row, -math.inf if psnr is None else psnr))
     return entries
 

@@ -28,6 +28,20 @@ def values(column: MaybeColumn) -> Sequence[float | None]:
     return column.per_image
 
 
+def of_record(column: MaybeColumn, record: int) -> float | None:
+    """Return the value of one record.
+
+    Args:
+        column: As for `values`.
+        record: Number of the record.
+
+    Returns:
+        None if it was not measured, or if a stranger's file lacks it.
+    """
+    measured = values(column)
+    return measured[record] if record < len(measured) else None
+
+
 def best(column: MaybeColumn, pick: Callable[[list[float]], float]) -> float | None:
     """Return the best value of one metric over all images.
 

@@ -15,7 +15,7 @@ from msgspec import UnsetType
 
 from leakaudit._util.plural import counted, named
 from leakaudit.errors import LeakauditError
-from leakaudit.results.measured import best, harm, values
+from leakaudit.results.measured import best, harm, of_record, values
 from leakaudit.results.model import Finding, NumberColumn, Scores, Undetermined, given
 
 if TYPE_CHECKING:
@@ -370,26 +370,19 @@ def _tally(finding: Finding) -> _Tally:
     scores = finding.scores
     if scores is None:
         return _Tally(finding.batch, certified, certified, 0)
-    identical = values(scores.exact)
-    errors = values(scores.relative_error)
     exact = proven = wrong = 0
     for record, row in enumerate(scores.matched):
         if row is None:
             continue
         is_certified = row < certified
-        is_exact = bool(_entry(identical, record))
-        if is_certified and not identical:
-            error = _entry(errors, record)
+        is_exact = bool(of_record(scores.exact, record))
+        if is_certified and not values(scores.exact):
+            error = of_record(scores.relative_error, record)
             is_exact = error is not None and error <= ROUNDING
         exact += is_exact
         proven += is_exact and is_certified
         wrong += is_certified and not is_exact
     return _Tally(len(scores.matched), exact, proven, wrong)
-
-
-def _entry(column: Sequence[float | None], record: int) -> float | None:
-    """Return an entry of a column, which a stranger's file may have cut; None if it has none."""
-    return column[record] if record < len(column) else None
 
 
 def _approximate(top: Finding, scores: Scores, noun: str) -> WorstCase:

@@ -451,7 +451,7 @@ def _mutate_tensor(r: Random, value: Tensor) -> Tensor:
         case 4:
             return value.reshape(-1) if value.dim() > 1 else value[None]
         case 5 if value.is_floating_point():
-            return torch.full_like(value, r.choice((math.nan, math.inf, 0.0, 1e38)))
+            return torch.full_like(value, r.choice((math.nan, math.inf, 0.0, 6e4)))
         case _:
             return torch.zeros(0, dtype=value.dtype)
 

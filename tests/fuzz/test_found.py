@@ -26,9 +26,11 @@ from invoked import refused
 
 from leakaudit._util.npz import Npz
 from leakaudit._util.seeds import nth_generator
+from leakaudit.accounting import symmetry
+from leakaudit.accounting.symmetry import Symmetry
 from leakaudit.adversary import Adversary
 from leakaudit.cli import main
-from leakaudit.errors import LONGEST, AttackError, LeakauditError, one_line
+from leakaudit.errors import LONGEST, AttackError, LeakauditError, brief, one_line
 from leakaudit.inversion.exact import first_layer_rows
 from leakaudit.leak import GradientLeak
 from leakaudit.lint import substitute
@@ -145,6 +147,44 @@ def test_a_bound_beside_the_truth_of_another_recording(here: Path) -> None:
     assert "; replace a.truth.pt, or move it elsewhere" in refused_by("bound", "a.pt")
 
 
+def test_a_value_that_is_long_and_deep_is_shown_at_once() -> None:
+    """The whole representation of a deep value is copied at every level."""
+    deep: Any = [0] * 200_000
+    for _ in range(500):
+        deep = {"a": [deep]}
+    start = time.process_time()
+    assert brief(deep).startswith("{'a': [{'a': [")
+    assert time.process_time() - start < 0.5
+    assert brief({"a": 1, "b": "text"}) == "{'a': 1, 'b': 'text'}"
+    assert brief("x" * 10**6) == "'" + "x" * 59
+
+
+def test_a_long_file_of_toml(here: Path) -> None:
+    (here / "w.toml").write_text("a = [" + "[1]," * 300_000 + "]\n")
+    line = refused_by("sweep", "w.toml", "--dry-run")
+    assert "expected at most 1048576 characters, got 1200007" in line
+
+
+def test_renamings_that_fail_are_not_searched_for_ever(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The constants of a recording may make all nodes of a complete graph differ."""
+    nine = ("--nodes", "9", "--graph", "complete")
+    assert main(["record", "dpsgd", "-o", "k.pt", *SMALL, *nine, "--set", "sigma=1"]) == 0
+    monkeypatch.setattr(symmetry, "invariant", lambda *_: False)
+    searched = 0
+
+    def counted(self: Symmetry, *args: Any) -> object:
+        nonlocal searched
+        searched += 1
+        return renaming(self, *args)
+
+    renaming = Symmetry._renaming
+    monkeypatch.setattr(Symmetry, "_renaming", counted)
+    assert main(["bound", "k.pt", "-q"]) == 0
+    assert searched <= 3 * symmetry.PATIENCE
+
+
 def test_steps_of_a_protocol_without_messages(here: Path) -> None:
     """A lint outlines it only, which takes a tenth of the time, but is not free."""
     assert main(["record", "single", "-o", "i.pt", *SMALL]) == 0
@@ -155,8 +195,9 @@ def test_steps_of_a_protocol_without_messages(here: Path) -> None:
 
 def test_rounds_beyond_all_files(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     scenario = 'victim = "dpsgd"\nnodes = 3\ngraph = "ring"\nrounds = {}\nmodel = "logistic"\n'
-    (here / "s.toml").write_text(scenario.format(10**20) + "[set]\nsigma = 0.5\n")
-    assert "expected at most 2147483647, got 1.000e+20" in refused_by("bound", "s.toml")
+    for rounds in (10**20, 10**400):
+        (here / "s.toml").write_text(scenario.format(rounds) + "[set]\nsigma = 0.5\n")
+        assert "expected at most 2147483647, got 1000000" in refused_by("bound", "s.toml")
     (here / "s.toml").write_text(scenario.format(2**31 - 1) + "[set]\nsigma = 0.5\n")
     assert main(["bound", "s.toml", "-q"]) == 0
     assert "no bound: 2,147,483,647 rounds have more than" in capsys.readouterr().out
@@ -663,5 +704,7 @@ def test_a_column_of_scores_with_too_few_entries_is_reported(made: Path, tmp_pat
     record = json.loads(path.read_text())
     for one in record["findings"]:
         one["scores"]["exact"]["per_image"] = []
+        one["scores"]["psnr"]["per_image"] = []
     path.write_text(json.dumps(record))
-    assert main(["report", str(tmp_path / "out"), "-f", "sarif"]) == 0
+    for form in ("sarif", "html"):
+        assert main(["report", str(tmp_path / "out"), "-f", form, "-o", f"{path}.{form}"]) == 0

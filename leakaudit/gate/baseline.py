@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from leakaudit._util.decoding import Misfit, Sha256, decoded
 from leakaudit._util.files import replacing
+from leakaudit._util.uncollected import read_json
 from leakaudit.errors import LeakauditError
 from leakaudit.results import wording
 
@@ -153,7 +154,7 @@ def read(path: Path) -> Baseline:
         LeakauditError: the file does not exist, or is not a baseline.
     """
     try:
-        values: object = json.loads(path.read_bytes())
+        values: object = read_json(path.read_bytes())
     except FileNotFoundError:
         raise _unreadable(path, "the file does not exist") from None
     except (OSError, ValueError, RecursionError) as error:

@@ -19,6 +19,7 @@ from msgspec import Struct
 from torch import Tensor
 
 from leakaudit._util.files import write_tensors
+from leakaudit._util.uncollected import read_json
 from leakaudit.errors import LeakauditError
 from leakaudit.reconstruction import Certificate, Reconstruction, check_stored
 from leakaudit.results import provenance
@@ -144,7 +145,7 @@ class Checkpoint:
             )
         try:
             tensors = tree["tensors"]
-            about = msgspec.convert(json.loads(tree["meta"]), list[_Entry])
+            about = msgspec.convert(read_json(tree["meta"]), list[_Entry])
             return [_rebuilt(one, tensors, i) for i, one in enumerate(about)]
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
             raise LeakauditError(f"{path} is damaged; start again without --resume") from None

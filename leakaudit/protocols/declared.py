@@ -130,10 +130,20 @@ class Protocol:
     ordered: bool = True
     most: Most | None = None
 
-    @cached_property
+    @property
     def whole(self) -> Relations:
         """The relations of the whole network over all rounds."""
-        return self._declared(self.rounds)
+        if isinstance(self._whole, LeakauditError):
+            raise self._whole.with_traceback(None)
+        return self._whole
+
+    @cached_property
+    def _whole(self) -> Relations | LeakauditError:
+        """The same, or why it cannot be declared: every view would take as long to find out."""
+        try:
+            return self._declared(self.rounds)
+        except LeakauditError as error:
+            return error
 
     @cached_property
     def start(self) -> Relations:
@@ -258,7 +268,8 @@ class Protocol:
             rows: Indices of the relations in `start`.
             rounds: The other rounds.
         """
-        return extend(self.start, self.same, rows, rounds)
+        with at_most(self.most):
+            return extend(self.start, self.same, rows, rounds)
 
     def depends_on(self, name: str) -> bool:
         """Return whether another value of this constant would change the relations."""

@@ -443,8 +443,11 @@ class Relations:
         """
         place = self.place(vector, by)
         if place is None:
+            moved = later(vector, by)
+            self.round = max(self.round, moved.round)
+            self._fits(moved.round)
             place = self._places[self._key(vector, by)] = len(self.vectors)
-            self.vectors.append(later(vector, by))
+            self.vectors.append(moved)
             if vector.kind == "gradient":
                 self._gradients[vector.owner].append(place)
         return place
@@ -526,7 +529,7 @@ class Relations:
         if owner is not None:
             owner = self._node(owner)
         self._grow()
-        self._fits()
+        self._fits(self.round)
         if self._outline:
             return self._any
         vector = Vector(kind, name, owner, self.round, index, std, dst, secure, law)
@@ -553,8 +556,8 @@ class Relations:
                     "all floating-point numbers; check the constants of the protocol"
                 )
 
-    def _fits(self) -> None:
-        """Count one more vector; reject more than a recording of this size can have."""
+    def _fits(self, round: int) -> None:
+        """Count one more vector of a round; reject more than a recording of this size can have."""
         if self._most is None:
             return
         times = 1
@@ -563,7 +566,7 @@ class Relations:
         self._made += 1
         if self._made > times * self._most.vectors:
             raise self._excess(f"{times * self._most.vectors} vectors")
-        if self.round in self._most.busy:
+        if round in self._most.busy:
             return
         self._idle += 1
         if self._idle > times * self._most.idle:
@@ -571,7 +574,7 @@ class Relations:
 
     def _excess(self, what: str) -> LeakauditError:
         return LeakauditError(
-            f"the declared protocol has more than {what} in {self.round} rounds, "
+            f"the declared protocol has more than {what} up to round {self.round}, "
             "far more than a recording of this size can have; check its constants"
         )
 

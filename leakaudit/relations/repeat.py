@@ -5,13 +5,12 @@ See docs/relations.md, reuse.
 
 from __future__ import annotations
 
-import gc
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 
+from leakaudit._util.uncollected import uncollected
 from leakaudit.errors import LeakauditError
 from leakaudit.relations import declare
 from leakaudit.relations.declare import Point, Relation, Relations
@@ -116,7 +115,7 @@ def extend(declared: Relations, same: range, rows: Iterable[int], rounds: range)
     first = 0
     if late:
         first = rounds.start
-    with _uncollected():
+    with uncollected():
         for t in range(first, rounds.stop):
             like = last
             if not late:
@@ -126,18 +125,6 @@ def extend(declared: Relations, same: range, rows: Iterable[int], rounds: range)
                 _copy(declared, r, places)
     longer.round = rounds.stop - 1
     return longer
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Pause the garbage collector, which would search the growing declaration repeatedly."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
 
 
 class _Places(dict[int, int]):

@@ -682,14 +682,14 @@ class VerdictEntry(_Entry, frozen=True, kw_only=True):
         """Return the figures as a type.
 
         Returns:
-            The counts, None if nothing was counted.
-
-        Raises:
-            msgspec.ValidationError: A figure has the wrong type.
+            The counts; None if nothing was counted, or if a stranger's file has others.
         """
         for entry, kind in _OWN_ENTRY.items():
             if entry in self.figures:
-                return msgspec.convert(self.figures, kind)
+                try:
+                    return msgspec.convert(self.figures, kind)
+                except msgspec.ValidationError:
+                    return None
         return None
 
 

@@ -20,6 +20,7 @@ from leakaudit import mapping
 from leakaudit._util import npz
 from leakaudit._util.decoding import departure
 from leakaudit._util.files import replacing, write_arrays
+from leakaudit._util.uncollected import read_json
 from leakaudit.errors import LeakauditError
 from leakaudit.reconstruction import Certificate, Reconstruction, check_stored
 from leakaudit.results import model
@@ -246,7 +247,7 @@ def read(path: Path) -> dict[str, Json]:
     """
     expected = f"{path}: expected the results.json of a run"
     try:
-        results = json.loads(path.read_bytes(), parse_constant=_refuse)
+        results = read_json(path.read_bytes(), parse_constant=_refuse)
     except OSError as error:
         raise LeakauditError(f"{expected}, could not read it: {error.strerror}") from None
     except UnicodeDecodeError:

@@ -20,6 +20,7 @@ from msgspec import structs
 
 from leakaudit._util.decoding import Misfit, decoded
 from leakaudit._util.files import PRIVATE, replacing, unfinished
+from leakaudit._util.uncollected import read_json
 from leakaudit.errors import LeakauditError
 from leakaudit.results import model
 from leakaudit.results.provenance import digest
@@ -183,7 +184,7 @@ class Store:
         for path in sorted(self.folder.glob("times-*.jsonl")):
             for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
                 try:
-                    yield decoded(json.loads(line), Timing)
+                    yield decoded(read_json(line), Timing)
                 except (ValueError, RecursionError, Misfit):
                     continue
 
@@ -205,7 +206,7 @@ def _write(path: Path, content: msgspec.Struct, durable: bool = True) -> None:
 def _read(path: Path, kind: type[S], expected: str) -> S:
     """Read a file as a type."""
     try:
-        found = json.loads(path.read_bytes())
+        found = read_json(path.read_bytes())
     except OSError as error:
         raise LeakauditError(f"{path}: {expected}: {error.strerror}") from None
     except (ValueError, RecursionError):

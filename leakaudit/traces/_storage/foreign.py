@@ -30,6 +30,7 @@ from torch import Tensor
 
 from leakaudit import mapping
 from leakaudit._util.files import replacing
+from leakaudit._util.uncollected import read_json
 from leakaudit.errors import LeakauditError
 from leakaudit.tasks.task import Task
 from leakaudit.trace import Json, TaskSpec, Trace
@@ -193,7 +194,7 @@ def _arrays(trace: Trace) -> tuple[dict[str, Tensor], str]:
     for name, value in trace.public.items():
         # A copy: safetensors rejects tensors that share their memory.
         arrays[_PUBLIC + name] = value.clone(memory_format=torch.contiguous_format)
-    about = json.loads(tree.head(trace)["meta"])
+    about = read_json(tree.head(trace)["meta"])
     about["graph"] = {"nodes": about.pop("nodes"), "edges": trace.graph.edges}
     about |= {"kinds": list(names), "rounds": trace.rounds, "complete": trace.complete}
     return arrays, json.dumps(about)
@@ -305,7 +306,7 @@ def _description(meta: str, path: Path) -> tuple[dict[str, Json], Tensor, int]:
             "params": {},
             "id": secrets.token_hex(16),
             "provenance": {"converted_from": path.name},
-            **json.loads(meta),
+            **read_json(meta),
         }
         task = TaskSpec.from_json(about["task"])
         graph = about.pop("graph")

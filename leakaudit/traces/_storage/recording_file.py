@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from pathlib import Path
 
 from leakaudit._util.files import UNFINISHED, private_folder
+from leakaudit._util.uncollected import read_json
 from leakaudit.errors import LeakauditError
 from leakaudit.traces._storage import shards, sidecar
 from leakaudit.traces._storage.table import Extent, MessageTable, TableFormat
@@ -46,7 +46,7 @@ class RecordingFile:
         self._size = Extent(*size)
         if shard_bytes is not None:
             self._size = _first_shard(self._size, shard_bytes, format.row_bytes)
-        self._manifest = shards.Manifest(json.loads(format.head["meta"]))
+        self._manifest = shards.Manifest(read_json(format.head["meta"]))
         self._table: MessageTable | None = None
         # Messages and rows of the current table at the start of the round.
         self._begin_messages = 0

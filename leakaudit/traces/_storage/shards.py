@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from leakaudit._util.files import replacing
+from leakaudit._util.uncollected import read_json
 from leakaudit.errors import LeakauditError
 from leakaudit.trace import Json
 from leakaudit.traces._storage import sidecar
@@ -129,7 +130,7 @@ def _json(path: Path, folder: Path) -> Json:
             )
         with path.open("rb") as file:
             text = file.read(MAX_BYTES + 1)
-        return json.loads(text) if len(text) <= MAX_BYTES else None
+        return read_json(text) if len(text) <= MAX_BYTES else None
     except OSError as error:
         raise LeakauditError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, RecursionError):

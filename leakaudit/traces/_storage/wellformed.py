@@ -5,7 +5,6 @@ Arrays are tensors, or `safe_reader.Mapped` if the file is read without torch.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from leakaudit._util.decoding import Misfit, decoded
 from leakaudit._util.forms import present
+from leakaudit._util.uncollected import read_json
 from leakaudit.errors import LeakauditError
 from leakaudit.payload import Kept
 from leakaudit.sketch import ROWS, WIDTH
@@ -33,6 +33,7 @@ INT32 = 1 << 31  # limit of the values of an index column, exclusive
 # from taking excessive time or memory. Sizes are numbers of entries, not bytes.
 MAX_NODES = 1_000_000
 MAX_EDGES = 1_000_000
+LONGEST_NAME = 1_000  # characters of a tensor's name: a choice; archives take at most 65,535 bytes
 # Time and memory grow with the nodes and rounds, so their numbers have to go with the size of the
 # file: nodes without an edge, and rounds without a message, are exceptions.
 SPARE_NODES = 1000
@@ -221,7 +222,7 @@ def meta(tree: Mapping[str, Any], kind: type[T]) -> T:
     value = None
     if isinstance(text, str):
         try:
-            value = json.loads(text)
+            value = read_json(text)
         except (ValueError, RecursionError):
             value = None
     if not isinstance(value, dict):
@@ -384,10 +385,14 @@ def tensors(tree: Mapping[str, Any], name: str) -> dict[str, Any]:
     """
     value = tree.get(name, {})
     sound = isinstance(value, dict) and all(
-        isinstance(t, Array) and key.isprintable() for key, t in value.items()
+        isinstance(t, Array) and key.isprintable() and len(key) <= LONGEST_NAME
+        for key, t in value.items()
     )
     if not sound:
-        bad(f"{name!r} should be a dictionary of tensors by name")
+        bad(
+            f"{name!r} should be a dictionary of tensors by names of at most {LONGEST_NAME} "
+            "characters"
+        )
     found: dict[str, Any] = value
     return found
 

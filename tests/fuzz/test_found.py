@@ -762,7 +762,7 @@ def test_figures_of_a_verdict_that_lack_some_are_not_shown() -> None:
         test="view",
         attack="",
         promise=None,
-        verdict="not refuted",
+        verdict="NOT_REFUTED",
         says="",
         power="",
         p=None,

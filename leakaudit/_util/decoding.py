@@ -83,9 +83,10 @@ def decoded(value: object, kind: type[T]) -> T:
         Misfit: It does not fit, or it contains values that JSON lacks: NaN, infinity.
     """
     try:
+        found = msgspec.convert(value, kind)
         # Parts without a declared type must be JSON too; `json.loads` accepts NaN and infinity.
         json.dumps(value, allow_nan=False)
-        return msgspec.convert(value, kind)
+        return found
     except (msgspec.ValidationError, TypeError, ValueError, RecursionError) as error:
         raise Misfit(departure(value, kind) or str(error)) from None
 

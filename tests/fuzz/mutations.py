@@ -56,6 +56,7 @@ REAL = (
 )
 REPEATS = (0, 1, 2, 100, 5_000)
 DEPTHS = (5, 50, 600)
+ENTRIES = 2_000_000  # of a JSON value, tens of MB
 
 
 # ---------------------------------------------------------------------------------------------
@@ -170,8 +171,28 @@ def _places(tree: Any) -> Iterator[tuple[Any, Any]]:
                 todo.append(at[key])
 
 
+def _is_huge(tree: Any) -> bool:
+    """Whether a tree has more than `ENTRIES` entries; long texts count as several.
+
+    A repeated entry whose parts are repeated in turn would take minutes to write.
+    """
+    todo = [tree]
+    count = 0
+    while todo and count <= ENTRIES:
+        at = todo.pop()
+        count += 1
+        if isinstance(at, dict):
+            todo += at.values()
+        elif isinstance(at, list):
+            todo += at
+        elif isinstance(at, str):
+            count += len(at) // 10
+    return count > ENTRIES
+
+
 def mutate_tree(r: Random, tree: Any, times: int = 0) -> Any:
     """Change some places of a JSON value: other values, lost, renamed, repeated, moved entries."""
+    sound = tree
     try:
         tree = pickle.loads(pickle.dumps(tree))  # three times as fast as deepcopy
     except RecursionError:  # it has been mutated before
@@ -194,7 +215,7 @@ def mutate_tree(r: Random, tree: Any, times: int = 0) -> Any:
             other, at = r.choice(places)
             with suppress(RecursionError):  # earlier changes may have nested it too deeply
                 holder[key] = pickle.loads(pickle.dumps(other[at]))
-    return tree
+    return sound if _is_huge(tree) else tree
 
 
 def _with_long_numbers(write: Callable[[], str]) -> bytes:

@@ -28,7 +28,7 @@ DIGITS = 1000
 # How many times as many vectors may be outlined as declared, because that is as much faster.
 OUTLINED = 10
 TIMED = 1 << 16  # parts between two looks at the deadline, which take about a second
-Classes = Sequence[tuple["Vector", Sequence[int]]]  # one of a class, and the places of all
+Classes = Sequence[tuple[Vector, Sequence[int]]]  # one of a class, and the places of all
 _OUTLINE: ContextVar[bool] = ContextVar("outline", default=False)
 _MOST: ContextVar[Most | None] = ContextVar("most", default=None)
 
@@ -313,6 +313,7 @@ class Relations:
         to = _receivers(dst)
         self._grow()
         if self._outline:
+            self._fits(self.round)
             self.vectors.append(Vector("message", name, src, self.round, index, std, to, secure))
             return self._any
         what = f"round {self.round}: message {name!r} of node {src}"

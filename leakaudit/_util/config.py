@@ -28,6 +28,7 @@ T = TypeVar("T")
 # in every line of a long file it would take minutes, and a message without a line is good enough.
 TRIES = 200
 LARGEST = 1 << 20  # characters of a file, a choice: reading as many brackets takes 1.5 s
+LONGEST = 4 * LARGEST  # bytes of a file: a character has at most four
 
 
 class Wrong(LeakauditError):
@@ -234,7 +235,11 @@ def read(path: Path, name: str = "") -> Table:
     """
     name = name or str(path)
     try:
-        text = path.read_bytes().decode()
+        with path.open("rb") as file:
+            content = file.read(LONGEST + 1)
+        if len(content) > LONGEST:
+            raise ValueError(f"expected at most {LONGEST} bytes, got more")
+        text = content.decode()
         return Table(parsed(text), name, name, text)
     except OSError as error:
         raise LeakauditError(f"{name}: {error.strerror or error}") from None

@@ -279,7 +279,8 @@ class Protocol:
         changed_value = not value if isinstance(value, bool) else value / 2 or 1
         try:
             other = replace(cast(Any, self.victim), **{name: changed_value})
-            changed = other.relations(self.graph, self.start.round, self.public)
+            with at_most(self.most):
+                changed = other.relations(self.graph, self.start.round, self.public)
         except (LeakauditError, ValueError, TypeError):
             return True
         before = [r.terms for r in self.start.relations]

@@ -162,17 +162,14 @@ class Expected:
     def _declared(cls, trace: Trace) -> Expected:
         protocol = protocol_of(trace, trace.rounds)
         repeats = protocol.victim.stationary and trace.rounds > LONG
-        if repeats:
-            relations = protocol.victim.relations(trace.graph, LONG, trace.public)
-        else:
-            relations = protocol.whole
+        last = LONG if repeats else trace.rounds
+        relations = replace(protocol, rounds=last).whole
         sent = [vector for vector in relations.vectors if vector.kind == "message"]
         messages = [
             Message(vector.round, vector.owner or 0, vector.dst, vector.name, vector.secure)
             for vector in sent
         ]
         coarse = frozenset(vector.name for vector in sent if vector.std)
-        last = LONG if repeats else trace.rounds
         return cls(tuple(messages), last, repeats, relations, coarse)
 
     @property

@@ -247,6 +247,10 @@ def _picture(path: Path) -> np.ndarray:
         Image.DecompressionBombWarning,
     ) as error:
         raise LeakauditError(f"image {path}: cannot be read ({error})") from error
+    except MemoryError as error:  # Pillow allocates what a chunk of the file states as its length
+        raise LeakauditError(
+            f"image {path}: cannot be read (a part of it states a length beyond the free memory)"
+        ) from error
 
 
 @dataclass(frozen=True, eq=False)

@@ -256,7 +256,7 @@ def as_toml(tree: Any) -> bytes:
     """Write a tree as TOML."""
     try:
         plain = _no_null(tree)
-        table = plain if isinstance(plain, dict) else {"x": plain}
+        table = plain if isinstance(plain, dict) else _no_null({"x": plain})
         return _with_long_numbers(lambda: tomli_w.dumps(table))
     except RecursionError:  # of the writer; readers must have a limit of their own
         return b"x = " + b"[" * 5_000

@@ -8,8 +8,10 @@ import hashlib
 import io
 import json
 import math
+import resource
 import shutil
 import struct
+import sys
 import time
 import zipfile
 from collections.abc import Callable
@@ -25,7 +27,9 @@ import torch
 from corpus import FACES, SMALL, SWEEP, export_model
 from invoked import refused
 from msgspec import Struct
+from PIL import Image
 
+from leakaudit._util import config
 from leakaudit._util.decoding import Misfit, decoded
 from leakaudit._util.npz import Npz
 from leakaudit._util.seeds import nth_generator
@@ -798,3 +802,43 @@ def test_figures_of_a_verdict_that_lack_some_are_not_shown() -> None:
         figures={"exact": 1.0},  # no ratio
     )
     assert verdict.read_figures() is None
+
+
+def test_a_toml_file_of_gigabytes_is_not_read(tmp_path: Path) -> None:
+    with (tmp_path / "p.toml").open("wb") as file:
+        file.truncate(1 << 40)  # sparse
+    with pytest.raises(LeakauditError, match="expected at most 4194304 bytes"):
+        config.read(tmp_path / "p.toml")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the address space is limited as on Linux")
+def test_a_picture_that_states_gigabytes_is_refused(tmp_path: Path) -> None:
+    """Pillow asked for 4 GB, and the MemoryError was a traceback."""
+    Image.fromarray(np.zeros((6, 6, 3), np.uint8)).save(tmp_path / "a.png")
+    damaged = bytearray((tmp_path / "a.png").read_bytes())
+    damaged[damaged.index(b"IDAT") - 4] = 0xFF  # the first byte of the length of the pixels
+    (tmp_path / "a.png").write_bytes(damaged)
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 30), hard))
+    try:
+        with pytest.raises(LeakauditError, match="states a length beyond the free memory"):
+            data_files.read_folder(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+
+
+def test_the_expected_messages_of_many_rounds_with_many_steps_are_refused(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A million local steps in each of 64 declared rounds kept a lint busy for a minute."""
+    assert main(["record", "dpadmm", "-o", "steps.pt", *SMALL]) == 0
+
+    def many(tree: dict[str, Any], about: dict[str, Any]) -> None:
+        about["params"]["steps"] = 10**6
+        about["rounds"] = 1000
+
+    edit(here / "steps.pt", many)
+    trace = trace_file.load(here / "steps.pt")
+    with pytest.raises(LeakauditError, match="far more than a recording of this size can have"):
+        Expected.outlined(trace)

@@ -21,12 +21,33 @@ def uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def read_json(text: str | bytes, **options: Any) -> Any:
+def read_json(text: str | bytes, deepest: int | None = None, **options: Any) -> Any:
     """Return what `json.loads` does; for lists of lists, ten times as fast.
 
     Args:
         text: JSON text.
+        deepest: Most lists and dictionaries around a value. None for as many as Python can parse,
+            which is too many for functions that call themselves for each level.
         options: As for `json.loads`.
+
+    Raises:
+        ValueError: It is not JSON, or is deeper.
     """
     with uncollected():
-        return json.loads(text, **options)
+        value = json.loads(text, **options)
+        if deepest is not None and _is_deeper(value, deepest):
+            raise ValueError(f"lists and dictionaries nest deeper than {deepest} levels")
+    return value
+
+
+def _is_deeper(value: object, deepest: int) -> bool:
+    level = [value]
+    for _ in range(deepest + 1):
+        below: list[object] = []
+        for one in level:
+            if isinstance(one, dict):
+                below += one.values()
+            elif isinstance(one, list):
+                below += one
+        level = below
+    return bool(level)

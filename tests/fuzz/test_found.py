@@ -28,6 +28,8 @@ from corpus import FACES, SMALL, SWEEP, export_model
 from invoked import refused
 from msgspec import Struct
 from PIL import Image
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from leakaudit._util import config
 from leakaudit._util.decoding import Misfit, decoded
@@ -802,6 +804,26 @@ def test_figures_of_a_verdict_that_lack_some_are_not_shown() -> None:
         figures={"exact": 1.0},  # no ratio
     )
     assert verdict.read_figures() is None
+
+
+def test_a_description_that_nests_deeply_is_refused(here: Path) -> None:
+    """It could be read, but writing it in another format ended with RecursionError."""
+    deep: dict[str, Any] = {}
+    for _ in range(450):
+        deep = {"a": deep}
+    edit(here / "a.pt", lambda tree, about: about["task"]["args"].update(deep))
+    with pytest.raises(LeakauditError, match="its description 'meta' is not JSON text"):
+        trace_file.load(here / "a.pt")
+
+    assert main(["record", "dpsgd", "-o", "b.pt", *SMALL]) == 0
+    assert main(["trace", "convert", "b.pt", "b.safetensors"]) == 0
+    arrays = load_file(here / "b.safetensors")
+    with safe_open(here / "b.safetensors", framework="pt") as file:
+        about = json.loads(file.metadata()["meta"])
+    about["task"]["args"].update(deep)
+    save_file(arrays, here / "b.safetensors", {"meta": json.dumps(about)})
+    with pytest.raises(LeakauditError, match="lacks a valid description"):
+        foreign.read_safetensors(here / "b.safetensors", 1e9)
 
 
 def test_a_toml_file_of_gigabytes_is_not_read(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ from leakaudit.trace import Json, TaskSpec, Trace
 from leakaudit.traces._storage import tree
 from leakaudit.traces._storage.arrays import integers, tensor
 from leakaudit.traces._storage.sizes import human
-from leakaudit.traces._storage.wellformed import INDEX, INT32
+from leakaudit.traces._storage.wellformed import DEEPEST, INDEX, INT32
 
 Arrays = Mapping[str, Any]
 _PUBLIC = "public."
@@ -306,7 +306,7 @@ def _description(meta: str, path: Path) -> tuple[dict[str, Json], Tensor, int]:
             "params": {},
             "id": secrets.token_hex(16),
             "provenance": {"converted_from": path.name},
-            **read_json(meta),
+            **read_json(meta, DEEPEST),
         }
         task = TaskSpec.from_json(about["task"])
         graph = about.pop("graph")

@@ -41,6 +41,7 @@ SPARE_ROUNDS = 100_000
 ROUNDS_PER_MESSAGE = 100
 MAX_SIZE = 1 << 40
 MAX_AXES = 8
+DEEPEST = 100  # lists and dictionaries around a value of the description, a choice
 MAX_NAME = 200
 
 # "(?!\n)$": in Python, "$" also matches before a final line break.
@@ -222,7 +223,7 @@ def meta(tree: Mapping[str, Any], kind: type[T]) -> T:
     value = None
     if isinstance(text, str):
         try:
-            value = read_json(text)
+            value = read_json(text, DEEPEST)
         except (ValueError, RecursionError):
             value = None
     if not isinstance(value, dict):

@@ -8,7 +8,6 @@ are therefore traversed together to find the location.
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from typing import Annotated, Literal, TypeAlias, TypeVar
 import msgspec
 from msgspec import Meta, inspect
 
+from leakaudit._util.plain import is_number
 from leakaudit.errors import brief
 
 T = TypeVar("T")
@@ -278,18 +278,10 @@ def _fits(value: object, kind: inspect.Type) -> bool:
     if isinstance(kind, inspect.IntType):
         return isinstance(value, int) and (kind.ge is None or value >= kind.ge)
     if isinstance(kind, inspect.FloatType):
-        return isinstance(value, int | float) and _is_finite(value)
+        return is_number(value)
     if isinstance(kind, inspect.DateType):
         return isinstance(value, date) and not isinstance(value, datetime)
     return isinstance(kind, inspect.NoneType) and value is None
-
-
-def _is_finite(value: float) -> bool:
-    """Return whether a number is finite as a float; a whole number can be too large for one."""
-    try:
-        return math.isfinite(value)
-    except OverflowError:
-        return False
 
 
 def _allowed(kind: inspect.LiteralType | inspect.EnumType) -> list[object]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypeGuard, TypeVar
 
 if TYPE_CHECKING:
     from leakaudit.trace import Json
@@ -18,6 +18,22 @@ Number: TypeAlias = int | float
 Extended: TypeAlias = int | float | Literal["inf"] | None
 
 N = TypeVar("N", bound=int | float | None)
+
+
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Return whether a value is a number that is finite as a float, and not a Boolean.
+
+    A whole number of a file may have 400 digits, and no float is as large.
+
+    Args:
+        value: Any value, for example of a JSON file.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def encoded(value: N) -> N | Literal["inf"]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from leakaudit import registry
+from leakaudit._util.plain import is_number
 from leakaudit.claim import Claim
 from leakaudit.errors import LeakauditError
 from leakaudit.lint import loops
@@ -76,9 +76,7 @@ class Case:
             Its value; 0 if it is missing or not a finite number.
         """
         value = self.params.get(name)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            return 0.0
-        if not math.isfinite(value):
+        if not is_number(value):
             return 0.0
         return float(value)
 

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from leakaudit._util.plain import is_number
 from leakaudit.bounds import gaussian
 from leakaudit.claim import Adjacency, Claim
 from leakaudit.lint.pitfall import Pitfall
@@ -48,7 +49,7 @@ def number(params: Mapping[str, object], what: str) -> float | None:
     """
     for name in NAMES[what]:
         value = params.get(name)
-        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        if is_number(value):
             return float(value)
     return None
 

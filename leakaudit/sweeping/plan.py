@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from leakaudit import registry
 from leakaudit._util import config
 from leakaudit._util.forms import Nodes, Number, Numbers, Settings, Words
-from leakaudit._util.plain import encoded
+from leakaudit._util.plain import encoded, is_number
 from leakaudit.adversary import Adversary
 from leakaudit.auditing.plan import AuditPlan
 from leakaudit.errors import suggest
@@ -93,7 +92,7 @@ class SweepPlan:
                 registry.get("attacks", name)
         parsed = map(str, map(Adversary.parse, self.adversaries))
         object.__setattr__(self, "adversaries", tuple(dict.fromkeys(parsed)))
-        if not _is_number(self.psnr):
+        if not is_number(self.psnr):
             expected = f"expected a number of dB, got {self.psnr!r}"
             raise config.Wrong("sweep", expected, "psnr")
         for name, values in (("seeds", self.seeds), ("nodes", self.nodes)):
@@ -166,8 +165,3 @@ class SweepPlan:
 def _is_index(value: object) -> bool:
     """Return whether a value is an integer >= 0, and not a Boolean."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _is_number(value: object) -> bool:
-    """Return whether a value is a finite number, and not a Boolean."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -17,6 +17,7 @@ from torch import Generator, Tensor, nn
 
 from leakaudit._util import own_code
 from leakaudit._util.own_code import Trust
+from leakaudit._util.plain import is_number
 from leakaudit.errors import LeakauditError, suggest
 from leakaudit.registry import configure
 from leakaudit.tasks import _torchvision, adapters
@@ -56,7 +57,7 @@ def check(spec: TaskSpec) -> None:
         raise LeakauditError(f"task: unknown loss {spec.loss!r}{suggest(str(spec.loss), LOSSES)}")
     _check_classes(spec)
     for name, values in (("mean", spec.mean), ("std", spec.std)):
-        numbers = all(isinstance(v, float | int) and math.isfinite(v) for v in values)
+        numbers = all(map(is_number, values))
         if len(values) not in {1, spec.shape[0]} or not numbers:
             raise LeakauditError(
                 f"task: expected {name} to have one finite entry, or one per channel "
@@ -90,7 +91,7 @@ def l2(spec: TaskSpec) -> float:
     given = spec.args.get("l2", 0.0)
     try:
         weight = float(given) if isinstance(given, str | int | float) else math.nan
-    except ValueError:
+    except (ValueError, OverflowError):
         weight = math.nan
     if not 0 <= weight < math.inf:
         raise LeakauditError(f"task: expected l2 >= 0, got {given!r}")

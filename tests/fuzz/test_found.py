@@ -34,11 +34,15 @@ from safetensors.torch import load_file, save_file
 from leakaudit._util import config
 from leakaudit._util.decoding import Misfit, decoded
 from leakaudit._util.npz import Npz
+from leakaudit._util.plain import is_number
 from leakaudit._util.seeds import nth_generator
 from leakaudit._util.uncollected import read_json
 from leakaudit.accounting import symmetry
 from leakaudit.accounting.symmetry import Symmetry
 from leakaudit.adversary import Adversary
+from leakaudit.capture.tap.log.event import number
+from leakaudit.capture.tap.log.reading import read_logs
+from leakaudit.capture.tap.log.writing import Log
 from leakaudit.cli import main
 from leakaudit.errors import LONGEST, AttackError, LeakauditError, brief, one_line
 from leakaudit.inversion.exact import first_layer_rows
@@ -824,6 +828,26 @@ def test_a_description_that_nests_deeply_is_refused(here: Path) -> None:
     save_file(arrays, here / "b.safetensors", {"meta": json.dumps(about)})
     with pytest.raises(LeakauditError, match="lacks a valid description"):
         foreign.read_safetensors(here / "b.safetensors", 1e9)
+
+
+def test_whole_numbers_that_no_float_holds_are_no_numbers() -> None:
+    """A log of a tapped program stated 10**400 seconds: OverflowError."""
+    for huge in (10**400, -(10**400)):
+        assert number(huge) == 0.0
+        assert not is_number(huge)
+    assert number(10**300) == 1e300
+
+
+def test_a_log_that_spent_forever_is_read(tmp_path: Path) -> None:
+    with Log(tmp_path / "log", 0, world=1) as log:
+        log.write("send", torch.ones(3), 0, 0, round=0, kind="w")
+    (path,) = (tmp_path / "log").glob("*.jsonl")
+    *lines, last = path.read_text().splitlines()
+    end = json.loads(last)
+    assert "spent" in end
+    path.write_text("\n".join([*lines, json.dumps({**end, "spent": 10**400}), ""]))
+    (read,) = read_logs(tmp_path / "log")
+    assert len(read.events) == 1
 
 
 def test_a_toml_file_of_gigabytes_is_not_read(tmp_path: Path) -> None:

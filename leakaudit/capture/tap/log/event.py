@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from leakaudit._util.plain import is_number
 from leakaudit.capture.tap.log.writing import DTYPES, FORMAT, LEFT_OUT, VERSION
 from leakaudit.errors import LeakauditError
 
@@ -207,8 +208,6 @@ def number(value: Any) -> float:
     Returns:
         The number; 0 if it is not a finite number.
     """
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return 0.0
-    if not math.isfinite(value):
+    if not is_number(value):
         return 0.0
     return float(value)

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from leakaudit._util.plain import is_number
 from leakaudit.capture.tap.messages.layouts import Place
 from leakaudit.capture.tap.messages.streams import LoggedMessage
 
@@ -112,7 +113,7 @@ def _stated(message: LoggedMessage) -> _Stated | None:
     values = [message.note(name) for name in ("noise_multiplier", "max_grad_norm", "divisor")]
     numbers: list[float] = []
     for value in values:
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        if not is_number(value):
             return None
         numbers.append(float(value))
     multiplier, clip, divisor = numbers

@@ -189,7 +189,7 @@ def labels(y: Tensor, task: TaskSpec, what: str) -> None:
     """Check that labels are valid for the task's loss.
 
     Args:
-        y: (n,) labels.
+        y: (n,) labels, or (n, classes) probabilities for a loss of classes.
         task: Description of the task.
         what: Their name in error messages.
 
@@ -201,16 +201,18 @@ def labels(y: Tensor, task: TaskSpec, what: str) -> None:
     low, high = float(y.min()), float(y.max())
     if not (math.isfinite(low) and math.isfinite(high)):
         raise LeakauditError(f"{what}: expected finite labels, got NaN or infinity")
-    whole = not y.is_floating_point()
-    if (
-        task.loss in ("cross_entropy", "next_token")
-        and whole
-        and not (low >= 0 and high < task.classes)
-    ):
-        raise LeakauditError(
-            f"{what}: expected labels from 0 to {task.classes - 1}, got {low:g} to {high:g}; set "
-            "classes in TaskSpec"
-        )
+    if task.loss in ("cross_entropy", "next_token"):
+        whole = not y.is_floating_point()
+        if not whole and y.shape[1:] != (task.classes,):
+            raise LeakauditError(
+                f"{what}: expected whole numbers as labels, or {task.classes} probabilities for "
+                f"each record, got {str(y.dtype).removeprefix('torch.')} of shape {tuple(y.shape)}"
+            )
+        if whole and not (low >= 0 and high < task.classes):
+            raise LeakauditError(
+                f"{what}: expected labels from 0 to {task.classes - 1}, got {low:g} to {high:g}; "
+                "set classes in TaskSpec"
+            )
     if task.loss == "binary" and not (low >= 0 and high <= 1):
         raise LeakauditError(
             f"{what}: expected labels in [0, 1] for loss 'binary', got {low:g} to {high:g}"

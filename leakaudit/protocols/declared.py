@@ -11,6 +11,7 @@ import torch
 from torch import Generator, Tensor
 
 from leakaudit import registry
+from leakaudit._util import vocabulary
 from leakaudit.adversary import Adversary
 from leakaudit.claim import Claim
 from leakaudit.errors import LeakauditError
@@ -397,6 +398,8 @@ def check(trace: Trace, truth: Truth, task: Task | None = None) -> Residuals:
         if truth.states:
             lacks = "all columns of the model"
         raise LeakauditError(f"checking relations requires a recording that contains {lacks}")
+    vocabulary.inputs(truth.x, trace.task, "truth")
+    vocabulary.labels(truth.y, trace.task, "truth")
     task = task or Task.build(trace.task)
     everybody = Adversary(corrupt=frozenset(range(trace.graph.nodes)))
     read = recorded(everybody.view(trace))
@@ -408,7 +411,13 @@ def check(trace: Trace, truth: Truth, task: Task | None = None) -> Residuals:
         return _state(truth, vector)
 
     def gradient(vector: Vector, theta: Tensor) -> Tensor:
-        x, y = data[cast(int, vector.owner)]
+        owner = cast(int, vector.owner)
+        if owner not in data:
+            raise LeakauditError(
+                f"checking relations requires the records of every node, but the truth has none "
+                f"of node {owner}"
+            )
+        x, y = data[owner]
         x = x.to(task.device, torch.float64)
         return task.gradient(theta.to(task.device), x, y.to(task.device)).cpu()
 

@@ -33,7 +33,7 @@ _OUTLINE: ContextVar[bool] = ContextVar("outline", default=False)
 _MOST: ContextVar[Most | None] = ContextVar("most", default=None)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Relation:
     """``lhs = rhs``, as ``sum of terms = 0``.
 
@@ -55,7 +55,7 @@ class Relation:
         return f"{self.lhs} = {self.rhs}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Point:
     """The point at which a gradient was evaluated.
 

@@ -67,7 +67,7 @@ def decimal(value: float) -> Fraction:
     return Fraction(repr(float(value)))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Vector:
     """One vector of the model's length, named by a protocol.
 

@@ -31,7 +31,8 @@ from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from leakaudit._util import config
+from leakaudit import registry
+from leakaudit._util import config, vocabulary
 from leakaudit._util.decoding import Misfit, decoded
 from leakaudit._util.npz import Npz
 from leakaudit._util.plain import is_number
@@ -46,6 +47,9 @@ from leakaudit.capture.tap.log.writing import Log
 from leakaudit.cli import main
 from leakaudit.errors import LONGEST, AttackError, LeakauditError, brief, one_line
 from leakaudit.inversion.exact import first_layer_rows
+from leakaudit.inversion.search import batched_search
+from leakaudit.inversion.search.lbfgs import Memory
+from leakaudit.inversion.search.objectives import missing
 from leakaudit.leak import GradientLeak
 from leakaudit.lint import substitute
 from leakaudit.pipeline.checkpoint import Checkpoint
@@ -64,7 +68,7 @@ from leakaudit.sweeping import tables
 from leakaudit.tasks import data_files
 from leakaudit.tasks.exported import archive
 from leakaudit.tasks.task import Task
-from leakaudit.trace import Layout
+from leakaudit.trace import Layout, TaskSpec
 from leakaudit.traces import trace_file
 from leakaudit.traces._storage import foreign, sizes
 from leakaudit.viewing.running import Stage
@@ -828,6 +832,83 @@ def test_a_description_that_nests_deeply_is_refused(here: Path) -> None:
     save_file(arrays, here / "b.safetensors", {"meta": json.dumps(about)})
     with pytest.raises(LeakauditError, match="lacks a valid description"):
         foreign.read_safetensors(here / "b.safetensors", 1e9)
+
+
+def test_a_million_samples_behind_three_numbers_are_not_searched(here: Path) -> None:
+    """DLG moved a million dummy inputs, with 4 GB of memory."""
+    leak = GradientLeak(
+        node=0,
+        rounds=torch.tensor([1]),
+        combination=torch.ones(1, 1),
+        value=torch.ones(1, 3),
+        std=torch.zeros(1),
+        columns=(0, 3),
+        theta=torch.zeros(1, 3),
+        batch=10**6,
+    )
+    assert "1000000 samples are behind each gradient of 3 numbers" in str(missing(leak, None))
+    assert missing(replace(leak, batch=300), None) is None
+
+
+def test_pairs_of_a_search_fit_in_memory() -> None:
+    """A hundred pairs of two million unknowns are 3 GB; as many as fit are kept."""
+    kept = []
+
+    class Noted(Memory):
+        def __init__(self, like: torch.Tensor, m: int) -> None:
+            kept.append((like.shape, m))
+            super().__init__(like, m)
+
+    task = Task.build(TaskSpec("logistic", shape=(2,), classes=2, loss="binary"))
+    x = torch.rand(4, 2, generator=nth_generator(0, 1))
+    y = torch.tensor([0.0, 1.0, 0.0, 1.0])
+    theta = torch.zeros(1, task.layout.size)
+    value = task.gradient(theta[0], x, y)[None]
+    leak = GradientLeak(
+        node=0,
+        rounds=torch.tensor([1]),
+        combination=torch.ones(1, 1),
+        value=value,
+        std=torch.zeros(1),
+        columns=(0, task.layout.size),
+        theta=theta,
+        batch=4,
+    )
+    with (
+        patch.object(batched_search, "Memory", Noted),
+        patch.object(batched_search, "MEMORY", 1000),
+    ):
+        registry.get("attacks", "dlg")(steps=1, restarts=1)(leak, task, nth_generator(0, 0))
+    (shape, m), *_ = kept
+    assert m * 2 * shape.numel() * 8 <= 1000
+
+
+def test_labels_that_are_neither_classes_nor_probabilities(here: Path) -> None:
+    """Labels as bfloat16 for a loss of classes: RuntimeError from torch."""
+    task = TaskSpec("mlp", shape=(1, 2, 2), classes=3)
+    vocabulary.labels(torch.tensor([0, 2]), task, "y")
+    vocabulary.labels(torch.full((2, 3), 1 / 3), task, "y")
+    with pytest.raises(LeakauditError, match="expected whole numbers as labels"):
+        vocabulary.labels(torch.tensor([0.0, 2.0]), task, "y")
+
+
+def test_relations_are_checked_with_a_truth_of_every_node(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A truth without some nodes ended with KeyError, and one with odd labels with RuntimeError."""
+
+    def fewer(tree: dict[str, Any], about: dict[str, Any]) -> None:
+        kept = tree["node"] == 0
+        for name in ("x", "y", "node", "index"):
+            tree[name] = tree[name][kept]
+
+    def odd(tree: dict[str, Any], about: dict[str, Any]) -> None:
+        tree["y"] = tree["y"] + 7
+
+    for change, says in ((fewer, "the truth has none of node 1"), (odd, "expected labels")):
+        assert main(["record", "dpsgd", "-o", "b.pt", *SMALL, "--states"]) == 0
+        edit(here / "b.truth.pt", change)
+        assert says in refused(capsys, "trace", "verify", "b.pt", "--relations")
 
 
 def test_whole_numbers_that_no_float_holds_are_no_numbers() -> None:

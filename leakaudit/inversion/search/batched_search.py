@@ -58,7 +58,7 @@ class SearchSchedule:
 
     Attributes:
         steps: Maximum number of steps, of 20 evaluations each.
-        history: Number of pairs of L-BFGS.
+        history: Number of pairs of L-BFGS; fewer if those of one search exceed `MEMORY`.
         patience: A search has converged if its objective decreased by less than 3 % in this many
             steps.
         formats: Number formats, one after the other. float32 approaches the solution at half the
@@ -153,8 +153,10 @@ def search(
     """
     flat = torch.cat([t.detach().flatten(1) for t in start], dim=1)
     bytes_each = max(t.itemsize for t in schedule.formats)
-    # Each search stores `history` pairs of n numbers.
-    size = max(1, MEMORY // (2 * schedule.history * flat.shape[1] * bytes_each))
+    # Each search stores `history` pairs of n numbers, or as many as fit.
+    pair = 2 * flat.shape[1] * bytes_each
+    schedule = replace(schedule, history=max(1, min(schedule.history, MEMORY // pair)))
+    size = max(1, MEMORY // (schedule.history * pair))
     for first in range(0, len(flat), size):
         part = torch.arange(first, min(first + size, len(flat)), device=flat.device)
         chosen = problems.of_these(part).at(tuple(t[part] for t in start))

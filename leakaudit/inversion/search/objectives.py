@@ -30,6 +30,10 @@ FIT = 0.1
 # If noise causes this relative residual, a fit is meaningless.
 DROWNED = 0.5
 
+# Samples for each number of a gradient beyond which no search is begun. A choice: their inputs have
+# at least as many unknowns, and a file can state any number of samples.
+CROWD = 100
+
 
 @dataclass(frozen=True)
 class Target:
@@ -79,8 +83,14 @@ def missing(leak: GradientLeak, batch: int | None) -> str | None:
         )
     if not bool((leak.value != 0).any()):
         return "the gradients are zero"
-    if batch is None and leak.batch is None:
+    samples = batch or leak.batch
+    if samples is None:
         return "the number of samples behind each gradient is unknown; set batch=N"
+    if samples > CROWD * leak.value.shape[-1]:
+        return (
+            f"{samples} samples are behind each gradient of {leak.value.shape[-1]} numbers, "
+            "too many to be determined"
+        )
     return None
 
 

@@ -130,6 +130,8 @@ class Muffliato(Victim):
             return ()
         pairs = self.pairwise(graph, rounds)
         apart = shortest_path(_adjacency(graph), unweighted=True)
+        if not np.isfinite(apart).all():
+            return ()  # gossip does not reach everybody, and the formula does not hold
         found = []
         for hops in range(1, int(apart.max()) + 1):
             at_distance = np.argwhere(apart == hops).tolist()

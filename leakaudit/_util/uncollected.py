@@ -9,6 +9,9 @@ from contextlib import contextmanager
 from typing import Any
 
 
+DIGITS = 308  # of a whole number, with its sign; no float has more before the point
+
+
 @contextmanager
 def uncollected() -> Iterator[None]:
     """Pause the garbage collector, which would search the growing containers repeatedly."""
@@ -31,13 +34,19 @@ def read_json(text: str | bytes, deepest: int | None = None, **options: Any) -> 
         options: As for `json.loads`.
 
     Raises:
-        ValueError: It is not JSON, or is deeper.
+        ValueError: It is not JSON, nests deeper, or contains a whole number beyond all floats.
     """
     with uncollected():
-        value = json.loads(text, **options)
+        value = json.loads(text, parse_int=_whole, **options)
         if deepest is not None and _is_deeper(value, deepest):
-            raise ValueError(f"lists and dictionaries nest deeper than {deepest} levels")
+            raise ValueError(f"entries nest more than {deepest} levels deep")
     return value
+
+
+def _whole(text: str) -> int:
+    if len(text) > DIGITS:
+        raise ValueError(f"a whole number of {len(text)} digits is beyond all floats")
+    return int(text)
 
 
 def _is_deeper(value: object, deepest: int) -> bool:

@@ -247,35 +247,17 @@ def read(path: Path) -> dict[str, Json]:
     """
     expected = f"{path}: expected the results.json of a run"
     try:
-        results = read_json(path.read_bytes(), parse_constant=_refuse)
+        results = read_json(path.read_bytes(), DEEPEST, parse_constant=_refuse)
     except OSError as error:
         raise LeakauditError(f"{expected}, could not read it: {error.strerror}") from None
     except UnicodeDecodeError:
         raise LeakauditError(f"{expected}, got a file that is not text") from None
     except (ValueError, RecursionError) as error:
         raise LeakauditError(f"{expected}, got invalid JSON: {str(error)[:200]}") from None
-    if _nested(results) > DEEPEST:
-        raise LeakauditError(f"{expected}, got entries that nest more than {DEEPEST} levels deep")
     record = validate(results, str(path))
     if _untied(record):
         return remarked(results, UNTIED)
     return dict(results)
-
-
-def _nested(value: object) -> int:
-    """Return how many levels of lists and objects JSON values have, counted to `DEEPEST` + 1."""
-    depth = 0
-    level = [value]
-    while level and depth <= DEEPEST:
-        depth += 1
-        inside: list[object] = []
-        for one in level:
-            if isinstance(one, dict):
-                inside += one.values()
-            elif isinstance(one, list):
-                inside += one
-        level = inside
-    return depth
 
 
 def save_reconstructions(path: Path, found: Sequence[Reconstruction]) -> list[StoredImages]:

@@ -68,7 +68,7 @@ from leakaudit.sweeping import tables
 from leakaudit.tasks import data_files
 from leakaudit.tasks.exported import archive
 from leakaudit.tasks.task import Task
-from leakaudit.trace import Layout, TaskSpec
+from leakaudit.trace import Graph, Layout, TaskSpec
 from leakaudit.traces import trace_file
 from leakaudit.traces._storage import foreign, sizes
 from leakaudit.viewing.running import Stage
@@ -188,9 +188,9 @@ def test_no_garbage_is_collected_while_json_is_read() -> None:
     """A baseline of 12 MB took 6.5 s instead of .6 s."""
     collecting = []
 
-    def loads(text: str) -> object:
+    def loads(text: str, **options: Any) -> object:
         collecting.append(gc.isenabled())
-        return original(text)
+        return original(text, **options)
 
     original = json.loads
     with patch.object(json, "loads", loads):
@@ -413,9 +413,27 @@ def test_the_depth_of_a_record_is_not_counted_to_its_end() -> None:
     deep: Any = 1
     for _ in range(600):
         deep = [deep]
+    text = json.dumps([deep] * 5_000)
     begun = time.process_time()
-    assert record_file._nested([deep] * 50_000) == record_file.DEEPEST + 1
-    assert time.process_time() - begun < 2
+    with pytest.raises(ValueError, match="nest more than 100 levels"):
+        read_json(text, 100)
+    assert time.process_time() - begun < 5
+
+
+def test_a_record_with_a_number_beyond_all_floats(here: Path) -> None:
+    """A table of findings ended with OverflowError."""
+    path = here / "out" / "results.json"
+    values = json.loads(path.read_text())
+    values["findings"][0]["seconds"] = 10**400
+    path.write_text(json.dumps(values))
+    with pytest.raises(LeakauditError, match="a whole number of 401 digits is beyond all floats"):
+        record_file.read(path)
+
+
+def test_muffliato_on_a_graph_of_two_parts_claims_nothing() -> None:
+    victim = registry.configure(registry.get("victims", "muffliato"), {"sigma": 1.0, "clip": 1.0})
+    assert victim.claims(Graph(4, ((0, 1), (1, 2), (2, 3))), 3)
+    assert victim.claims(Graph(4, ((0, 1), (2, 3))), 3) == ()
 
 
 def test_an_edge_of_three_nodes_is_not_drawn(here: Path) -> None:

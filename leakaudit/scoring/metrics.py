@@ -234,7 +234,7 @@ def identification(
     """Rank the true record among all records by distance to the reconstruction.
 
     Rank 1 means closer than every other record (a tie counts as farther). A guess has rank 1 with
-    probability 1 / candidates. Computed in the records' dtype.
+    probability 1 / candidates. Computed in the records' dtype, and at least float32.
 
     Args:
         x: (b, *shape) reconstructions.
@@ -249,6 +249,7 @@ def identification(
         LeakauditError: The shapes of x and y differ.
     """
     _difference(x, y)
+    records = records.to(torch.promote_types(records.dtype, torch.float32))
     found = x.to(records).flatten(1)
     true = y.to(records).flatten(1)
     near = (found - true).square().sum(1, keepdim=True).sqrt()

@@ -63,7 +63,7 @@ from leakaudit.relations.semidefinite import supremum
 from leakaudit.rendering.gallery import image
 from leakaudit.results import record_file
 from leakaudit.results.model import VerdictEntry
-from leakaudit.scoring.metrics import ssim
+from leakaudit.scoring.metrics import identification, ssim
 from leakaudit.sweeping import tables
 from leakaudit.tasks import data_files
 from leakaudit.tasks.exported import archive
@@ -927,6 +927,14 @@ def test_relations_are_checked_with_a_truth_of_every_node(
         assert main(["record", "dpsgd", "-o", "b.pt", *SMALL, "--states"]) == 0
         edit(here / "b.truth.pt", change)
         assert says in refused(capsys, "trace", "verify", "b.pt", "--relations")
+
+
+def test_records_in_half_precision_are_ranked() -> None:
+    """Distances of torch do not exist in half precision."""
+    records = torch.rand(5, 3, generator=nth_generator(0, 0)).half()
+    rank, candidates = identification(records[:2] + 0.001, records[:2], records)
+    assert rank.tolist() == [1, 1]
+    assert candidates.tolist() == [5, 5]
 
 
 def test_whole_numbers_that_no_float_holds_are_no_numbers() -> None:

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-
 DIGITS = 308  # of a whole number, with its sign; no float has more before the point
 
 

@@ -59,6 +59,7 @@ class Symmetry:
         self._failed: set[Renaming] = set()
         self._by_node: Sequence[bool] = (False, True)  # whether renamings also rename indices
         self._home: dict[int, Renaming] = {}
+        self._hops_from: dict[int, Mapping[int, int]] = {}
 
     def like(self, threat: Threat) -> Threat | None:
         """Return the earlier adversary; None if there is none, and this one is remembered."""
@@ -113,14 +114,35 @@ class Symmetry:
         return self._colours_of[threat]
 
     def _coloured(self, threat: Threat) -> tuple[object, ...]:
-        """The colours of the target and of all nodes of the adversary."""
+        """The colours of the target and of all nodes of the adversary, and how far these are.
+
+        Every renaming that maps one adversary to another preserves them.
+        """
         colour = self._colour
         adversary = threat.adversary
         arcs: list[tuple[int, int]] = []
         if isinstance(adversary.hears, frozenset):
             arcs = sorted((colour[a], colour[b]) for a, b in adversary.hears)
         corrupt = sorted(colour[node] for node in adversary.corrupt)
-        return (threat.kind, colour[threat.node], tuple(arcs), tuple(corrupt))
+        hops: list[int] = []
+        if self._pays and adversary.corrupt:
+            apart = self._hops(threat.node)
+            hops = sorted(apart.get(node, -1) for node in adversary.corrupt)
+        return (threat.kind, colour[threat.node], tuple(arcs), tuple(corrupt), tuple(hops))
+
+    def _hops(self, node: int) -> Mapping[int, int]:
+        """The number of edges from a node to each node that it reaches."""
+        if node not in self._hops_from:
+            hops = {node: 0}
+            todo = deque([node])
+            while todo:
+                at = todo.popleft()
+                for near in self.graph.neighbours[at]:
+                    if near not in hops:
+                        hops[near] = hops[at] + 1
+                        todo.append(near)
+            self._hops_from[node] = hops
+        return self._hops_from[node]
 
     def _holds(self, renaming: Renaming) -> bool:
         """Return whether a renaming is valid; a valid one serves later adversaries as well."""

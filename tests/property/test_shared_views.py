@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -138,6 +139,18 @@ def test_renamings_found_for_one_adversary_serve_the_others() -> None:
     # Outsider, channel, neighbour, and nodes at distances 2 to 6.
     assert len(first) == 8
     assert all(threat.node == 0 for threat in first)
+
+
+def test_nodes_at_different_distances_are_told_apart_without_a_search() -> None:
+    protocol = made("dpsgd", "ring", 12, 3, 0)
+    symmetry = Symmetry(protocol.graph, protocol.start)
+    compared = []
+    with patch.object(symmetry, "_by_search", lambda _, same: compared.append(len(same))):
+        for threat in around(protocol.graph, [0], 1):
+            if threat.kind in ("neighbour", "node"):
+                symmetry.like(threat)
+    # Two nodes at each of the distances 1 to 5: the second is compared with the first.
+    assert compared == [1] * 5
 
 
 @pytest.mark.parametrize("name", ["dpsgd", "dpnorm", "dpsgd, mini-batches"])

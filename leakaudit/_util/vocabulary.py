@@ -206,7 +206,7 @@ def labels(y: Tensor, task: TaskSpec, what: str) -> None:
         if not whole and y.shape[1:] != (task.classes,):
             raise LeakauditError(
                 f"{what}: expected whole numbers as labels, or {task.classes} probabilities for "
-                f"each record, got {str(y.dtype).removeprefix('torch.')} of shape {tuple(y.shape)}"
+                f"each record, got {y.dtype} of shape {tuple(y.shape)}"
             )
         if whole and not (low >= 0 and high < task.classes):
             raise LeakauditError(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from leakaudit.cli._options import described, formats, say, settings, shared
 from leakaudit.cli._options import show as put
+from leakaudit.errors import one_line
 
 if TYPE_CHECKING:
     from leakaudit.gate.baseline import Baseline, Change
@@ -146,6 +147,6 @@ def _write(found: Sequence[Change], form: str, nothing: str) -> None:
         put(json.dumps([one.to_json() for one in found], indent=2) + "\n")
         return
     for one in found:
-        put(f"{one}\n")
+        put(f"{one_line(one)}\n")
     if not found:
         put(f"{nothing}\n")

@@ -28,7 +28,7 @@ from msgspec.structs import replace
 
 from leakaudit import registry
 from leakaudit.adversary import Adversary
-from leakaudit.errors import LeakauditError
+from leakaudit.errors import LeakauditError, brief
 from leakaudit.reconstruction import Certificate
 from leakaudit.results import comparison, findings, model
 from leakaudit.results.audit_names import Guesser
@@ -62,6 +62,7 @@ from leakaudit.trace import Json, TaskSpec
 from leakaudit.verdict import Verdict
 
 HIDDEN = "redacted"
+LARGEST = 1_000_000  # nodes that are renumbered, as many as a trace may have
 ROUNDS = 100_000  # rounds up to which a sentence about the last round attacked is kept: a choice
 LOCATION = "leakaudit.toml"  # for a gate whose configuration was given as an absolute path
 LEAKS = ("gradient", "difference")  # kinds of a `leakaudit.leak.GradientLeak`
@@ -154,6 +155,11 @@ class _Redactor:
             secret = "\n".join(values)
         digest = hashlib.sha256(secret.encode("utf-8", "surrogatepass")).digest()
         nodes = max(network.nodes for record in records for network in _networks(record))
+        if nodes > LARGEST:
+            raise LeakauditError(
+                f"redaction renumbers at most {LARGEST:,} nodes, but the record states "
+                f"{brief(nodes, 20)}"
+            )
         order = sorted(
             range(nodes), key=lambda node: hmac.digest(digest, str(node).encode(), "sha256")
         )

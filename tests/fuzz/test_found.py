@@ -45,7 +45,9 @@ from leakaudit.capture.tap.log.event import number
 from leakaudit.capture.tap.log.reading import read_logs
 from leakaudit.capture.tap.log.writing import Log
 from leakaudit.cli import main
+from leakaudit.cli.baseline import _write
 from leakaudit.errors import LONGEST, AttackError, LeakauditError, brief, one_line
+from leakaudit.gate.baseline import Change
 from leakaudit.inversion.exact import first_layer_rows
 from leakaudit.inversion.search import batched_search
 from leakaudit.inversion.search.lbfgs import Memory
@@ -61,7 +63,7 @@ from leakaudit.relations.declare import OUTLINED, TERMS, Most, at_most
 from leakaudit.relations.estimate import recorded
 from leakaudit.relations.semidefinite import supremum
 from leakaudit.rendering.gallery import image
-from leakaudit.results import record_file
+from leakaudit.results import record_file, redaction
 from leakaudit.results.model import VerdictEntry
 from leakaudit.scoring.metrics import identification, ssim
 from leakaudit.sweeping import tables
@@ -428,6 +430,20 @@ def test_a_record_with_a_number_beyond_all_floats(here: Path) -> None:
     path.write_text(json.dumps(values))
     with pytest.raises(LeakauditError, match="a whole number of 401 digits is beyond all floats"):
         record_file.read(path)
+
+
+def test_a_record_of_countless_nodes_is_not_redacted(here: Path) -> None:
+    path = here / "out" / "results.json"
+    values = json.loads(path.read_text())
+    for nodes in (10**9, 2**64):
+        values["trace"]["nodes"] = nodes
+        with pytest.raises(LeakauditError, match="renumbers at most 1,000,000 nodes"):
+            redaction.redact(values)
+
+
+def test_a_difference_of_baselines_commands_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    _write([Change("removed", "\u202eCANARY\u202c\n::error::x")], "text", "")
+    assert capsys.readouterr().out == "- CANARY ::error::x\n"
 
 
 def test_muffliato_on_a_graph_of_two_parts_claims_nothing() -> None:

@@ -47,7 +47,8 @@ from leakaudit.relations.rounds import LinearForm, NotAlike, Round, Rounds
 # Distance of an eigenvalue to 1 below which it counts as 1: a choice, well above rounding.
 ONE = 1e-9
 # Error of a squared mu per round, in units of c^2 / s^2, which is subtracted so that no value is
-# overstated. Up to N = T = 1,000 it was at most 1e-13; the rest is a margin.
+# overstated. Against extended precision it was at most 2e-13, and 4e-13 with more observed nodes
+# than products are used for (N = 120, T = 300); the rest is a margin.
 ROUNDING = 1e-12
 # Number of floats that are computed together, 64 MB: a choice. Affects only speed.
 ENTRIES = 8_000_000

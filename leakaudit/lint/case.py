@@ -90,11 +90,21 @@ class Case:
     @cached_property
     def laws(self) -> frozenset[str]:
         """Distributions of the declared noise."""
-        if self.relations is not None:
-            return frozenset(v.law for v in self.relations.vectors if v.kind == "noise")
+        if self._start is not None:
+            return frozenset(v.law for v in self._start.vectors if v.kind == "noise")
         if loops.noise(self.params):
             return frozenset({"gaussian"})
         return frozenset()
+
+    @property
+    def _start(self) -> Relations | None:
+        """The relations of the first rounds, which declare the noise of all of them."""
+        if self.protocol is None:
+            return None
+        try:
+            return self.protocol.start
+        except LeakauditError:
+            return None
 
     @property
     def holders(self) -> range:

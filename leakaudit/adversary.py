@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -206,7 +207,9 @@ def node_list(nodes: Iterable[int] | None) -> list[int] | None:
 
 def _not_finite(part: Tensor) -> int:
     """Return the number of values of a part of a message that are NaN or infinite."""
-    count = int((~part.isfinite()).sum())
+    count = 0
+    if not math.isfinite(float(part.sum())):
+        count = int((~part.isfinite()).sum())
     mapping.release(part)
     return count
 

@@ -8,11 +8,11 @@ messages, which is reported as not testable, never as correct.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,12 +23,12 @@ from leakaudit.errors import LeakauditError
 from leakaudit.lint.case import Case
 from leakaudit.lint.pitfall import Pitfall
 from leakaudit.lint.samples import state
+from leakaudit.lint.substitute import Floats, norm
 from leakaudit.protocols.declared import largest, protocol_of
 from leakaudit.protocols.equations.declare import Declared
 from leakaudit.protocols.equations.syntax import Indexed, Line, Repeat, shown
 from leakaudit.protocols.equations.written import Written
 from leakaudit.protocols.expected import LARGE
-from leakaudit.relations import Vector
 from leakaudit.relations.checks import CHANNEL
 from leakaudit.relations.declare import at_most
 from leakaudit.relations.estimate import recorded
@@ -53,8 +53,6 @@ STRONG = 3.0  # a term is tested if it exceeds the errors of all terms together 
 NAMED = 3  # unknown vectors that a sentence names
 DIGITS = 6  # most digits of a proposed constant; rounding errors determine about as many
 TRIES = 6  # steps of the secant method for a constant; a linear one needs two
-
-Gradient = Callable[[Vector, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -290,7 +288,7 @@ def _obstacle(case: Case) -> str:
     return "the model is too large for this check"
 
 
-def _known(case: Case, declared: Declared, whole: bool, most: int = WIDTH) -> dict[int, Tensor]:
+def _known(case: Case, declared: Declared, whole: bool, most: int = WIDTH) -> dict[int, Floats]:
     """Return the recorded vectors by their place: messages, public vectors, and kept states.
 
     Args:
@@ -302,7 +300,7 @@ def _known(case: Case, declared: Declared, whole: bool, most: int = WIDTH) -> di
     everybody = Adversary(corrupt=frozenset(range(case.trace.graph.nodes)))
     once = _assigned_once(declared, case)
     width = case.trace.columns[1] - case.trace.columns[0]
-    chosen = torch.arange(width)
+    chosen: Tensor | slice = slice(None)
     most = min(most, WIDTH)
     if not whole and width > most:
         chosen = torch.linspace(0, width - 1, most).round().long()
@@ -315,7 +313,7 @@ def _known(case: Case, declared: Declared, whole: bool, most: int = WIDTH) -> di
         chosen = apart + torch.arange(most) % RUN
         chosen = chosen.clamp(max=width - 1)
         read = recorded(view, chosen)
-    found: dict[int, Tensor] = {}
+    found: dict[int, Floats] = {}
     for k, vector in enumerate(declared.relations.vectors):
         value: Tensor | None = None
         if vector.kind in ("message", "public"):
@@ -326,9 +324,9 @@ def _known(case: Case, declared: Declared, whole: bool, most: int = WIDTH) -> di
         elif vector.name in once and case.trace.columns == (0, case.trace.layout.size):
             value = state(case, vector)
         if value is not None and large and vector.kind in ("message", "public"):
-            found[k] = value.double()
+            found[k] = value.double().numpy()
         elif value is not None and len(value) == width:
-            found[k] = value[chosen].double()
+            found[k] = value[chosen].double().numpy()
     return found
 
 
@@ -357,23 +355,29 @@ class _Value:
     """A vector in the evaluation of the relations.
 
     Attributes:
-        value: Its coordinates.
+        value: Its coordinates (c,).
         size: Norm of the largest term from which it was computed.
         error: Largest norm of its error.
-        lines: The equations from which it was computed.
         computed: Whether gradients were used.
     """
 
-    value: Tensor
+    value: Floats
     size: float
     error: float
-    lines: frozenset[Line]
     computed: bool = False
 
-    @cached_property
-    def norm(self) -> float:
-        """Euclidean norm of the value, which every relation with the vector asks for."""
-        return float(self.value.norm())
+
+@dataclass(frozen=True)
+class _Source:
+    """How a vector was computed.
+
+    Attributes:
+        line: The equation; None for a gradient at a model that no equation names.
+        places: The vectors from which it was computed.
+    """
+
+    line: Line | None
+    places: tuple[int, ...]
 
 
 class _Tests:
@@ -391,7 +395,7 @@ class _Tests:
         self,
         case: Case,
         declared: Declared,
-        known: Mapping[int, Tensor],
+        known: Mapping[int, Floats],
         task: Task | None,
         length: int | None = None,
     ) -> None:
@@ -404,24 +408,24 @@ class _Tests:
         self.values: dict[int, _Value] = {}
         for k, value in known.items():
             self.values[k] = self._recorded(k, value)
-        self.tested: set[Line] = set()
-        self.strong: set[Line] = set()  # equations of which every term was tested
-        self.weak: dict[Line, str] = {}  # equation -> a term that is too small to be tested
+        self.sources: dict[int, _Source] = {}
         self.defines: dict[int, int] = {}  # relation -> the vector that it defines
+        self.errors: dict[int, float] = {}  # relation -> largest norm of the error of its terms
         self.failures: list[tuple[int, int, Failure]] = []
-        self.misses: dict[int, Tensor] = {}  # relation -> the difference of its sides
+        self.misses: dict[int, Floats] = {}  # relation -> the difference of its sides
         self.pending = list(range(len(declared.relations.relations)))
         if self.rounding <= COARSE:
-            self._run()
+            with np.errstate(all="ignore"):  # what overflows fails its test
+                self._run()
 
-    def _recorded(self, place: int, value: Tensor) -> _Value:
+    def _recorded(self, place: int, value: Floats) -> _Value:
         """Return a recorded vector, with its rounding error and that of its channel."""
         vector = self.declared.relations.vectors[place]
-        size = float(value.norm())
+        size = norm(value)
         error = self.rounding * size
         if vector.kind == "message":
             error += CHANNEL * vector.std * math.sqrt(self.length or len(value))
-        return _Value(value, size, error, frozenset())
+        return _Value(value, size, error)
 
     @property
     def failure(self) -> Failure | None:
@@ -440,36 +444,36 @@ class _Tests:
     def _use(self, k: int) -> bool:
         """Test a relation, or define its only unknown vector; False if it has several."""
         terms = dict(self.declared.relations.relations[k].terms)
-        for place in terms:
-            self._gradient(place)
+        if self.task is not None:
+            for place in terms:
+                self._gradient(place, self.task)
         unknown = [place for place in terms if place not in self.values]
         if len(unknown) > 1 or len(unknown) == len(terms):
             return False
-        line = self.declared.lines[k]
         if not unknown:
-            self._test(k, line, terms)
+            self._test(k, terms)
             return True
-        scale = -float(terms.pop(unknown[0]))
+        [defined] = unknown
+        scale = -float(terms.pop(defined))
         total = self._sum(terms)
-        self._weigh(line, terms, total)
-        self.values[unknown[0]] = _Value(
+        self.errors[k] = total.error
+        self.values[defined] = _Value(
             total.value / scale,
             total.size / abs(scale),
             total.error / abs(scale),
-            total.lines | {line},
             total.computed,
         )
-        self.defines[k] = unknown[0]
+        self.sources[defined] = _Source(self.declared.lines[k], tuple(terms))
+        self.defines[k] = defined
         return True
 
-    def _gradient(self, place: int) -> None:
+    def _gradient(self, place: int, task: Task) -> None:
         """Compute a gradient if its model is known."""
         point = self.declared.relations.points.get(place)
-        if self.task is None or place in self.values or point is None:
+        if place in self.values or point is None:
             return
         if not point.at.terms or not point.at.terms.keys() <= self.values.keys():
             return
-        model = self._sum(dict(point.at.terms))
         vector = self.declared.relations.vectors[place]
         truth = self.case.truth
         if truth is None or vector.owner is None:
@@ -477,58 +481,63 @@ class _Tests:
         x, y = truth.of(vector.owner)
         if not len(x):
             return
-        value = self.task.gradients(model.value[None], x.double()[None], y[None])[0].double()
-        lines = model.lines
-        origin = self.declared.origins[place]
-        if origin is not None:
-            lines = lines | {origin}
-        size = float(value.norm())
-        self.values[place] = _Value(value, size, GRADIENT * size, lines, computed=True)
+        model = torch.from_numpy(self._sum(point.at.terms).value)
+        value = task.gradients(model[None], x.double()[None], y[None])[0].double().numpy()
+        size = norm(value)
+        self.values[place] = _Value(value, size, GRADIENT * size, computed=True)
+        self.sources[place] = _Source(self.declared.origins[place], tuple(point.at.terms))
 
     def _sum(self, terms: Mapping[int, Fraction]) -> _Value:
-        value = torch.zeros(())
+        value: Floats = np.zeros(())
         size = 0.0
         error = 0.0
-        lines: frozenset[Line] = frozenset()
         computed = False
         for place, coefficient in terms.items():
             held = self.values[place]
-            factor = abs(float(coefficient))
-            value = value + held.value * float(coefficient)
-            size = max(size, held.size * factor)
-            error += held.error * factor
-            lines |= held.lines
+            factor = float(coefficient)
+            value = value + factor * held.value
+            size = max(size, held.size * abs(factor))
+            error += held.error * abs(factor)
             computed = computed or held.computed
-        return _Value(value, size, error, lines, computed)
+        return _Value(value, size, error, computed)
 
-    def _weigh(self, line: Line, terms: Mapping[int, Fraction], total: _Value) -> None:
-        """Note whether every term of an equation is large enough to matter."""
-        for place, coefficient in terms.items():
-            term = abs(float(coefficient)) * self.values[place].norm
-            if term <= STRONG * total.error:
-                self.weak[line] = self.declared.relations.vectors[place].label
-                return
-        self.strong.add(line)
-
-    def _test(self, k: int, line: Line, terms: Mapping[int, Fraction]) -> None:
+    def _test(self, k: int, terms: Mapping[int, Fraction]) -> None:
         total = self._sum(terms)
         if not total.size:
             return
-        relation = self.declared.relations.relations[k]
-        vectors = self.declared.relations.vectors
-        error = float(total.value.norm()) / total.size
-        allowed = total.error / total.size
-        self._weigh(line, terms, total)
-        self.tested |= total.lines | {line}
+        self.errors[k] = total.error
         self.misses[k] = total.value / total.size
+        error = norm(total.value) / total.size
+        allowed = total.error / total.size
         if error <= allowed:
             return
+        relation = self.declared.relations.relations[k]
+        line = self.declared.lines[k]
         # What only copies a vector into a message has no coefficient that could be wrong.
-        lines = {one for one in total.lines | {line} if not self._copies(one)} or {line}
+        lines = {one for one in self._lines([k]) if not self._copies(one)} or {line}
         ordered = tuple(sorted(lines, key=lambda one: one.number))
-        label = vectors[max(relation.terms)].label
+        label = self.declared.relations.vectors[max(relation.terms)].label
         failure = Failure(ordered, relation.round, label, error, allowed, total.computed)
         self.failures.append((relation.round, k, failure))
+
+    def _lines(self, relations: Iterable[int]) -> set[Line]:
+        """Return the equations of relations, and all from which their terms were computed."""
+        found = set[Line]()
+        seen = set[int]()
+        waiting: list[int] = []
+        for k in relations:
+            found.add(self.declared.lines[k])
+            waiting += self.declared.relations.relations[k].terms
+        while waiting:
+            place = waiting.pop()
+            source = self.sources.get(place)
+            if place in seen or source is None:
+                continue
+            seen.add(place)
+            waiting += source.places
+            if source.line is not None:
+                found.add(source.line)
+        return found
 
     def _copies(self, line: Line) -> bool:
         """Return whether all relations of an equation say that two vectors are equal."""
@@ -546,15 +555,38 @@ class _Tests:
             for line in dict.fromkeys(self.declared.lines):
                 yield Untested(line, f"messages in {dtype} are too coarse")
             return
-        seen = set(self.tested)
-        for line in sorted(self.tested - self.strong, key=lambda one: one.number):
-            if line in self.weak:
-                yield Untested(line, f"its term {self.weak[line]} is too small beside the others")
+        tested = self._lines(self.misses)
+        for line, term in self._weak().items():
+            if line in tested:
+                yield Untested(line, f"its term {term} is too small beside the others")
+        seen = set(tested)
         for k, line in enumerate(self.declared.lines):
             if line in seen or self._copies(line):
                 continue
             seen.add(line)
             yield Untested(line, self._why(k))
+
+    def _weak(self) -> dict[Line, str]:
+        """Return equations with a term that is always too small to be tested, with this term."""
+        relations = self.declared.relations
+        strong = set[Line]()
+        weak: dict[Line, str] = {}
+        for k, error in self.errors.items():
+            line = self.declared.lines[k]
+            small = ""
+            for place, coefficient in relations.relations[k].terms.items():
+                if place == self.defines.get(k):
+                    continue
+                if abs(float(coefficient)) * norm(self.values[place].value) <= STRONG * error:
+                    small = relations.vectors[place].label
+                    break
+            if small:
+                weak[line] = small
+            else:
+                strong.add(line)
+        return {
+            line: weak[line] for line in sorted(weak.keys() - strong, key=lambda one: one.number)
+        }
 
     def _why(self, k: int) -> str:
         """Return why a relation could not be tested."""

@@ -8,16 +8,17 @@ another, as by hand: a relation with one unknown vector determines that vector, 
 without unknown vectors must hold. The noise of a message results as the difference from what would
 have been sent without noise.
 
-The same is repeated without gradients. The difference is the part of a value that the gradients
+The same is done without gradients. The difference is the part of a value that the gradients
 explain, which is the scale for deviations: a message may agree with its declaration to four digits
-and contain nothing about the data. It is also repeated with the gradients of a blind guess (the
-mean of all other records): the truth must explain the messages better than such a guess.
+and contain nothing about the data. It is also done with the gradients of a blind guess (the mean of
+all other records): the truth must explain the messages better than such a guess.
 """
 
 from __future__ import annotations
 
+import bisect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Protocol
@@ -29,13 +30,12 @@ from torch import Tensor
 
 from leakaudit.adversary import Adversary
 from leakaudit.errors import LeakauditError
-from leakaudit.relations import Relations, Vector
+from leakaudit.relations import Relations
 from leakaudit.relations.estimate import recorded
 from leakaudit.tasks.task import Task
 from leakaudit.trace import Trace, Truth
 
 Floats = NDArray[np.float64]
-Gradient = Callable[[Vector, Tensor], Tensor | None]
 
 # Most numbers of all vectors together that are kept in memory: 256 MiB of float64. Of a larger run,
 # only the first rounds are examined.
@@ -45,6 +45,10 @@ NUMBERS = 1 << 25
 # decide how long a recording is examined. Choices: a second or two for a small model.
 SOME_GRADIENTS = 1_000
 GRADIENTS = 20
+# Most numbers of gradients and records that are evaluated together: 8 MiB. A choice.
+AT_ONCE = 1 << 20
+# Kinds of gradients: those of the truth, none, and those of a guess.
+KINDS = 3
 # Allowed error of a relation, in rounding errors of its largest term. Private states accumulate the
 # errors of all previous rounds: the same allowance as in `leakaudit.protocols.declared`.
 ROUNDED = 2000.0
@@ -124,33 +128,27 @@ def left(made: Recording, declared: Relations) -> Left:
     """
     rounds = _affordable(declared, made)
     known = _recorded(made, declared, rounds)
-    whole = _Pass(declared, known, _Gradients(made, guessed=False), rounds)
-    without = _Pass(declared, known, _no_gradient, rounds, only=whole.taken)
-    missed, size, broken = _missed(declared, whole, without, torch.finfo(made.trace.dtype).eps)
+    noisy = any(vector.kind == "noise" for vector in declared.vectors)
+    done = _Substitution(declared, known, _Gradients(made, guess=noisy), rounds)
+    missed, size, broken = _missed(declared, done, torch.finfo(made.trace.dtype).eps)
     drawn: dict[int, list[int]] = {}  # node -> its noise vectors
     for place, vector in enumerate(declared.vectors):
-        if vector.kind == "noise" and vector.owner is not None and place in whole.values:
+        if vector.kind == "noise" and vector.owner is not None and place in done.values:
             drawn.setdefault(vector.owner, []).append(place)
-    if not drawn:
-        return Left((), missed, size, broken)
-    guess = _Pass(declared, known, _Gradients(made, guessed=True), rounds, only=whole.taken)
-    noise = [
-        _noise(declared, node, places, whole, without, guess)
-        for node, places in sorted(drawn.items())
-    ]
+    noise = [_noise(declared, node, places, done) for node, places in sorted(drawn.items())]
     return Left(tuple(noise), missed, size, broken)
 
 
-def _recorded(made: Recording, declared: Relations, rounds: int) -> dict[int, Tensor]:
-    """Return the messages and public vectors of the recording, in double precision."""
+def _recorded(made: Recording, declared: Relations, rounds: int) -> dict[int, Floats]:
+    """Return the messages and public vectors (1, c) of the recording, in double precision."""
     everything = Adversary(corrupt=frozenset(range(made.trace.graph.nodes)))
     read = recorded(everything.view(made.trace))
-    found: dict[int, Tensor] = {}
+    found: dict[int, Floats] = {}
     for place, vector in enumerate(declared.vectors):
         if vector.round > rounds or vector.kind not in ("message", "public"):
             continue
         try:
-            found[place] = read(vector).double()
+            found[place] = read(vector)[None].double().numpy()
         except LeakauditError:  # the recording omits it: its channel is not observed
             continue
     return found
@@ -160,131 +158,172 @@ def _recorded(made: Recording, declared: Relations, rounds: int) -> dict[int, Te
 
 
 class _Gradients:
-    """Evaluates a node's gradient at a model on its truth, clipped as the protocol declares.
+    """Evaluates gradients of nodes on the truth, clipped as the protocol declares.
 
     Args:
         made: the recording and its truth.
-        guessed: whether the mean of all other records replaces each record of the node, with the
-            same label.
+        guess: whether gradients of a guess are evaluated as well.
     """
 
-    def __init__(self, made: Recording, *, guessed: bool) -> None:
+    def __init__(self, made: Recording, *, guess: bool) -> None:
         self.made = made
-        self.guessed = guessed
+        self.guess = guess
         self.left = SOME_GRADIENTS + GRADIENTS * len(made.trace)
         self.clip = made.trace.number("clip")
         self.batch = int(made.trace.number("batch"))
+        # What the gradients of one node need.
+        numbers = made.trace.layout.size + made.truth.x.numel() // made.trace.graph.nodes
+        self.together = max(1, AT_ONCE // numbers)
+        self._guesses: dict[int, Tensor] = {}
 
-    def __call__(self, vector: Vector, theta: Tensor) -> Tensor | None:
-        """Return the gradient; None for mini-batches, which are secret, and after too many."""
-        node = vector.owner or 0
-        x, y = self.made.truth.of(node)
-        if not len(x) or 0 < self.batch < len(x) or not self.left:
-            return None
-        self.left -= 1
-        x = x.double()
+    def __call__(
+        self, models: Mapping[int, Floats], owners: Mapping[int, int]
+    ) -> dict[int, Floats]:
+        """Return the values (k, c) of gradients that can be evaluated.
+
+        Those of mini-batches, which are secret, cannot be, nor can those after too many.
+
+        Args:
+            models: gradient -> the model (1, c) or (k, c) at which it is evaluated.
+            owners: gradient -> its node.
+        """
+        alike: dict[int, list[tuple[int, Tensor, Tensor]]] = {}  # number of records -> gradients
+        for place in models:
+            x, y = self.made.truth.of(owners[place])
+            if not len(x) or 0 < self.batch < len(x) or not self.left:
+                continue
+            self.left -= 1
+            alike.setdefault(len(x), []).append((place, x.double(), y))
+        found: dict[int, Floats] = {}
+        for group in alike.values():
+            places = [place for place, _, _ in group]
+            y = torch.stack([y for _, _, y in group])
+            x = torch.stack([x for _, x, _ in group])
+            rows = [self._evaluate(np.stack([models[place][0] for place in places]), x, y)]
+            rows.append(np.zeros_like(rows[0]))
+            if self.guess:
+                guesses = torch.stack([self._guessed(owners[place]) for place in places])
+                at = np.stack([models[place][-1] for place in places])
+                rows.append(self._evaluate(at, guesses[:, None].expand_as(x), y))
+            found |= dict(zip(places, np.stack(rows, axis=1), strict=True))
+        return found
+
+    def _evaluate(self, models: Floats, x: Tensor, y: Tensor) -> Floats:
+        """Return gradients (n, c) at models (n, c) of records (n, b, ...) with labels (n, b)."""
         task = self.made.task
-        if self.guessed:
-            x = self.made.truth.blind_guess(node).double().expand_as(x)
+        thetas = torch.from_numpy(models)
         if not self.clip:
-            return task.gradient(theta, x, y)
-        each = task.gradients(theta.expand(len(x), -1).contiguous(), x[:, None], y[:, None])
+            return task.gradients(thetas, x, y).numpy()
+        n, b = y.shape[:2]
+        each = task.gradients(
+            thetas.repeat_interleave(b, dim=0), x.flatten(0, 1)[:, None], y.flatten(0, 1)[:, None]
+        )
         norms = each.norm(dim=1, keepdim=True)
-        clipped: Tensor = each * (self.clip / norms.clamp(min=self.clip))
-        return clipped.mean(0)
+        clipped = each * (self.clip / norms.clamp(min=self.clip))
+        means: Floats = clipped.reshape(n, b, -1).mean(1).numpy()
+        return means
 
-
-def _no_gradient(vector: Vector, theta: Tensor) -> Tensor:
-    return torch.zeros_like(theta)
+    def _guessed(self, node: int) -> Tensor:
+        """Return the mean of all other records, which replaces each record of a node."""
+        if node not in self._guesses:
+            self._guesses[node] = self.made.truth.blind_guess(node).double()
+        return self._guesses[node]
 
 
 # --- one way through the relations ----------------------------------------------------------------
 
 
-class _Pass:
-    """One pass through the relations.
+class _Substitution:
+    """Solves the relations one after another.
+
+    A value has a row for each kind of gradient: those of the truth, none, and, if the protocol adds
+    noise, those of a guess. It has a single row if it depends on no gradient.
 
     Args:
         declared: the relations.
-        known: vector -> its recorded value (c,).
-        gradient: returns a gradient at a model, or None.
+        known: vector -> its recorded value (1, c).
+        gradients: evaluates gradients at models.
         rounds: the last round that is visited.
-        only: gradients that may be evaluated; None for all.
 
     Attributes:
-        values: vector -> its value (c,).
-        taken: gradients that were evaluated.
-        over: relation without unknown vectors -> its error (c,).
+        values: vector -> its value (1, c) or (k, c).
+        over: relation without unknown vectors -> its error (1, c) or (k, c).
     """
 
     def __init__(
         self,
         declared: Relations,
-        known: Mapping[int, Tensor],
-        gradient: Gradient,
+        known: Mapping[int, Floats],
+        gradients: _Gradients,
         rounds: int,
-        only: frozenset[int] | None = None,
     ) -> None:
         self.values = dict(known)
-        self.over: dict[int, Tensor] = {}
+        self.over: dict[int, Floats] = {}
         self._declared = declared
-        self._gradient = gradient
-        self._only = only
-        taken = set[int]()
-        for place, relation in enumerate(declared.relations):
-            if relation.round <= rounds:
-                taken |= self._take(relation.terms)
-                self._use(place, relation.terms)
-        self.taken = frozenset(taken)
+        self._gradients = gradients
+        self._places = sorted(
+            place for place in declared.points if declared.vectors[place].round <= rounds
+        )
+        self._tried = set[int]()
+        with np.errstate(all="ignore"):  # what overflows is no agreement
+            for place, relation in enumerate(declared.relations):
+                if relation.round <= rounds:
+                    for term in relation.terms:
+                        if self._ready(term):
+                            self._evaluate(term)
+                    self._use(place, relation.terms)
 
-    def _take(self, terms: Mapping[int, Fraction]) -> set[int]:
-        """Evaluate the gradients of a relation at known models."""
-        found = set[int]()
-        for place in terms:
-            point = self._declared.points.get(place)
-            if point is None or place in self.values:
-                continue
-            if self._only is not None and place not in self._only:
-                continue
-            if any(model not in self.values for model in point.at.terms):
-                continue
-            value = self._gradient(self._declared.vectors[place], self._sum(point.at.terms))
-            if value is not None:
-                self.values[place] = value
-                found.add(place)
-        return found
+    def _ready(self, place: int) -> bool:
+        """Return whether a vector is a gradient at a known model that was not tried yet."""
+        point = self._declared.points.get(place)
+        if point is None or place in self.values or place in self._tried:
+            return False
+        return point.at.terms.keys() <= self.values.keys()
+
+    def _evaluate(self, first: int) -> None:
+        """Evaluate a gradient, and the next ones as far as their models are known as well."""
+        at = bisect.bisect_left(self._places, first)
+        ready = [first]
+        for place in self._places[at + 1 : at + self._gradients.together]:
+            if self._ready(place):
+                ready.append(place)
+        models = {place: self._sum(self._declared.points[place].at.terms) for place in ready}
+        owners = {place: self._declared.vectors[place].owner or 0 for place in ready}
+        self._tried.update(ready)
+        self.values |= self._gradients(models, owners)
 
     def _use(self, at: int, terms: Mapping[int, Fraction]) -> None:
         """Solve a relation for its only unknown vector, or store its error if there is none."""
         unknown = [place for place in terms if place not in self.values]
         if len(unknown) > 1 or len(unknown) == len(terms):
             return
+        if not unknown:
+            self.over[at] = self._sum(terms)
+            return
         known = {place: factor for place, factor in terms.items() if place in self.values}
-        total = self._sum(known)
-        if unknown:
-            self.values[unknown[0]] = total / -float(terms[unknown[0]])
-        else:
-            self.over[at] = total
+        self.values[unknown[0]] = self._sum(known) / -float(terms[unknown[0]])
 
-    def _sum(self, terms: Mapping[int, Fraction]) -> Tensor:
-        places = list(terms)
-        total = self.values[places[0]] * float(terms[places[0]])
-        for place in places[1:]:
-            total.add_(self.values[place], alpha=float(terms[place]))
+    def _sum(self, terms: Mapping[int, Fraction]) -> Floats:
+        total: Floats = np.zeros((1, 1))
+        for place, factor in terms.items():
+            total = total + float(factor) * self.values[place]
         return total
 
 
 def _affordable(declared: Relations, made: Recording) -> int:
-    """Return the last round up to which two passes' vectors fit into `NUMBERS`, at least 1."""
+    """Return the last round up to which all values fit into `NUMBERS`, at least 1."""
     first, stop = made.trace.columns
     last = max((vector.round for vector in declared.vectors), default=0)
-    numbers = max(1, 2 * len(declared.vectors) * (stop - first))
+    numbers = max(1, KINDS * len(declared.vectors) * (stop - first))
     return max(1, min(last, int(last * NUMBERS / numbers)))
 
 
-def _missed(
-    declared: Relations, whole: _Pass, without: _Pass, eps: float
-) -> tuple[float, float, str]:
+def norm(vector: Floats) -> float:
+    """Return the Euclidean norm of a vector (c,)."""
+    return math.sqrt(float(vector @ vector))
+
+
+def _missed(declared: Relations, done: _Substitution, eps: float) -> tuple[float, float, str]:
     """Return the error of relations without unknown vectors.
 
     Also returns the contribution of the gradients to them, and the first relation that fails.
@@ -295,20 +334,18 @@ def _missed(
     missed = 0.0
     size = 0.0
     broken = ""
-    for at, total in whole.over.items():
-        if at not in without.over:
-            continue
+    norms = {place: norm(value[0]) for place, value in done.values.items()}
+    for at, total in done.over.items():
         terms = declared.relations[at].terms
-        largest = max(
-            float(whole.values[place].norm()) * abs(float(factor))
-            for place, factor in terms.items()
-        )
+        largest = max(norms[place] * abs(float(factor)) for place, factor in terms.items())
         channel = max(
             declared.vectors[place].std * abs(float(factor)) for place, factor in terms.items()
         )
-        allowed = ROUNDED * eps * largest + CHANNEL * channel * math.sqrt(len(total))
-        off = max(0.0, float(total.norm()) - allowed)
-        given = float((without.over[at] - total).norm())
+        allowed = ROUNDED * eps * largest + CHANNEL * channel * math.sqrt(total.shape[1])
+        off = max(0.0, norm(total[0]) - allowed)
+        given = 0.0
+        if len(total) > 1:
+            given = norm(total[1] - total[0])
         if off > 0 and given == 0.0:
             broken = broken or declared.relations[at].text
         missed = math.hypot(missed, off)
@@ -316,16 +353,13 @@ def _missed(
     return missed, size, broken
 
 
-def _noise(
-    declared: Relations, node: int, places: list[int], whole: _Pass, without: _Pass, guess: _Pass
-) -> Noise:
-    """Return the draws of one node, from the three passes."""
+def _noise(declared: Relations, node: int, places: list[int], done: _Substitution) -> Noise:
+    """Return the draws of one node."""
     vectors = [declared.vectors[place] for place in places]
     std = np.array([vector.std for vector in vectors])[:, None]
-    rest, plain, guessed = (
-        torch.stack([one.values[place] for place in places]).numpy() / std
-        for one in (whole, without, guess)
-    )
+    shape = (KINDS, done.values[places[0]].shape[1])
+    drawn = np.stack([np.broadcast_to(done.values[place], shape) for place in places])
+    rest, plain, guessed = np.moveaxis(drawn, 1, 0) / std
     return Noise(
         node=node,
         labels=tuple(vector.label for vector in vectors),

@@ -205,12 +205,14 @@ def node_list(nodes: Iterable[int] | None) -> list[int] | None:
     return numbers
 
 
-def _not_finite(part: Tensor) -> int:
-    """Return the number of values of a part of a message that are NaN or infinite."""
+def _not_finite(payload: Tensor) -> int:
+    """Return the number of values of a message that are NaN or infinite."""
     count = 0
-    if not math.isfinite(float(part.sum())):
-        count = int((~part.isfinite()).sum())
-    mapping.release(part)
+    for first in range(0, len(payload), CHUNK):
+        part = payload[first : first + CHUNK]
+        if not math.isfinite(float(part.sum())):
+            count += int((~part.isfinite()).sum())
+        mapping.release(part)
     return count
 
 
@@ -326,7 +328,7 @@ class View:
         payload = self._trace.messages[table].payload[row]
         bad = 0
         if found not in self._finite:
-            bad = sum(_not_finite(part) for part in payload.split(CHUNK))
+            bad = _not_finite(payload)
         if bad:
             where = f"message {kind!r} {src} -> {dst} of round {round}"
             raise LeakauditError(

@@ -16,7 +16,7 @@ all other records): the truth must explain the messages better than such a guess
 
 from __future__ import annotations
 
-import bisect
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -257,40 +257,49 @@ class _Substitution:
         gradients: _Gradients,
         rounds: int,
     ) -> None:
-        self.values = dict(known)
+        self.values: dict[int, Floats] = {}
         self.over: dict[int, Floats] = {}
         self._declared = declared
         self._gradients = gradients
-        self._places = sorted(
-            place for place in declared.points if declared.vectors[place].round <= rounds
-        )
-        self._tried = set[int]()
+        self._missing: dict[int, int] = {}  # gradient -> unknown vectors of its model
+        self._waiting: dict[int, list[int]] = {}  # vector -> gradients at models that contain it
+        self._ready: dict[int, None] = {}  # gradients at known models, in order
+        for place, point in declared.points.items():
+            if declared.vectors[place].round <= rounds:
+                self._missing[place] = len(point.at.terms)
+                for model in point.at.terms:
+                    self._waiting.setdefault(model, []).append(place)
         with np.errstate(all="ignore"):  # what overflows is no agreement
+            for place, value in known.items():
+                self._set(place, value)
             for place, relation in enumerate(declared.relations):
                 if relation.round <= rounds:
                     for term in relation.terms:
-                        if self._ready(term):
+                        if term in self._ready:
                             self._evaluate(term)
                     self._use(place, relation.terms)
 
-    def _ready(self, place: int) -> bool:
-        """Return whether a vector is a gradient at a known model that was not tried yet."""
-        point = self._declared.points.get(place)
-        if point is None or place in self.values or place in self._tried:
-            return False
-        return point.at.terms.keys() <= self.values.keys()
+    def _set(self, place: int, value: Floats) -> None:
+        """Note the value of a vector, and the gradients whose models are known with it."""
+        self.values[place] = value
+        for gradient in self._waiting.pop(place, ()):
+            self._missing[gradient] -= 1
+            if not self._missing[gradient]:
+                self._ready[gradient] = None
 
     def _evaluate(self, first: int) -> None:
-        """Evaluate a gradient, and the next ones as far as their models are known as well."""
-        at = bisect.bisect_left(self._places, first)
-        ready = [first]
-        for place in self._places[at + 1 : at + self._gradients.together]:
-            if self._ready(place):
-                ready.append(place)
-        models = {place: self._sum(self._declared.points[place].at.terms) for place in ready}
-        owners = {place: self._declared.vectors[place].owner or 0 for place in ready}
-        self._tried.update(ready)
-        self.values |= self._gradients(models, owners)
+        """Evaluate a gradient, and others that are ready as well."""
+        others = (place for place in self._ready if place != first)
+        places = [first, *itertools.islice(others, self._gradients.together - 1)]
+        models: dict[int, Floats] = {}
+        owners: dict[int, int] = {}
+        for place in places:
+            del self._ready[place]
+            if place not in self.values:
+                models[place] = self._sum(self._declared.points[place].at.terms)
+                owners[place] = self._declared.vectors[place].owner or 0
+        for place, value in self._gradients(models, owners).items():
+            self._set(place, value)
 
     def _use(self, at: int, terms: Mapping[int, Fraction]) -> None:
         """Solve a relation for its only unknown vector, or store its error if there is none."""
@@ -301,7 +310,7 @@ class _Substitution:
             self.over[at] = self._sum(terms)
             return
         known = {place: factor for place, factor in terms.items() if place in self.values}
-        self.values[unknown[0]] = self._sum(known) / -float(terms[unknown[0]])
+        self._set(unknown[0], self._sum(known) / -float(terms[unknown[0]]))
 
     def _sum(self, terms: Mapping[int, Fraction]) -> Floats:
         total: Floats = np.zeros((1, 1))
@@ -319,7 +328,11 @@ def _affordable(declared: Relations, made: Recording) -> int:
 
 
 def norm(vector: Floats) -> float:
-    """Return the Euclidean norm of a vector (c,)."""
+    """Return the Euclidean norm of a vector.
+
+    Args:
+        vector: (c,) its coordinates.
+    """
     return math.sqrt(float(vector @ vector))
 
 

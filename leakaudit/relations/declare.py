@@ -16,7 +16,16 @@ from fractions import Fraction
 
 from leakaudit.errors import LeakauditError, suggest
 from leakaudit.progress import expired
-from leakaudit.relations.expression import LAWS, Expression, Form, Kind, Law, Outlined, Vector
+from leakaudit.relations.expression import (
+    LAWS,
+    ONE,
+    Expression,
+    Form,
+    Kind,
+    Law,
+    Outlined,
+    Vector,
+)
 from leakaudit.trace import Graph, Training
 
 # A declaration follows numbers of a file, such as its rounds and local steps. Both limits are
@@ -513,7 +522,7 @@ class Relations:
         return (False, vector.name, vector.owner, round_, vector.index, None)
 
     def _form(self, place: int) -> Expression:
-        return Expression(self.vectors, {place: Fraction(1)})
+        return Expression(self.vectors, {place: ONE})
 
     def _new(
         self,

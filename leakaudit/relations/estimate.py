@@ -279,10 +279,11 @@ def recorded(view: View, columns: Tensor | None = None) -> Fetch:
         if receivers is None:
             receivers = tuple(j for j in range(view.graph.nodes) if j != vector.owner)
         to = receivers[0]  # if there is no copy, `message` raises an error
-        for receiver in receivers:
-            if view.has(vector.round, vector.owner, receiver, vector.name):
-                to = receiver
-                break
+        if len(receivers) > 1:
+            for receiver in receivers:
+                if view.has(vector.round, vector.owner, receiver, vector.name):
+                    to = receiver
+                    break
         if columns is not None:
             return view.some(vector.round, vector.owner, to, vector.name, columns)
         return view.message(vector.round, vector.owner, to, vector.name)

@@ -24,6 +24,11 @@ LARGEST_DENOMINATOR = 10**5
 CLOSE = 1e-14
 
 
+# The coefficient of a single vector. Products with this very object need no arithmetic.
+ONE = Fraction(1)
+MINUS_ONE = Fraction(-1)
+
+
 def exact(value: Number) -> Fraction:
     """Return a coefficient as the rational number that its author intended.
 
@@ -156,7 +161,7 @@ class Expression:
 
     def __neg__(self) -> Expression:
         """Return the negative."""
-        return Expression(self.home, {k: -v for k, v in self.terms.items()})
+        return Expression(self.home, {k: _negative(v) for k, v in self.terms.items()})
 
     def __sub__(self, other: Form) -> Expression:
         """Return the difference."""
@@ -164,8 +169,9 @@ class Expression:
             return self + (-other)
         terms = dict(self.terms)
         for k, v in other.terms.items():
-            total = terms[k] - v if k in terms else -v
-            if total:
+            if k not in terms:
+                terms[k] = _negative(v)
+            elif total := terms[k] - v:
                 terms[k] = total
             else:
                 del terms[k]
@@ -184,7 +190,8 @@ class Expression:
         scale = exact(factor)
         if not scale:
             return Expression(self.home, {})
-        return Expression(self.home, {k: v * scale for k, v in self.terms.items()})
+        terms = {k: scale if v is ONE else v * scale for k, v in self.terms.items()}
+        return Expression(self.home, terms)
 
     __rmul__ = __mul__
 
@@ -254,6 +261,13 @@ class Outlined(Expression):
     def vector(self) -> int:
         """No place in particular."""
         return 0
+
+
+def _negative(factor: Fraction) -> Fraction:
+    """Return the negative of a coefficient."""
+    if factor is ONE:
+        return MINUS_ONE
+    return -factor
 
 
 def labels(vectors: Sequence[Vector], some: Iterable[int]) -> str:

@@ -1,0 +1,78 @@
+"""Substitution of gradients into relations: the noise that was drawn, however they are grouped."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from leakaudit.lint import substitute
+from leakaudit.lint.substitute import Left, left
+from leakaudit.protocols import recording
+from leakaudit.protocols.declared import protocol_of
+from leakaudit.protocols.scenario import Scenario
+from leakaudit.tasks.task import Task
+from leakaudit.trace import Trace, Truth
+
+SIGMA = 0.5
+
+
+@dataclass(frozen=True)
+class Recording:
+    trace: Trace
+    truth: Truth
+    task: Task
+
+
+def recorded(**constants: float) -> Recording:
+    scenario = Scenario(
+        victim="dpsgd",
+        nodes=5,
+        graph="ring",
+        rounds=4,
+        data="gaussians:20",
+        samples=2,
+        model="logistic",
+        set={"sigma": SIGMA, "alpha": 0.2, **constants},
+        dtype="float64",
+    )
+    run = recording.record(recording.plan(scenario), None)
+    return Recording(run.trace, run.truth_record, Task.build(run.trace.task))
+
+
+def remainder(made: Recording) -> Left:
+    return left(made, protocol_of(made.trace).whole)
+
+
+@pytest.mark.parametrize("clip", [0.0, 0.3])
+def test_the_remainder_is_the_noise(clip: float) -> None:
+    found = remainder(recorded(clip=clip))
+    assert len(found.noise) == 5
+    draws = np.concatenate([one.rest.ravel() for one in found.noise])
+    assert 0.7 < draws.std() < 1.3  # 60 draws of standard deviation 1
+    for one in found.noise:
+        assert np.abs(one.signal).max() > 0
+        assert np.abs(one.better).max() > 0
+
+
+@pytest.mark.parametrize("clip", [0.0, 0.3])
+def test_nothing_remains_without_noise(clip: float) -> None:
+    found = remainder(recorded(sigma=0.0, clip=clip))
+    assert not found.noise
+    assert found.missed < 1e-9
+    assert found.size > 1e-3
+
+
+@pytest.mark.parametrize("clip", [0.0, 0.3])
+def test_gradients_one_at_a_time(clip: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = recorded(clip=clip)
+    together = remainder(made)
+    monkeypatch.setattr(substitute, "AT_ONCE", 1)
+    alone = remainder(made)
+    assert len(together.noise) == len(alone.noise) == 5
+    for one, other in zip(together.noise, alone.noise, strict=True):
+        assert one.labels == other.labels
+        np.testing.assert_allclose(one.rest, other.rest, rtol=0, atol=1e-10)
+        np.testing.assert_allclose(one.signal, other.signal, rtol=0, atol=1e-10)
+        np.testing.assert_allclose(one.better, other.better, rtol=0, atol=1e-10)

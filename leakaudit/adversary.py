@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 T = TypeVar("T")
+Whole = TypeVar("Whole", int, np.ndarray)
 
 Edges = frozenset[tuple[int, int]]
 
@@ -361,22 +362,17 @@ class View:
             return self.message(round, src, dst, kind)  # raises
         return numbers
 
-    def _key(
-        self,
-        round: np.ndarray | int,
-        src: np.ndarray | int,
-        dst: np.ndarray | int,
-        kind: np.ndarray | int,
-    ) -> np.ndarray:
+    def _key(self, round: Whole, src: Whole, dst: Whole, kind: Whole) -> Whole:
         n = self.graph.nodes + 1
-        return ((np.asarray(round, np.int64) * len(self._kinds) + kind) * n + src) * n + dst + 1
+        key: Whole = ((round * len(self._kinds) + kind) * n + src) * n + dst + 1
+        return key
 
     def _find(self, round: int, src: int, dst: int, kind: str) -> tuple[int, int] | None:
         if kind not in self._kinds:
             return None
-        key = int(self._key(round, src, dst, self._kinds[kind]))
+        key = self._key(round, src, dst, self._kinds[kind])
         for table, (keys, rows) in enumerate(self._index):
-            at = int(np.searchsorted(keys, key))
+            at = int(keys.searchsorted(key))
             if at < len(keys) and keys[at] == key:
                 return table, int(rows[at])
         return None

@@ -11,7 +11,8 @@ the slope between the last two sizes in logarithms. long is one node of a ring o
 outsider, over many rounds; megabytes is the peak memory of this process until then. hidden is one
 curious node of a ring, over 1,000 rounds, and all nodes that it learns about. large is every
 default view of 1,000 nodes over 1,000 rounds in --workers processes: outsiders, channels, and all
-single curious nodes; seconds is elapsed time, and cpu and megabytes include the processes.
+single curious nodes, on every --graph; seconds is elapsed time, and megabytes is the largest
+resident memory of all processes together, sampled twice a second (Linux only).
 """
 
 from __future__ import annotations
@@ -22,9 +23,12 @@ import math
 import os
 import resource
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
 from unittest.mock import patch
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before numpy loads its linear algebra
@@ -89,6 +93,7 @@ def main() -> None:
     parser.add_argument("--reference", action="store_true")
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--graph", action="append", choices=GRAPHS, default=None)
     args = parser.parse_args()
     for name in args.names or [*SERIES, *OTHERS]:
         lines = growth(SERIES[name], args) if name in SERIES else others(name, args)
@@ -154,7 +159,7 @@ def exponent(times: Sequence[tuple[int, float]]) -> float | None:
 def others(name: str, args: argparse.Namespace) -> Iterator[dict[str, object]]:
     """Yield the lines of a name that is no series."""
     if name == "large":
-        return large(args.workers)
+        return large(args.workers, args.graph or list(GRAPHS))
     return OTHERS[name]()
 
 
@@ -193,19 +198,17 @@ def hidden() -> Iterator[dict[str, object]]:
         }
 
 
-def large(workers: int) -> Iterator[dict[str, object]]:
+def large(workers: int, graphs: Sequence[str]) -> Iterator[dict[str, object]]:
     """Yield a line for each graph."""
-    for kind, graph in (
-        ("ring", topology.make("ring", LARGE, Generator())),
-        ("torus", torus(25, 40)),
-        ("geometric, degree 6", geometric(LARGE, 6)),
-    ):
+    for kind in graphs:
+        graph = GRAPHS[kind]()
         victim = registry.configure(registry.get("victims", "dpsgd"), VICTIMS["dpsgd"])
         protocol = Protocol(victim, graph, LARGE, START)
         executor = Executor(workers)
-        cpu, start = spent(), time.perf_counter()
-        threats = survey.adversaries(protocol, range(LARGE), 1, executor)
-        found = list(compare(protocol, threats, executor=executor))
+        start = time.perf_counter()
+        with Memory() as memory:
+            threats = survey.adversaries(protocol, range(LARGE), 1, executor)
+            found = list(compare(protocol, threats, executor=executor))
         seconds = time.perf_counter() - start
         yield {
             "graph": kind,
@@ -214,18 +217,52 @@ def large(workers: int) -> Iterator[dict[str, object]]:
             "mean_neighbour": mean(found, "neighbour"),
             "mean_distant": mean(found, "node"),
             "seconds": round(seconds, 1),
-            "cpu": round(spent() - cpu, 1),
-            "megabytes": [
-                resource.getrusage(who).ru_maxrss // 1024
-                for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-            ],
+            "megabytes": memory.most,
         }
 
 
-def spent() -> float:
-    """Return the CPU time of this process and of those that it started and that have ended."""
-    of = os.times()
-    return of.user + of.system + of.children_user + of.children_system
+class Memory:
+    """Samples the resident memory of this process and all that it started, directly or not.
+
+    Attributes:
+        most: The largest sum so far, in MB; 0 on a system without /proc.
+    """
+
+    def __init__(self) -> None:
+        self.most = 0
+        self._ended = threading.Event()
+        self._sampling = threading.Thread(target=self._sample, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._sampling.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._sampling.join()
+
+    def _sample(self) -> None:
+        while not self._ended.wait(0.5):
+            self.most = max(self.most, self._now())
+
+    def _now(self) -> int:
+        parents: dict[int, int] = {}
+        sizes: dict[int, int] = {}
+        for status in Path("/proc").glob("[0-9]*/status"):
+            try:
+                lines = dict(line.split(":", 1) for line in status.read_text().splitlines())
+            except OSError:  # the process has ended
+                continue
+            number = int(lines["Pid"])
+            parents[number] = int(lines["PPid"])
+            sizes[number] = int(lines.get("VmRSS", "0 kB").split()[0]) // 1000
+        total = 0
+        for number, size in sizes.items():
+            while number not in (0, os.getpid()):
+                number = parents.get(number, 0)
+            if number:
+                total += size
+        return total
 
 
 def mean(found: Sequence[Comparison], kind: str) -> float:
@@ -257,6 +294,11 @@ def graph_of(graph: networkx.Graph) -> Graph:
     return Graph(len(numbered), tuple(sorted((min(e), max(e)) for e in numbered.edges())))
 
 
+GRAPHS = {
+    "ring": lambda: topology.make("ring", LARGE, Generator()),
+    "torus": lambda: torus(25, 40),
+    "geometric": lambda: geometric(LARGE, 6),  # of degree 6
+}
 START = {"w0": torch.zeros(1)}
 OTHERS = {"long": long, "hidden": hidden}
 

@@ -997,7 +997,9 @@ def spread(column: MaybeColumn, form: str) -> str:
     found += given(column.missed, ())
     if len({form.format(value) for value in found}) == 1:
         return form.format(found[0])
-    middle = form.format(column.median)
+    middle = "-"
+    if column.median is not None:
+        middle = form.format(column.median)
     return f"{middle} ({form.format(min(found))} to {form.format(max(found))})"
 
 

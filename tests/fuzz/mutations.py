@@ -102,7 +102,7 @@ def mutate_text(r: Random, text: str) -> str:
         k = r.randrange(len(words))
         match r.randrange(6):
             case 0:
-                words[k] = str(_odd(r, words[k]))[:100_000]
+                words[k] = _text(_odd(r, words[k]))[:100_000]
             case 1:
                 words[k:k] = [words[k]] * r.choice((1, 2, 40, 3_000))
             case 2:
@@ -154,7 +154,15 @@ def _odd(r: Random, like: Any) -> Any:
                 like = [like] if r.random() < 0.5 else {"a": like}
             return like
         case _:
-            return r.choice(({}, [], str(like)))
+            return r.choice(({}, [], _text(like)))
+
+
+def _text(value: Any) -> str:
+    """Return a value as text; one that is nested too deeply as its kind."""
+    try:
+        return str(value)
+    except RecursionError:
+        return type(value).__name__
 
 
 def _places(tree: Any) -> Iterator[tuple[Any, Any]]:

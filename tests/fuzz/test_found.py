@@ -63,8 +63,8 @@ from leakaudit.relations.declare import OUTLINED, TERMS, Most, at_most
 from leakaudit.relations.estimate import recorded
 from leakaudit.relations.semidefinite import supremum
 from leakaudit.rendering.gallery import image
-from leakaudit.results import record_file, redaction
-from leakaudit.results.model import VerdictEntry
+from leakaudit.results import record_file, redaction, wording
+from leakaudit.results.model import NumberColumn, VerdictEntry
 from leakaudit.scoring.metrics import identification, ssim
 from leakaudit.sweeping import tables
 from leakaudit.tasks import data_files
@@ -736,13 +736,13 @@ def test_gradients_of_many_local_steps_are_not_all_computed(here: Path) -> None:
     trace = trace_file.load(here / "f.pt")
     computed = 0
 
-    def counted(self: Task, *args: Any) -> torch.Tensor:
+    def counted(self: Task, thetas: torch.Tensor, *args: Any) -> torch.Tensor:
         nonlocal computed
-        computed += 1
-        return gradient(self, *args)
+        computed += len(thetas)
+        return gradients(self, thetas, *args)
 
-    gradient = Task.gradient
-    with patch.object(Task, "gradient", counted):
+    gradients = Task.gradients
+    with patch.object(Task, "gradients", counted):
         assert main(["trace", "lint", "f.pt", "--truth", "f.truth.pt", "-q"]) == 0
     most = substitute.SOME_GRADIENTS + substitute.GRADIENTS * len(trace)
     assert 2 * most < 3 * 300 * 8
@@ -1011,3 +1011,23 @@ def test_the_expected_messages_of_many_rounds_with_many_steps_are_refused(
     trace = trace_file.load(here / "steps.pt")
     with pytest.raises(LeakauditError, match="far more than a recording of this size can have"):
         Expected.outlined(trace)
+
+
+def test_a_score_without_a_median_is_shown_by_its_range() -> None:
+    """It ended with TypeError."""
+    column = NumberColumn(per_image=(1.0, 2.0), min=1.0, median=None, mean=None)
+    assert wording.spread(column, "{:.1f}") == "- (1.0 to 2.0)"
+
+
+def test_records_of_a_node_below_zero_are_refused(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A lint ended with RuntimeError."""
+
+    def below(tree: dict[str, Any], about: dict[str, Any]) -> None:
+        tree["node"][0] = -3
+
+    assert main(["record", "dpsgd", "-o", "b.pt", *SMALL]) == 0
+    edit(here / "b.truth.pt", below)
+    said = refused(capsys, "trace", "lint", "b.pt", "--truth", "b.truth.pt")
+    assert "node -3 of its records does not exist" in said

@@ -309,3 +309,5 @@ def _check_records(truth: Truth) -> None:
             for name, t in (("x", truth.x), ("y", truth.y), ("pool", truth.pool))
         )
         wellformed.bad(f"its records are inconsistent: {came}, inputs of shape {truth.task.shape}")
+    if bool((truth.node < 0).any()):
+        wellformed.bad(f"node {int(truth.node.min())} of its records does not exist")

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from leakaudit.accounting.adversaries import Threat
     from leakaudit.accounting.compare import Comparison
     from leakaudit.accounting.view_bound import ViewBound
+    from leakaudit.lint.case import Case
     from leakaudit.protocols.declared import Protocol
     from leakaudit.results.model import TraceSummary
 
@@ -146,10 +147,11 @@ def run(args: argparse.Namespace) -> int:
     if args.adversary and args.coalitions is not None:
         raise LeakauditError("expected --coalitions or --as, got both; remove one of them")
     protocol, last = bounding.protocol_of(args.source, chosen.data_root, chosen.download)
+    case = _case(args.source)
     with console.shown(chosen.progress):
         threats = _threats(args, protocol, last, executor)
         found = list(compare(protocol, threats, executor=executor, **asked))
-        unclear = _contradictions(args.source)
+        unclear = _contradictions(case)
     if form == "json":
         shown_all = [{**one.to_json(), "unclear": unclear} for one in found]
         write(json.dumps(shown_all, indent=2) + "\n", args)
@@ -173,14 +175,13 @@ def run(args: argparse.Namespace) -> int:
     return concluded(unclear, args)
 
 
-def _contradictions(source: Path) -> list[str]:
-    """Return how a recording differs from what it declares, and from what the figures assume.
+def _case(source: Path) -> Case | None:
+    """Return a recording up to its first incomplete round, with its truth if there is one.
 
-    Nothing is said about a scenario, or about a recording whose first round is incomplete.
+    None for a scenario, and for a recording whose first round is incomplete.
     """
     if source.suffix == ".toml":
-        return []
-    from leakaudit.lint.assumptions import assumed
+        return None
     from leakaudit.lint.case import Case
     from leakaudit.traces import gaps, trace_file
 
@@ -190,10 +191,18 @@ def _contradictions(source: Path) -> list[str]:
     if truth is not None:
         trace_file.same_run(trace, truth, advice=f"replace {beside}, or move it elsewhere")
     try:
-        trace = gaps.before(trace)
+        return Case(gaps.before(trace), truth)
     except LeakauditError:
+        return None
+
+
+def _contradictions(case: Case | None) -> list[str]:
+    """Return how a recording differs from what it declares, and from what the figures assume."""
+    if case is None:
         return []
-    return [f"{one.name}: {one.says}" for one in assumed(Case(trace, truth))]
+    from leakaudit.lint.assumptions import assumed
+
+    return [f"{one.name}: {one.says}" for one in assumed(case)]
 
 
 def _threats(

@@ -55,6 +55,7 @@ from leakaudit.inversion.search.objectives import missing
 from leakaudit.leak import GradientLeak
 from leakaudit.lint import substitute
 from leakaudit.pipeline.checkpoint import Checkpoint
+from leakaudit.protocols import declared
 from leakaudit.protocols.declared import protocol_of
 from leakaudit.protocols.expected import Expected
 from leakaudit.reconstruction import Certificate, Reconstruction
@@ -72,7 +73,7 @@ from leakaudit.tasks.exported import archive
 from leakaudit.tasks.task import Task
 from leakaudit.trace import Graph, Layout, TaskSpec
 from leakaudit.traces import trace_file
-from leakaudit.traces._storage import foreign, sizes
+from leakaudit.traces._storage import arrays, foreign, sizes
 from leakaudit.viewing.running import Stage
 
 ATTACK = ("attack", "c.pt", "-o", "out", "-q")
@@ -1031,3 +1032,24 @@ def test_records_of_a_node_below_zero_are_refused(
     edit(here / "b.truth.pt", below)
     said = refused(capsys, "trace", "lint", "b.pt", "--truth", "b.truth.pt")
     assert "node -3 of its records does not exist" in said
+
+
+def test_a_refused_bound_says_nothing_else(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It first said which views it evaluates, and then that the truth is of another recording."""
+    assert main(["record", "secagg", "-o", "b.pt", *SMALL]) == 0
+    with patch("leakaudit.cli.bound.LARGE", 1), patch.object(declared, "MODELLED", 0):
+        capsys.readouterr()
+        assert main(["bound", "b.pt"]) in (0, 3)
+        assert "only the outsider is evaluated" in capsys.readouterr().err
+
+        def more_nodes(tree: dict[str, Any], about: dict[str, Any]) -> None:
+            tree["node"] += 100
+
+        edit(here / "b.truth.pt", more_nodes)
+        assert "belongs to another recording" in refused(capsys, "bound", "b.pt")
+
+
+def test_numbers_of_128_bits_are_refused() -> None:
+    """It ended with TypeError."""
+    with pytest.raises(LeakauditError, match="expected an array of real numbers"):
+        arrays.tensor(np.zeros(2, np.longdouble), "payload")

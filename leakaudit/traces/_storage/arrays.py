@@ -32,7 +32,7 @@ def tensor(value: Any, what: str) -> Tensor:
         with suppress(BufferError, RuntimeError, TypeError):
             return from_dlpack(value).detach()
     array = _array(value, what)
-    if array.dtype.kind not in "fiub":
+    if array.dtype.kind not in "fiub" or array.dtype.itemsize > 8:  # torch has no longer numbers
         raise LeakauditError(
             f"{what}: expected an array of real numbers, "
             f"got {type(value).__name__} of {array.dtype}"

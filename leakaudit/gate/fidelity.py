@@ -21,9 +21,6 @@ import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-import torch
-
 from leakaudit.adversary import Adversary
 from leakaudit.extraction.hearing import targets
 from leakaudit.gate import draws
@@ -35,7 +32,7 @@ from leakaudit.lint import noise
 from leakaudit.lint.conformance import samples
 from leakaudit.lint.fit import Fit
 from leakaudit.lint.pitfall import NAMES
-from leakaudit.lint.samples import Sample
+from leakaudit.lint.samples import of_messages
 from leakaudit.lint.substitute import Left, Noise, left
 from leakaudit.lint.values import Values, contradicted
 from leakaudit.protocols import deviation as titles
@@ -55,10 +52,6 @@ SURE = 3.0
 # If the probability of a node's coefficient is below this, more recordings are made. A choice: a
 # common significance level, shared by all nodes.
 ODD = 0.05
-# Number of nodes, and of columns, whose noise the lint tests: choices that limit its tests to
-# seconds.
-NODES = 8
-WIDTH = 4096
 
 # The sentence of a rule begins with its title.
 TITLES = {
@@ -227,7 +220,7 @@ class Fidelity:
 
     def _values(self, made: Recorded) -> None:
         """Compare the values of one recording with the gradients of its truth."""
-        found = Left((), 0.0, 0.0, "")
+        found = Left(())
         if made.trace.columns == (0, made.trace.layout.size):
             found = left(made, self._declared(made.trace).relations)
         if not found.noise and not found.size:
@@ -241,7 +234,8 @@ class Fidelity:
         self._first = self._first or found.noise
 
     def _add(self, run: Run, trace: Trace, noise: Sequence[Noise]) -> None:
-        self._draws.add(run, noise, trace.layout.slices, _rounding(trace, noise))
+        rounding = {one.node: one.rounded / float(one.std.min()) for one in noise}
+        self._draws.add(run, noise, trace.layout.slices, rounding)
 
     # --- all recordings ---------------------------------------------------------------------------
 
@@ -272,9 +266,9 @@ class Fidelity:
         quiet = self._sent.quiet()
         if quiet is not None:
             _, fix = NAMES[20]
-            yield Deviation(draws.QUIET, f"{quiet}; {fix}")
+            yield Deviation(draws.QUIET, f"{quiet.says}; {fix}", quiet.nodes)
             return
-        found = list(noise.judged([_sample(one) for one in self._first[:NODES]]))
+        found = list(noise.judged(of_messages(self._first)))
         for pitfall in found:
             yield Deviation(pitfall.code, f"{pitfall.says}; {pitfall.fix}")
         if not found:
@@ -317,29 +311,3 @@ def _without_values(made: Recorded) -> str:
     if made.trace.columns != (0, made.trace.layout.size):
         return "only some columns of the model are recorded"
     return "the truth and the messages do not determine the private states"
-
-
-def _rounding(trace: Trace, noise: Sequence[Noise]) -> dict[int, float]:
-    """Return the rounding error of messages, in standard deviations of each node's noise."""
-    sizes = (float(m.payload.abs().max()) for m in trace.messages if m.payload.numel())
-    largest = max(sizes, default=0.0)
-    eps = torch.finfo(trace.dtype).eps
-    return {one.node: eps * largest / one.least for one in noise}
-
-
-def _sample(one: Noise) -> Sample:
-    """Return noise of variance 1 for the tests of the lint."""
-    count, width = one.rest.shape
-    chosen = np.linspace(0, width - 1, min(width, WIDTH)).round().astype(int)
-    return Sample(
-        node=one.node,
-        labels=one.labels,
-        rounds=one.rounds,
-        value=one.rest[:, chosen],
-        factor=np.eye(count),
-        norm=np.linalg.norm(one.rest, axis=1),
-        weight=np.zeros(count),
-        coordinates=width,
-        gaussian=one.gaussian,
-        hidden=False,
-    )

@@ -24,7 +24,7 @@ from leakaudit.errors import LeakauditError, suggest
 from leakaudit.lint.case import Case
 from leakaudit.lint.equations import inconsistency
 from leakaudit.lint.pitfall import Pitfall
-from leakaudit.lint.substitute import left
+from leakaudit.lint.substitute import Left, left
 from leakaudit.lint.values import Values, contradicted
 from leakaudit.protocols import expected
 from leakaudit.protocols.declared import protocol_of
@@ -50,12 +50,15 @@ class Conformance:
         stated: Why messages are not observed although the declaration is followed.
         compared: Whether values were compared with gradients of the truth.
         obstacle: Why they were not.
+        noise: What is wrong with the noise of the messages, whose size and distribution are the
+            subject of other pitfalls.
     """
 
     deviations: tuple[Deviation, ...]
     stated: tuple[Deviation, ...]
     compared: bool
     obstacle: str
+    noise: tuple[Pitfall, ...] = ()
 
     @property
     def sentences(self) -> list[str]:
@@ -116,15 +119,23 @@ def examine(
     case = Case(trace, None)
     if not hard:
         hard += _consistency(case)
+    noise: list[Pitfall] = []
     if not hard and not obstacle and truth is not None:
-        values = list(_values(_Recording(trace, truth, task or Task.build(trace.task))))
-        compared = None not in values
-        hard += [one for one in values if one is not None]
+        remainder = _remainder(_Recording(trace, truth, task or Task.build(trace.task)))
+        compared = bool(remainder.noise or remainder.size)
+        values = Values()
+        values.add(remainder.noise)
+        hard += list(contradicted(remainder)) or [*values.signal(), *values.excess()][:1]
+        if not hard:
+            noise += _noise_of(remainder, values)
         if not compared:
             obstacle = "the truth and the messages do not determine the private states"
     if not hard and not compared:
-        hard += _noise(case)
-    return Conformance(tuple(hard), stated, compared, obstacle)
+        noise += _noise(case)
+    for pitfall in noise[:1]:
+        about = "quiet" if pitfall.number == QUIET else "distribution"
+        hard.append(Deviation(about, pitfall.says))
+    return Conformance(tuple(hard), stated, compared, obstacle, tuple(noise))
 
 
 def check(case: Case) -> Iterator[Pitfall]:
@@ -140,10 +151,12 @@ def check(case: Case) -> Iterator[Pitfall]:
     except LeakauditError as error:  # nothing can be compared with an unknown declaration
         yield Pitfall(NUMBER, Verdict.UNSUPPORTED, str(error))
         return
-    # The noise itself is the subject of other pitfalls, and so are equations without noise.
+    # Noise is the subject of other pitfalls, and so are equations without noise.
     elsewhere = {"quiet", "distribution"}
     if case.protocol and isinstance(case.protocol.victim, Written) and not case.laws:
         elsewhere |= {"messages", "gradients"}
+    if case.truth is not None and not case.truth.states:  # which would contain the noise itself
+        yield from found.noise
     wrong = [one for one in found.deviations if one.about not in elsewhere]
     if not wrong:
         return
@@ -225,7 +238,7 @@ def _consistency(case: Case) -> Iterator[Deviation]:
         yield Deviation(about, says)
 
 
-def _noise(case: Case) -> Iterator[Deviation]:
+def _noise(case: Case) -> Iterator[Pitfall]:
     """Test whether the messages contain the declared noise, whatever the gradients are."""
     if not case.laws:
         return
@@ -233,24 +246,25 @@ def _noise(case: Case) -> Iterator[Deviation]:
 
     for pitfall in noise.check(case):
         if pitfall.verdict is Verdict.REFUTED:
-            about = "quiet" if pitfall.number == QUIET else "distribution"
-            yield Deviation(about, pitfall.says)
-            return
+            yield pitfall
 
 
-def _values(made: _Recording) -> Iterator[Deviation | None]:
-    """Compare the values with gradients of the truth; a None if there is nothing to compare."""
+def _remainder(made: _Recording) -> Left:
+    """Substitute the gradients of the truth."""
     rounds = min(made.trace.rounds, ROUNDS)
-    found = left(made, protocol_of(made.trace, rounds).whole)
-    if not found.noise and not found.size:
-        yield None
+    return left(made, protocol_of(made.trace, rounds).whole)
+
+
+def _noise_of(found: Left, values: Values) -> Iterator[Pitfall]:
+    """Test whether the remainder of the messages is the declared noise."""
+    if not found.noise:
         return
-    wrong = list(contradicted(found))
-    if not wrong:
-        values = Values()
-        values.add(found.noise)
-        wrong = [*values.signal(), *values.excess()][:1]
-        quiet = values.quiet()
-        if not wrong and quiet is not None:
-            wrong = [Deviation("quiet", quiet)]
-    yield from wrong
+    from leakaudit.lint import noise  # slow to import
+    from leakaudit.lint.samples import of_messages
+
+    quiet = values.quiet()
+    if quiet is None:
+        yield from noise.judged(of_messages(found.noise))
+        return
+    small = list(noise.insufficient(of_messages(found.noise, quiet.nodes)))
+    yield from small or [Pitfall(QUIET, Verdict.REFUTED, quiet.says, {"nodes": list(quiet.nodes)})]

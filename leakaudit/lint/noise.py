@@ -68,15 +68,19 @@ def judged(samples: list[Sample]) -> Iterator[Pitfall]:
     law = list(_law(samples))
     yield from law
     if not law:
-        size = list(_size(samples))
+        size = list(insufficient(samples))
         yield from size
         if size:
             return
     yield from _tails(samples)
 
 
-def _size(samples: list[Sample]) -> Iterator[Pitfall]:
-    """Compare the size of the noise of each node, and of all nodes, with the declared size."""
+def insufficient(samples: list[Sample]) -> Iterator[Pitfall]:
+    """Compare the size of the noise of each node, and of all nodes, with the declared size.
+
+    Args:
+        samples: Samples of the noise, or of gradients with noise.
+    """
     groups = [[sample] for sample in samples]
     one_law = all(sample.gaussian == samples[0].gaussian for sample in samples)
     if len(samples) > 1 and one_law and all(sample.alone for sample in samples):

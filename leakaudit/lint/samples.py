@@ -15,6 +15,7 @@ from leakaudit.errors import LeakauditError
 from leakaudit.extraction.deduction import Deduction, Determined
 from leakaudit.extraction.gradient_values import minimum_variance
 from leakaudit.lint.case import Case
+from leakaudit.lint.substitute import Noise
 from leakaudit.relations import Vector
 
 Floats = NDArray[np.float64]
@@ -153,6 +154,35 @@ def _drawn(node: int, kept: Sequence[tuple[Vector, Tensor]]) -> Sample:
     )
 
 
+def of_messages(noise: Sequence[Noise], suspects: Sequence[int] = ()) -> list[Sample]:
+    """Return the noise of some nodes that results from messages and gradients of the truth.
+
+    Args:
+        noise: The noise of all nodes.
+        suspects: Nodes that are always among them.
+    """
+    every = max(1, -(-len(noise) // NODES))
+    return [_drawn_by(one) for k, one in enumerate(noise) if k % every == 0 or one.node in suspects]
+
+
+def _drawn_by(one: Noise) -> Sample:
+    """Return the noise of a node."""
+    rows = slice(DRAWS)
+    value = one.rest[rows] * one.std[rows, None]
+    return Sample(
+        node=one.node,
+        labels=one.labels[rows],
+        rounds=one.rounds[rows],
+        value=value[:, _columns(value.shape[1])],
+        factor=np.diag(one.std[rows]),
+        norm=np.linalg.norm(value, axis=1),
+        weight=np.zeros(len(value)),
+        coordinates=value.shape[1],
+        gaussian=one.gaussian,
+        hidden=False,
+    )
+
+
 def state(case: Case, vector: Vector) -> Tensor | None:
     """Return a private vector of the truth.
 
@@ -198,7 +228,10 @@ def pick(sample: Sample, rows: list[int]) -> Sample:
 
 
 def _some(value: Tensor) -> Floats:
-    """Return at most WIDTH columns, evenly spread."""
-    width = value.shape[1]
-    columns = torch.linspace(0, width - 1, min(width, WIDTH)).round().long()
-    return value[:, columns].double().numpy()
+    """Return some columns."""
+    return value[:, torch.from_numpy(_columns(value.shape[1]))].double().numpy()
+
+
+def _columns(width: int) -> NDArray[np.intp]:
+    """Return at most WIDTH of some columns, evenly spread."""
+    return np.linspace(0, width - 1, min(width, WIDTH)).round().astype(np.intp)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Protocol
@@ -87,7 +87,8 @@ class Noise:
         better: (k, c) their contribution beyond that of the gradients of a guess, in the same
             units.
         gaussian: whether all are declared as normal.
-        least: smallest declared standard deviation among them.
+        std: (k,) declared standard deviations.
+        rounded: rounding error of the largest recorded number.
     """
 
     node: int
@@ -97,7 +98,8 @@ class Noise:
     signal: Floats
     better: Floats
     gaussian: bool
-    least: float = 1.0
+    std: Floats
+    rounded: float
 
 
 @dataclass(frozen=True)
@@ -111,12 +113,17 @@ class Left:
         size: the same for the contribution of the gradients to these relations.
         broken: the first of these relations that fails although it contains no gradient, as text;
             "" if there is none.
+        worst: largest error of one of these relations, relative to the contribution of the
+            gradients to its terms.
+        node: the node whose message this relation contains, or None.
     """
 
     noise: tuple[Noise, ...]
-    missed: float
-    size: float
-    broken: str
+    missed: float = 0.0
+    size: float = 0.0
+    broken: str = ""
+    worst: float = 0.0
+    node: int | None = None
 
 
 def left(made: Recording, declared: Relations) -> Left:
@@ -130,13 +137,17 @@ def left(made: Recording, declared: Relations) -> Left:
     known = _recorded(made, declared, rounds)
     noisy = any(vector.kind == "noise" for vector in declared.vectors)
     done = _Substitution(declared, known, _Gradients(made, guess=noisy), rounds)
-    missed, size, broken = _missed(declared, done, torch.finfo(made.trace.dtype).eps)
+    eps = torch.finfo(made.trace.dtype).eps
     drawn: dict[int, list[int]] = {}  # node -> its noise vectors
     for place, vector in enumerate(declared.vectors):
         if vector.kind == "noise" and vector.owner is not None and place in done.values:
             drawn.setdefault(vector.owner, []).append(place)
-    noise = [_noise(declared, node, places, done) for node, places in sorted(drawn.items())]
-    return Left(tuple(noise), missed, size, broken)
+    largest = max((float(np.abs(value).max(initial=0.0)) for value in known.values()), default=0.0)
+    noise = [
+        _noise(declared, node, places, done, eps * largest)
+        for node, places in sorted(drawn.items())
+    ]
+    return _missed(declared, done, eps, tuple(noise))
 
 
 def _recorded(made: Recording, declared: Relations, rounds: int) -> dict[int, Floats]:
@@ -336,37 +347,45 @@ def norm(vector: Floats) -> float:
     return math.sqrt(float(vector @ vector))
 
 
-def _missed(declared: Relations, done: _Substitution, eps: float) -> tuple[float, float, str]:
-    """Return the error of relations without unknown vectors.
-
-    Also returns the contribution of the gradients to them, and the first relation that fails.
-
-    Returns:
-        `Left.missed`, `Left.size` and `Left.broken`.
-    """
+def _missed(declared: Relations, done: _Substitution, eps: float, noise: tuple[Noise, ...]) -> Left:
+    """Measure the error of relations without unknown vectors."""
     missed = 0.0
     size = 0.0
     broken = ""
+    worst = 0.0
+    node: int | None = None
     norms = {place: norm(value[0]) for place, value in done.values.items()}
+    given = {
+        place: norm(value[1] - value[0]) for place, value in done.values.items() if len(value) > 1
+    }
     for at, total in done.over.items():
-        terms = declared.relations[at].terms
-        largest = max(norms[place] * abs(float(factor)) for place, factor in terms.items())
-        channel = max(
-            declared.vectors[place].std * abs(float(factor)) for place, factor in terms.items()
-        )
+        terms = {place: abs(float(f)) for place, f in declared.relations[at].terms.items()}
+        largest = max(factor * norms[place] for place, factor in terms.items())
+        channel = max(factor * declared.vectors[place].std for place, factor in terms.items())
         allowed = ROUNDED * eps * largest + CHANNEL * channel * math.sqrt(total.shape[1])
         off = max(0.0, norm(total[0]) - allowed)
-        given = 0.0
-        if len(total) > 1:
-            given = norm(total[1] - total[0])
-        if off > 0 and given == 0.0:
+        together = norm(total[1] - total[0]) if len(total) > 1 else 0.0
+        if off > 0 and together == 0.0:
             broken = broken or declared.relations[at].text
         missed = math.hypot(missed, off)
-        size = math.hypot(size, given)
-    return missed, size, broken
+        size = math.hypot(size, together)
+        # The contributions to the terms may cancel, but not their errors.
+        most = max((terms[place] * given[place] for place in terms if place in given), default=0.0)
+        if most and off / most > worst:
+            worst = off / most
+            node = _sender(declared, terms)
+    return Left(noise, missed, size, broken, worst, node)
 
 
-def _noise(declared: Relations, node: int, places: list[int], done: _Substitution) -> Noise:
+def _sender(declared: Relations, terms: Iterable[int]) -> int | None:
+    """Return the owner of the last message among some vectors."""
+    sent = [declared.vectors[place] for place in terms if declared.vectors[place].kind == "message"]
+    return max(sent, key=lambda vector: vector.round).owner if sent else None
+
+
+def _noise(
+    declared: Relations, node: int, places: list[int], done: _Substitution, rounded: float
+) -> Noise:
     """Return the draws of one node."""
     vectors = [declared.vectors[place] for place in places]
     std = np.array([vector.std for vector in vectors])[:, None]
@@ -381,5 +400,6 @@ def _noise(declared: Relations, node: int, places: list[int], done: _Substitutio
         signal=plain - rest,
         better=guessed - rest,
         gaussian=all(vector.law == "gaussian" for vector in vectors),
-        least=float(std.min()),
+        std=std[:, 0],
+        rounded=rounded,
     )

@@ -8,11 +8,12 @@ gradients. The sums over several recordings of a program make the tests sharper.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from leakaudit.lint.fit import CLOSE, Fit
-from leakaudit.lint.substitute import Left, Noise
+from leakaudit.lint.substitute import ROUNDED, Left, Noise
 from leakaudit.protocols.deviation import Deviation
 
 # Probability of a false alarm of each test, over all recordings: a thousandth of a gate's default
@@ -32,13 +33,88 @@ def contradicted(found: Left) -> Iterator[Deviation]:
     if found.broken:
         says = f"the messages contradict the declared relations: {found.broken} does not hold"
         yield Deviation("messages", says)
-    elif found.missed > CLOSE * found.size:
-        share = found.missed / max(found.size, 1e-300)
-        says = (
-            f"the recorded messages differ by {share:.1%} from the gradients of the truth, and "
-            "no noise is declared; check the truth, labels, constants, model and messages"
+        return
+    share = found.missed / max(found.size, 1e-300)
+    if max(share, found.worst) <= CLOSE:
+        return
+    nodes = () if found.node is None else (found.node,)
+    of_node = "".join(f" of node {node}" for node in nodes)
+    says = (
+        f"the recorded messages differ by {share:.1%} from the gradients of the truth, "
+        f"one{of_node} by {found.worst:.1%}, and no noise is declared; check the truth, labels, "
+        "constants, model and messages"
+    )
+    yield Deviation("gradients", says, nodes)
+
+
+@dataclass
+class _Size:
+    """How much noise there is.
+
+    Attributes:
+        energy: Sum of the squared numbers, which are of variance 1 if the noise is as declared.
+        numbers: How many these are.
+        power: The same sum for the contribution of the gradients.
+        rounding: Root of the sum of the squared rounding errors.
+    """
+
+    energy: float = 0.0
+    numbers: int = 0
+    power: float = 0.0
+    rounding: float = 0.0
+
+    @classmethod
+    def of(cls, one: Noise, k: int) -> _Size:
+        """Return the size of a node's draw `k`."""
+        rest = one.rest[k]
+        return cls(
+            energy=float(rest @ rest),
+            numbers=rest.size,
+            power=float(one.signal[k] @ one.signal[k]),
+            rounding=ROUNDED * one.rounded / float(one.std[k]) * math.sqrt(rest.size),
         )
-        yield Deviation("gradients", says)
+
+    def add(self, other: _Size) -> None:
+        """Add more noise."""
+        self.energy += other.energy
+        self.numbers += other.numbers
+        self.power += other.power
+        self.rounding = math.hypot(self.rounding, other.rounding)
+
+    @property
+    def ratio(self) -> float:
+        """Size of the noise in units of the declared one."""
+        return math.sqrt(self.energy / self.numbers)
+
+    @property
+    def excess(self) -> float:
+        """Norm of the noise, less what gradients within `CLOSE` and rounding explain."""
+        return max(0.0, math.sqrt(self.energy) - CLOSE * math.sqrt(self.power) - self.rounding)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Some messages: all of them, those of a node, or a single draw of its noise."""
+
+    node: int | None = None
+    label: str = ""
+
+    @property
+    def stated(self) -> int:
+        """How many of its fields are stated."""
+        return (self.node is not None) + bool(self.label)
+
+    @property
+    def nodes(self) -> tuple[int, ...]:
+        """The node, if it is only one."""
+        return () if self.node is None else (self.node,)
+
+    def __str__(self) -> str:
+        if self.node is None:
+            return "the messages contain"
+        if not self.label:
+            return f"the messages of node {self.node} contain"
+        return f"a message of node {self.node} ({self.label}) contains"
 
 
 @dataclass
@@ -47,13 +123,11 @@ class Values:
 
     Attributes:
         nodes: How the noise of each node correlates with its gradients.
-        energy: Sum of |rest|^2 over the numbers of Gaussian noise.
-        numbers: How many these are.
+        sizes: How much normal noise each part of the messages contains.
     """
 
     nodes: dict[int, Fit] = field(default_factory=dict)
-    energy: float = 0.0
-    numbers: int = 0
+    sizes: dict[_Part, _Size] = field(default_factory=dict)
 
     def add(self, found: Sequence[Noise]) -> None:
         """Add the noise of one recording.
@@ -63,9 +137,12 @@ class Values:
         """
         for one in found:
             self.nodes.setdefault(one.node, Fit()).add(one)
-            if one.gaussian:
-                self.energy += float((one.rest**2).sum())
-                self.numbers += one.rest.size
+            if not one.gaussian:
+                continue
+            for k, label in enumerate(one.labels):
+                size = _Size.of(one, k)
+                for part in (_Part(), _Part(one.node), _Part(one.node, label)):
+                    self.sizes.setdefault(part, _Size()).add(size)
 
     @property
     def fit(self) -> Fit:
@@ -101,34 +178,49 @@ class Values:
 
     def excess(self) -> Iterator[Deviation]:
         """Test whether more remains than the declared noise and gradients within `CLOSE`."""
-        excess = math.sqrt(self.energy) - CLOSE * math.sqrt(self.fit.power)
-        if not self.numbers or excess <= 0:
-            return
         from scipy.special import chdtrc  # slow to import
 
         # The sum of n squared standard normal numbers has a chi-square distribution with n degrees
         # of freedom.
-        if float(chdtrc(self.numbers, excess**2)) < LEVEL:
+        part = self._significant(lambda size: float(chdtrc(size.numbers, size.excess**2)))
+        if part is not None:
             says = (
-                f"besides the gradients of the truth, the messages contain {self._size:.3g} times "
+                f"besides the gradients of the truth, {part} {self.sizes[part].ratio:.3g} times "
                 "the declared noise: check the truth, constants and messages"
             )
-            yield Deviation("noise", says)
+            yield Deviation("noise", says, part.nodes)
 
-    def quiet(self) -> str | None:
-        """Test whether less remains than the declared noise; returns a sentence, or None."""
-        if not self.numbers:
-            return None
+    def quiet(self) -> Deviation | None:
+        """Test whether less remains than the declared noise."""
         from scipy.special import chdtr  # slow to import
 
-        if float(chdtr(self.numbers, self.energy)) >= LEVEL:
+        part = self._significant(lambda size: float(chdtr(size.numbers, size.energy)))
+        if part is None:
             return None
-        return f"the messages contain {self._size:.3g} times the declared noise"
+        says = f"{part} {self.sizes[part].ratio:.3g} times the declared noise"
+        return Deviation("quiet", says, part.nodes)
 
-    @property
-    def _size(self) -> float:
-        """Size of the noise in units of the declared one."""
-        return math.sqrt(self.energy / self.numbers)
+    def _significant(self, chance: Callable[[_Size], float]) -> _Part | None:
+        """Return the messages whose noise has a size that is too improbable, or None.
+
+        All messages, those of each node, and single draws each have a third of the level.
+
+        Args:
+            chance: Returns the probability that declared noise has a size as extreme.
+        """
+        count = Counter(part.stated for part in self.sizes)
+        wrong: dict[_Part, float] = {}
+        for part, size in self.sizes.items():
+            found = chance(size)
+            if size.numbers and found < LEVEL / (3 * count[part.stated]):
+                wrong[part] = found
+        if not wrong:
+            return None
+        # A fault of some nodes makes all messages together improbable as well.
+        nodes = [part for part in wrong if part.stated == 1]
+        if 0 < len(nodes) < count[1]:
+            return min(nodes, key=lambda part: wrong[part])
+        return min(wrong, key=lambda part: (part.stated, wrong[part]))
 
 
 def _multiple(who: str, fit: Fit, nodes: tuple[int, ...] = ()) -> Deviation:

@@ -223,7 +223,7 @@ CASES = {
         2, "channel 0 -> 2 is not in the graph", (("dst=graph.neighbours[i]", "dst=(i + 2) % 4"),)
     ),
     "everything encrypted": Case(
-        3, "messages are marked as encrypted", ((SEND, SEND[:-1] + ", secure=True)"), SILENT)
+        1, "insufficient noise", ((SEND, SEND[:-1] + ", secure=True)"), SILENT)
     ),
     "everything encrypted, as declared": Case(
         3,
@@ -262,7 +262,7 @@ CASES = {
     "float16 as float32": Case(3, "recorded numbers differ", sent("sent[i].astype(np.float16)")),
     "another start": Case(
         1,
-        "epsilon|gain|unclipped|noise",
+        "Leak: |epsilon|gain|unclipped|noise",
         (('public={"w0": w[0]}', 'public={"w0": w[0] + 1}'),),
         seeds=2,
     ),

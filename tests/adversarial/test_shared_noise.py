@@ -69,6 +69,8 @@ def _noise(node: int, rest: Floats, signal: Floats) -> Noise:
         signal=signal,
         better=signal,
         gaussian=True,
+        std=np.ones(len(rest)),
+        rounded=1e-7,
     )
 
 

@@ -257,7 +257,7 @@ def _gradient(leak: GradientLeak, task: Task) -> Mapping[str, Tensor]:
 
 def _network(task: Task, theta: Tensor) -> VisionTransformer:
     """Return the task's model with given parameters, in float64."""
-    module = copy.deepcopy(task.module).double()
+    module = copy.deepcopy(task.module).to(theta.device, torch.float64)
     module.load_state_dict(dict(task.layout.split(theta.double())), strict=False)
     assert isinstance(module, VisionTransformer)
     return module.requires_grad_(False)

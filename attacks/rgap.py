@@ -137,6 +137,7 @@ class RGAP(Attack):
         if y is None:
             # Squared loss: the slope in the outputs is outputs - target.
             y = task.logits(theta, x).detach() - slopes[f"{layers[-1].name}.bias"]
+        y = y.to(theta.device)
         residual = partial(objectives.misfit, target, task, y=y)
         x, near = _on_grid(task, x, residual)
         note = f"{near}{how}"

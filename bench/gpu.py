@@ -18,15 +18,15 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Generator, Tensor
 
+import leakaudit as la
 from leakaudit.adversary import Adversary
-from leakaudit.extraction import hearing
-from leakaudit.extraction.deduction import Deduction
 from leakaudit.inversion import attacking
 from leakaudit.protocols import recording
 from leakaudit.protocols.scenario import Scenario
@@ -37,12 +37,92 @@ VICTIMS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("pdmm", {"model": "mlp", "set": {"hidden": 256}}),
     ("dpsgd", {"model": "lenet"}),
     ("fedavg", {"model": "convnet"}),
+    ("dpsgd", {"model": "resnet18", "nodes": 8, "rounds": 3}),
 )
-ATTACKS: tuple[tuple[str, str, dict[str, Any]], ...] = (  # attack, model, settings
-    ("dlg", "lenet", {"restarts": 32, "steps": 4}),
-    ("idlg", "lenet", {"restarts": 32, "steps": 4}),
-    ("inverting", "convnet", {"steps": 60, "restarts": 4}),
-    ("exact", "mlp", {}),
+
+
+@dataclass(frozen=True)
+class Case:
+    """An attack on node 0 of a small recording.
+
+    Attributes:
+        attack: Its name.
+        scenario: What is recorded, as fields of a Scenario.
+        settings: Settings of the attack; searches stop after a few steps.
+        adversary: Who attacks.
+    """
+
+    attack: str
+    scenario: dict[str, Any]
+    settings: dict[str, Any] = field(default_factory=dict)
+    adversary: str = "eavesdropper"
+
+
+PDMM: dict[str, Any] = {
+    "victim": "pdmm",
+    "nodes": 4,
+    "graph": "ring",
+    "rounds": 20,
+    "data": "faces",
+    "samples": 1,
+    "dtype": "float64",
+    "wires": "node:0",
+}
+FEDSGD: dict[str, Any] = {
+    "victim": "fedsgd",
+    "nodes": 2,
+    "rounds": 1,
+    "data": "faces",
+    "samples": 4,
+    "dtype": "float64",
+}
+AVERAGED = {"differential": False, "z0": 0.1}
+CASES = (
+    Case("dlg", {**PDMM, "model": "lenet", "set": AVERAGED}, {"restarts": 32, "steps": 4}),
+    Case("idlg", {**PDMM, "model": "lenet", "set": AVERAGED}, {"restarts": 32, "steps": 4}),
+    Case("inverting", {**PDMM, "model": "convnet", "set": AVERAGED}, {"steps": 60, "restarts": 4}),
+    Case(
+        "inverting",
+        {**FEDSGD, "model": "resnet18", "samples": 1, "set": {"bn": "eval"}},
+        {"steps": 4},
+    ),
+    Case("gradinversion", {**FEDSGD, "model": "resnet10"}, {"steps": 4}),
+    Case("analytic", {**PDMM, "model": "mlp", "set": {**AVERAGED, "hidden": 256}}),
+    Case(
+        "differential",
+        {**PDMM, "nodes": 3, "model": "mlp", "wires": "all", "set": {"hidden": 32}},
+        {"steps": 4, "adam_steps": 4, "restarts": 1},
+        "node:1",
+    ),
+    Case("labels", {**FEDSGD, "model": "lenet"}),
+    Case(
+        "exact",
+        {
+            **PDMM,
+            "samples": 8,
+            "model": "mlp",
+            "set": {"hidden": 256, "differential": True, "z0": 0.1},
+        },
+    ),
+    Case("cone", {**FEDSGD, "model": "cnn", "set": {"channels": 16, "hidden": 64}}),
+    Case("rgap", {**FEDSGD, "samples": 1, "model": "lenet"}),
+    Case(
+        "completion",
+        {
+            "victim": "choco",
+            "nodes": 3,
+            "graph": "ring",
+            "rounds": 12,
+            "data": "faces",
+            "samples": 1,
+            "model": "mlp",
+            "dtype": "float64",
+            "set": {"hidden": 64, "compress": "fixed", "share": 1 / 16},
+        },
+    ),
+    Case("patches", {**FEDSGD, "data": "photos", "samples": 3, "model": "vit"}),
+    Case("tokens", {**FEDSGD, "data": "text", "samples": 1, "model": "gpt"}),
+    Case("sequences", {**FEDSGD, "data": "text", "samples": 3, "model": "gpt"}),
 )
 
 
@@ -51,84 +131,69 @@ def sent(name: str, more: dict[str, Any], device: str) -> Tensor:
     of one node.
     """
     wires = "node:0" if name != "fedavg" else "all"
-    chosen = Scenario(
-        name, nodes=32, graph="ring", rounds=10, data="faces", samples=3, wires=wires, **more
-    )
+    size: dict[str, Any] = {"nodes": 32, "rounds": 10, **more}
+    chosen = Scenario(name, graph="ring", data="faces", samples=3, wires=wires, **size)
     trace = recording.record(recording.plan(chosen, device=device), None).trace
     return torch.cat([m.payload.flatten() for m in trace.messages])
 
 
-def attacker(name: str, model: str, settings: dict[str, Any]) -> Callable[[str], Tensor]:
+def attacker(case: Case) -> Callable[[str], Tensor]:
     """Return a function that attacks one node of a recording on a device."""
-    samples, differential = (8, True) if name == "exact" else (1, False)
-    own: dict[str, Any] = {"hidden": 256} if model == "mlp" else {}
-    base: dict[str, Any] = {
-        "dtype": "float64",
-        "set": {**own, "differential": differential, "z0": 0.1},
-    }
-    chosen = Scenario(
-        "pdmm",
-        nodes=4,
-        graph="ring",
-        rounds=20,
-        data="faces",
-        samples=samples,
-        model=model,
-        wires="node:0",
-        **base,
-    )
-    trace = recording.record(recording.plan(chosen), None).trace
-    (leak,) = hearing.deduce(Deduction(trace, Adversary()), [0], 20)
+    trace = recording.record(recording.plan(Scenario(**case.scenario)), None).trace
+    (leak,) = la.leaks(trace, Adversary.parse(case.adversary), nodes=[0])
 
     def attack(device: str) -> Tensor:
         task = Task.build(trace.task, device=device)
-        return (
-            attacking.attack_one(leak, task, name, Generator().manual_seed(0), **settings)
-            .x.detach()
-            .cpu()
-        )
+        generator = Generator().manual_seed(0)
+        found = attacking.attack_one(leak, task, case.attack, generator, **case.settings)
+        x = found.x.detach().cpu().double()
+        return x[x.flatten(1).sum(1).argsort()]  # the records of a batch have no order
 
     return attack
 
 
 def compared(name: str, work: Callable[[str], Tensor], device: str) -> dict[str, Any]:
     """Run on both, alternating."""
-    times: dict[str, list[float]] = {"cpu": [], device: []}
-    results = {d: work(d) for d in times}
+    places = ("cpu", device)
+    times: tuple[list[float], list[float]] = ([], [])
+    one, two = (work(place).double() for place in places)
     for _ in range(TURNS):
-        for d, taken in times.items():
+        for place, taken in zip(places, times, strict=True):
             start = time.perf_counter()
-            work(d)
-            if d.startswith("cuda"):
-                torch.cuda.synchronize(d)
+            work(place)
+            if place.startswith("cuda"):
+                torch.cuda.synchronize(place)
             taken.append(time.perf_counter() - start)
-    slow, fast = (statistics.median(t) for t in times.values())
-    one, two = results["cpu"].double(), results[device].double()
-    apart = (
-        float((one - two).abs().max() / one.abs().max())
-        if one.shape == two.shape and one.numel()
-        else None
-    )
-    rest = {
+    slow, fast = (statistics.median(taken) for taken in times)
+    apart = None
+    if one.shape == two.shape and one.numel():
+        apart = float((one - two).abs().max() / one.abs().max())
+    return {
+        "bench": f"gpu/{name}",
+        "ratio": round(slow / fast, 2),
+        "unit": f"times as fast on {device} as on the CPU",
         "cpu_s": round(slow, 3),
         "device_s": round(fast, 3),
         "apart": apart,
         "threads": torch.get_num_threads(),
     }
-    return {
-        "bench": f"gpu/{name}",
-        "ratio": round(slow / fast, 2),
-        "unit": f"times as fast on {device} as on the CPU",
-        **rest,
-    }
 
 
 def figures(device: str) -> Iterator[dict[str, Any]]:
-    """Yield every figure."""
-    for name, more in VICTIMS:
-        yield compared(f"victim {name} {more['model']}", partial(sent, name, more), device)
-    for name, model, settings in ATTACKS:
-        yield compared(f"attack {name} {model}", attacker(name, model, settings), device)
+    """Yield every figure; an error ends only its own."""
+    works: list[tuple[str, Callable[[], Callable[[str], Tensor]]]] = [
+        (f"victim {name} {more['model']}", partial(partial, sent, name, more))
+        for name, more in VICTIMS
+    ]
+    works += [
+        (f"attack {case.attack} {case.scenario['model']}", partial(attacker, case))
+        for case in CASES
+    ]
+    for name, prepared in works:
+        try:
+            yield compared(name, prepared(), device)
+        except Exception as error:  # a device may lack an operator
+            yield {"bench": f"gpu/{name}", "failed": f"{type(error).__name__}: {error}"[:300]}
 
 
 def main() -> None:
@@ -149,8 +214,12 @@ def main() -> None:
             )
         )
         return
+    failed = False
     for line in figures(asked.device):
         print(json.dumps(line), flush=True)
+        failed |= "failed" in line
+    if failed:
+        raise SystemExit(1)
 
 
 if __name__ == "__main__":

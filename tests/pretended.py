@@ -2,7 +2,8 @@
 both, as with CUDA.
 
 python tests/pretended.py victims|attacks [NAME …]
-    prints one JSON line per run on both devices, with their difference
+    prints one JSON line per run on both devices, with their difference; with LEAKAUDIT_DEVICE=cuda,
+    the second device is that one
 
 The backend is global to a process, therefore this is a script. A tensor's values are stored beside
 it, by its storage. The script cannot show that CUDA lacks an operator.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 import warnings
 from collections.abc import Iterator
@@ -24,16 +26,14 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from leakaudit import registry
 from leakaudit._util import seeds
-from leakaudit.adversary import Adversary
 from leakaudit.extraction import hearing
-from leakaudit.extraction.deduction import Deduction
 from leakaudit.inversion import attacking
 from leakaudit.protocols import recording
 from leakaudit.protocols.scenario import Scenario
 from leakaudit.scoring import scoring
 from leakaudit.tasks.task import Task
 
-NAME = "other"
+NAME = os.environ.get("LEAKAUDIT_DEVICE") or "other"
 VALUES: dict[int, Tensor] = {}
 VIEWS = ("aten::view", "aten::_unsafe_view", "aten::_reshape_alias")
 MIXED = (
@@ -42,6 +42,33 @@ MIXED = (
     "aten::_index_put_impl_",
 )  # CUDA accepts indices on the CPU too
 aten = torch.ops.aten
+PDMM: dict[str, Any] = {
+    "victim": "pdmm",
+    "nodes": 4,
+    "graph": "ring",
+    "rounds": 6,
+    "data": "faces",
+    "model": "mlp",
+    "set": {"hidden": 16, "differential": False},
+}
+FEDSGD: dict[str, Any] = {"victim": "fedsgd", "nodes": 2, "rounds": 1, "dtype": "float64"}
+SCENARIOS: dict[str, dict[str, Any]] = {  # of attacks that need other recordings
+    "cone": {**FEDSGD, "data": "faces", "samples": 4, "model": "cnn", "set": {"hidden": 64}},
+    "rgap": {**FEDSGD, "data": "faces", "model": "lenet"},
+    "patches": {**FEDSGD, "data": "photos", "samples": 3, "model": "vit"},
+    "tokens": {**FEDSGD, "data": "text", "model": "gpt"},
+    "sequences": {**FEDSGD, "data": "text", "samples": 3, "model": "gpt"},
+    "completion": {
+        "victim": "choco",
+        "nodes": 3,
+        "graph": "ring",
+        "rounds": 12,
+        "data": "faces",
+        "model": "mlp",
+        "dtype": "float64",
+        "set": {"hidden": 64, "compress": "fixed", "share": 1 / 16},
+    },
+}
 
 
 def there(t: Any) -> bool:
@@ -186,19 +213,9 @@ def attacks(names: list[str]) -> Iterator[dict[str, Any]]:
 
     `idlg` searches it twice in one batch, and continues from float32 in float64.
     """
-    chosen = Scenario(
-        "pdmm",
-        nodes=4,
-        graph="ring",
-        rounds=6,
-        data="faces",
-        samples=1,
-        model="mlp",
-        set={"hidden": 16, "differential": False},
-    )
-    kept = recording.record(recording.plan(chosen), None)
-    (leak,) = hearing.deduce(Deduction(kept.trace, Adversary()), [0], 6)
     for name in names:
+        kept = recording.record(recording.plan(Scenario(**SCENARIOS.get(name, PDMM))), None)
+        (leak,) = hearing.leaks(kept.trace, nodes=[0])
         settings = {"steps": 2} if name == "inverting" else {}
         tasks = [Task.build(kept.trace.task, device=device) for device in ("cpu", NAME)]
         if name == "idlg":
@@ -223,7 +240,7 @@ def attacks(names: list[str]) -> Iterator[dict[str, Any]]:
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    alive = register()
+    alive = register() if NAME == "other" else []
     with contextlib.suppress(BrokenPipeError):
         for line in {"victims": victims, "attacks": attacks}[sys.argv[1]](sys.argv[2:]):
             sys.stdout.write(json.dumps(line) + "\n")

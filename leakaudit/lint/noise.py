@@ -16,12 +16,11 @@ from scipy.special import bdtr, betaincc, gammaincinv, ndtr
 from leakaudit._util.plain import Figures
 from leakaudit.lint.case import Case
 from leakaudit.lint.pitfall import Pitfall, chance_text
-from leakaudit.lint.samples import LEVEL, Floats, Sample, of_trace, of_truth, pick
+from leakaudit.lint.samples import ENOUGH, LEVEL, Floats, Sample, of_trace, of_truth, pick
 from leakaudit.lint.variance import LowVariance, low_variance
 from leakaudit.verdict import Verdict
 
 TAILS = (2.0, 2.5, 3.0)  # standard deviations beyond which numbers are counted: a choice
-ENOUGH = 1 - 1e-3  # share of the declared size from which on the sizes count as equal
 # If two rows share their noise, only rounding remains in their sum or difference. If more than
 # SHARED of its declared size remains, the noise has another fault, such as too small a size, and
 # the rows count as independent: a choice.

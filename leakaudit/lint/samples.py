@@ -25,6 +25,9 @@ LEVEL = 1e-5  # false-positive rate of each kind of test on one trace: a choice
 NODES = 8
 ROUNDS = 16
 WIDTH = 4096  # coordinates
+# Share of the declared size from which on sizes count as equal. It is also the smallest share of an
+# estimate's noise that the protocol draws: the rest is rounding, which may be smaller than assumed.
+ENOUGH = 1 - 1e-3
 NUMBERS = 1 << 24  # numbers in the estimates of one node
 DRAWS = 4 * ROUNDS  # draws of one node's noise; a protocol may draw several times in a round
 
@@ -86,13 +89,16 @@ def of_trace(case: Case) -> Iterator[Sample]:
         try:
             found = deduction.of(node, rounds)
             if found.noisy and found.reach is None:
-                yield _estimated(deduction, found, rounds)
+                yield from _estimated(deduction, found, rounds)
         except LeakauditError:
             continue
 
 
-def _estimated(deduction: Deduction, found: Determined, rounds: int) -> Sample:
-    """Return the estimates of a node's gradients that have the least noise."""
+def _estimated(deduction: Deduction, found: Determined, rounds: int) -> Iterator[Sample]:
+    """Yield the estimates of a node's gradients that have the least noise.
+
+    Those with considerable rounding are left out, such as those of a run that diverges.
+    """
     vectors = found.knowledge.declared.vectors
     noisy = found.rows[len(found.rows) - found.noisy :]
     rows = noisy[:rounds]
@@ -101,7 +107,7 @@ def _estimated(deduction: Deduction, found: Determined, rounds: int) -> Sample:
     noise = [vectors[k] for k in found.knowledge.noise]
     last = [max(vectors[k].round for k in row.terms) for row in rows]
     weight = [sum(abs(float(v)) for v in row.terms.values()) for row in rows]
-    return Sample(
+    sample = Sample(
         node=found.node,
         labels=tuple(map(str, rows)),
         rounds=tuple(last),
@@ -114,6 +120,10 @@ def _estimated(deduction: Deduction, found: Determined, rounds: int) -> Sample:
         hidden=True,
         alone=all(v.owner == found.node for v in noise),
     )
+    drawn = np.linalg.norm(estimate.noise[:, : estimate.drawn], axis=1)
+    clear = [k for k in range(len(rows)) if drawn[k] >= ENOUGH * sample.std[k]]
+    if clear:
+        yield pick(sample, clear)
 
 
 def of_truth(case: Case) -> Iterator[Sample]:

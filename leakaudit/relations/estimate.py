@@ -74,6 +74,8 @@ class Estimate:
         weights: (m, k) their weights.
         std: (m,) noise per coordinate, including rounding.
         noise: (m, q) the error of the estimates is ``noise @ e`` with e of unit variance.
+        drawn: how many of the first of these q columns are noise of the protocol; the others are
+            rounding.
         amplification: (m,) standard deviation of the estimate per unit of independent error in
             every message.
         miss: (m,) Euclidean norm of the remaining weights of the unknown vectors, which should be 0
@@ -85,6 +87,7 @@ class Estimate:
     weights: Array
     std: Array
     noise: Array
+    drawn: int
     amplification: Array
     miss: Array
 
@@ -241,6 +244,7 @@ def estimate(
         weights=weights[:, used],
         std=np.linalg.norm(noise, axis=1),
         noise=noise[:, heard],
+        drawn=int(heard[: len(knowledge.noise)].sum()),
         amplification=np.linalg.norm(weights[:, sent], axis=1),
         miss=np.linalg.norm(s.flat.T @ r - wanted, axis=0),
     )

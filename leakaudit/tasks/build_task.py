@@ -286,7 +286,7 @@ def embeddings(net: nn.Module, spec: TaskSpec) -> tuple[str | None, str | None]:
         Names of their weights; None if there is no such layer, or if it is used more than once.
     """
     x = example(net, spec)
-    places = torch.arange(x.shape[-1])
+    places = torch.arange(x.shape[-1], device=x.device)
     tables = [(n, m) for n, m in net.named_modules() if type(m) is nn.Embedding]
     uses = Counter(id(p) for _, p in net.named_parameters(remove_duplicate=False))
     given: dict[str, list[Tensor]] = {name: [] for name, _ in tables}
@@ -320,9 +320,9 @@ def example(net: nn.Module, spec: TaskSpec) -> Tensor:
     batch = 2
     if isinstance(net, Program):
         batch = net.exported_graph.batch or batch
-    if count:
-        return torch.randint(count, (batch, *spec.shape), generator=source)
     like = next(iter(net.parameters()), torch.empty(0))
+    if count:
+        return torch.randint(count, (batch, *spec.shape), generator=source).to(like.device)
     return torch.rand(batch, *spec.shape, generator=source).to(like)
 
 

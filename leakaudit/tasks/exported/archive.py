@@ -36,6 +36,7 @@ MAJOR = 8  # version of the format that torch 2.6 to 2.13 write
 # (that of ResNet-18 has 150 kB), and four bytes for each parameter of the largest model.
 LARGEST_GRAPH = 64 << 20  # bytes
 LARGEST_FILE = 1 << 31  # bytes
+LARGEST_INPUT = 1 << 26  # numbers of a whole batch, such as 400 images of ImageNet
 DTYPES = {  # torch.export's number of a number format
     1: torch.uint8,
     2: torch.int8,
@@ -256,6 +257,9 @@ def _stored(records: Mapping[str, bytes]) -> Stored:
     form = graph.graph.tensor_values.get(bound.given[0])
     if form is None or form.dtype not in DTYPES:
         raise _Rejected("it does not state the shape and the number format of its input")
+    shape = tuple(size.as_int for size in form.sizes)
+    if math.prod(size for size in shape if size is not None) > LARGEST_INPUT:
+        raise _Rejected(f"expected a batch of at most {LARGEST_INPUT} numbers, got shape {shape}")
     return Stored(
         nodes=graph.graph.nodes,
         parameters=bound.parameters,
@@ -263,7 +267,7 @@ def _stored(records: Mapping[str, bytes]) -> Stored:
         constants=bound.constants,
         input=bound.given[0],
         output=results[0],
-        shape=tuple(size.as_int for size in form.sizes),
+        shape=shape,
         dtype=DTYPES[form.dtype],
         tensors=tensors,
         trained=frozenset(trained),

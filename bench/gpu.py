@@ -1,6 +1,6 @@
 """Attacks and victims on CUDA against the CPU of the same machine, in one call.
 
-python bench/gpu.py [--device cuda] [--threads N]
+python bench/gpu.py [--device cuda] [--threads N] [--only WORD …]
     prints one JSON line per figure; without such
                                                          a device one line states so, with code 0
 
@@ -57,6 +57,12 @@ class Case:
     settings: dict[str, Any] = field(default_factory=dict)
     adversary: str = "eavesdropper"
 
+    @property
+    def name(self) -> str:
+        """The attack, the model, the number of records and that of searches."""
+        many = f", {self.settings['restarts']} searches" if "restarts" in self.settings else ""
+        return f"{self.attack} {self.scenario['model']}, {self.scenario['samples']} records{many}"
+
 
 PDMM: dict[str, Any] = {
     "victim": "pdmm",
@@ -85,6 +91,11 @@ CASES = (
         "inverting",
         {**FEDSGD, "model": "resnet18", "samples": 1, "set": {"bn": "eval"}},
         {"steps": 4},
+    ),
+    Case(
+        "inverting",
+        {**FEDSGD, "data": "photos", "model": "resnet18", "samples": 8, "set": {"bn": "eval"}},
+        {"steps": 2, "restarts": 2},
     ),
     Case("gradinversion", {**FEDSGD, "model": "resnet10"}, {"steps": 4}),
     Case("analytic", {**PDMM, "model": "mlp", "set": {**AVERAGED, "hidden": 256}}),
@@ -179,17 +190,16 @@ def compared(name: str, work: Callable[[str], Tensor], device: str) -> dict[str,
     }
 
 
-def figures(device: str) -> Iterator[dict[str, Any]]:
-    """Yield every figure; an error ends only its own."""
+def figures(device: str, only: list[str]) -> Iterator[dict[str, Any]]:
+    """Yield every figure whose name contains one of some words; an error ends only its own."""
     works: list[tuple[str, Callable[[], Callable[[str], Tensor]]]] = [
         (f"victim {name} {more['model']}", partial(partial, sent, name, more))
         for name, more in VICTIMS
     ]
-    works += [
-        (f"attack {case.attack} {case.scenario['model']}", partial(attacker, case))
-        for case in CASES
-    ]
+    works += [(f"attack {case.name}", partial(attacker, case)) for case in CASES]
     for name, prepared in works:
+        if only and not any(word in name for word in only):
+            continue
         try:
             yield compared(name, prepared(), device)
         except Exception as error:  # a device may lack an operator
@@ -205,6 +215,7 @@ def main() -> None:
     parser.add_argument(
         "--threads", type=int, default=len(os.sched_getaffinity(0)), help="threads of the CPU"
     )
+    parser.add_argument("--only", nargs="*", default=[], help="figures whose names contain a word")
     asked = parser.parse_args()
     torch.set_num_threads(asked.threads)
     if asked.device.startswith("cuda") and not torch.cuda.is_available():
@@ -215,7 +226,7 @@ def main() -> None:
         )
         return
     failed = False
-    for line in figures(asked.device):
+    for line in figures(asked.device, asked.only):
         print(json.dumps(line), flush=True)
         failed |= "failed" in line
     if failed:

@@ -83,6 +83,6 @@ def test_attacks_find_the_same_on_another_device(project: Path) -> None:
         mine, theirs = found[name]["errors"]
         assert (mine is None) == (theirs is None)
         assert mine is None or abs(mine - theirs) <= apart
-    for name in ("exact", "cone", "patches", "sequences", "completion"):
+    for name in ("exact", "cone", "patches", "sequences"):
         assert found[name]["certificates"] == ["EXACT", "EXACT"], name
         assert found[name]["errors"] == [0.0, 0.0], name

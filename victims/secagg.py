@@ -86,9 +86,7 @@ class SecAgg(Victim):
     ) -> None:
         """Train; the generator draws mini-batches, noise and masks."""
         # Pair k consists of peers first[k] < second[k], of which the second sends the mask.
-        first, second = torch.triu_indices(
-            problem.nodes, problem.nodes, 1, device=problem.x.device
-        )
+        first, second = torch.triu_indices(problem.nodes, problem.nodes, 1, device=problem.x.device)
         everybody = broadcast(recorder, wires)
         pairs = _pairs(everybody, problem.nodes)
         w = recorder.public["w0"].to(problem.x.device)

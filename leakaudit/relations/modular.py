@@ -203,16 +203,31 @@ class Staircase:
         self.prime = prime
         self.pivots: dict[int, Row] = {}
         self.found: set[int] = set()  # columns that follow by themselves; they count as zero
+        self._using: dict[int, list[int]] = defaultdict(list)  # column -> pivots of rows with it
 
     def add(self, row: Row) -> None:
         """Add a row."""
         column, left = self._reduced(row)
         if column is None:
             return
-        left = {k: v for k, v in left.items() if k not in self.found}
         self.pivots[column] = normal(left, column, self.prime)
+        for k in left:
+            self._using[k].append(column)
         if len(left) == 1:
-            self.found.add(column)
+            self._follows(column)
+
+    def _follows(self, column: int) -> None:
+        """Remove a column that follows by itself from all rows, and those that follow from it."""
+        waiting = [column]
+        while waiting:
+            found = waiting.pop()
+            self.found.add(found)
+            for pivot in self._using.pop(found, ()):
+                row = self.pivots[pivot]
+                if pivot != found and found in row:
+                    del row[found]
+                    if len(row) == 1:
+                        waiting.append(pivot)
 
     def holds(self, row: Row) -> bool:
         """Return whether a row is a combination of those that were added."""

@@ -24,9 +24,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Maximum number of times a file is parsed to find a line. Most keys are found at once; for a word
-# in every line of a long file it would take minutes, and a message without a line is good enough.
+# Maximum number of times a file is parsed to find a line, and of characters in all of them. Most
+# keys are found at once; for a word in every line of a long file it would take minutes, and a
+# message without a line is good enough.
 TRIES = 200
+EXAMINED = 1 << 22
 LARGEST = 1 << 20  # characters of a file, a choice: reading as many brackets takes 1.5 s
 LONGEST = 4 * LARGEST  # bytes of a file: a character has at most four
 
@@ -384,13 +386,16 @@ def line_of(text: str, path: Sequence[str | int]) -> int | None:
     word = re.compile(rf"(?<!\w){re.escape(names[-1])}(?!\w)")
     starts = [place for place, line in enumerate(lines) if word.search(line)]
     tries = 0
+    examined = 0
     for start in starts:
         for stop in range(start + 1, len(lines) + 1):
+            beginning = "\n".join(lines[:stop])
             tries += 1
-            if tries > TRIES:
+            examined += len(beginning)
+            if tries > TRIES or examined > EXAMINED:
                 return None
             try:
-                values = parsed("\n".join(lines[:stop]))
+                values = parsed(beginning)
             except ValueError:
                 continue  # the value continues on the next line
             if _holds(values, path):

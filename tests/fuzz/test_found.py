@@ -635,6 +635,30 @@ def test_a_program_whose_strides_reach_beyond_its_numbers(tmp_path: Path) -> Non
         archive.read(path)
 
 
+def test_a_program_that_was_exported_for_a_huge_batch(tmp_path: Path) -> None:
+    path = tmp_path / "m.pt2"
+    export_model(path)
+    changed = []
+    for name, body in mutations.entries(path.read_bytes()):
+        if name.endswith("model.json"):
+            tree = json.loads(body)
+            graph = tree["graph_module"]["graph"]
+            for meta in graph["tensor_values"].values():
+                meta["sizes"][0] = {"as_int": 2**62}
+            body = json.dumps(tree).encode()
+        changed.append((name, body))
+    path.write_bytes(mutations.zipped(changed))
+    with pytest.raises(LeakauditError, match="expected a batch of at most 67108864 numbers"):
+        archive.read(path)
+
+
+def test_the_line_of_a_key_in_a_long_file_is_not_sought_for_seconds() -> None:
+    text = "over.sigma = [" + "0.1, " * 180_000 + "\n" + "# sigma\n" * 2_000 + "]\n"
+    begun = time.process_time()
+    config.line_of(text, ["over", "sigma"])
+    assert time.process_time() - begun < 5
+
+
 def test_ssim_of_huge_numbers_warns_of_nothing() -> None:
     huge = torch.full((1, 1, 8, 8), 1e200, dtype=torch.float64)
     value = ssim(huge, torch.zeros_like(huge), data_range=1.0)

@@ -578,3 +578,25 @@ def test_the_page_has_a_row_for_every_pitfall(project: Path) -> None:
     assert {int(number): name for number, name, *_ in rows if int(number) in NAMES} == {
         k: name for k, (name, _) in NAMES.items()
     }
+
+
+def test_noise_that_is_lost_in_the_rounding_of_a_run_that_diverges() -> None:
+    """The largest message has the size 1e42, so its rounding exceeds the noise of all others."""
+    scenario = Scenario(
+        victim="dpadmm",
+        nodes=4,
+        graph="ring",
+        rounds=9,
+        data="faces",
+        samples=3,
+        model="convnet",
+        set={"sigma": 0.3},
+        dtype="float64",
+        seed=52439,
+    )
+    run = recording.record(recording.plan(scenario), None)
+    (block,) = run.trace.messages
+    assert float(block.payload.abs().max()) > 1e20
+    found = lint(run.trace, replace(run.truth_record, states={}))
+    refuted = {one.code for one in found if one.verdict is Verdict.REFUTED}
+    assert not refuted & {"P06", "P10", "P13", "P20"}

@@ -33,6 +33,7 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 from leakaudit import registry
+from leakaudit.inversion import attacking
 from leakaudit.inversion.labels import soft_labels
 from leakaudit.inversion.search import priors
 from leakaudit.leak import GradientLeak
@@ -166,15 +167,17 @@ def ours(name: str, wanted: list[tuple[Task, GradientLeak, Tensor, Tensor]], ste
     """Attack all targets together, with the defaults of the attack."""
     task = wanted[0][0]
     settings = {} if steps == STEPS else {"steps": steps}
-    attack = registry.configure(registry.get("attacks", name), settings)
     start = time.process_time()
-    found = dict(
-        attack.many(
+    found = {
+        settled.place: settled.found
+        for settled in attacking.attack_together(
             [leak for _, leak, _, _ in wanted],
             task,
+            name,
             [Generator().manual_seed(k) for k in range(len(wanted))],
+            **settings,
         )
-    )
+    }
     seconds = time.process_time() - start
     errors = [float((found[k].x - x).square().mean()) for k, (_, _, x, _) in enumerate(wanted)]
     evaluations = sum(int(one.note.split("(")[1].split()[0]) for one in found.values())

@@ -20,7 +20,7 @@ import torch
 from torch import Generator
 
 from leakaudit import registry
-from leakaudit._util import declarations
+from leakaudit._util import declarations, large_blocks
 from leakaudit.errors import AttackError, LeakauditError
 from leakaudit.inversion import masks, round_by_round
 from leakaudit.inversion.search import objectives
@@ -125,10 +125,11 @@ def attack_one(
         chosen = name
         name = type(chosen).__name__
     _check(chosen, name, leak, task)
-    if chosen.exact and round_by_round.applies(leak):
-        found = round_by_round.attack(leak, lambda some: chosen(some, task, generator))
-    else:
-        found = chosen(leak, task, generator)
+    with large_blocks.kept(task.layout.size):
+        if chosen.exact and round_by_round.applies(leak):
+            found = round_by_round.attack(leak, lambda some: chosen(some, task, generator))
+        else:
+            found = chosen(leak, task, generator)
     found = masks.judged(found, task)
     return replace(found, seconds=time.perf_counter() - start, others=leak.others)
 

@@ -22,6 +22,7 @@ from leakaudit.tasks import _torchvision
 SIDES = {"alex": 31, "squeeze": 17, "vgg": 16}  # smallest side in pixels that each trunk accepts
 NO_WEIGHTS = "not measured (no weights)"
 _CONSTANTS = "scaling_layer."  # never read from a file
+_KEY = re.compile(r"net\.\d+\..+|lin\.\d+|scaling_layer\..+")  # of any network
 
 # The names under which torchvision caches the trunks. Each ends in the first digits of its sha256.
 _CACHED = {
@@ -125,7 +126,9 @@ def read(path: Path) -> Weights:
             network.
     """
     given = {_canonical(key): value for key, value in _load(path).items()}
-    for net in SIDES:
+    # Other files are refused before torchvision is loaded, which takes seconds.
+    known = bool(given) and all(map(_KEY.fullmatch, given))
+    for net in SIDES if known else ():
         module = blank(net)
         wanted = {_canonical(key) for key in module.state_dict()}
         constants = {key for key in wanted if key.startswith(_CONSTANTS)}

@@ -10,6 +10,7 @@ import gzip
 import math
 import zipfile
 from array import array
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -310,11 +311,17 @@ def _table(path: Path) -> _Table:
             found.targets.append(float(words[0]))
             pairs = [w.split(b":") for w in words[1:]]
             found.values.extend(float(v) for _, v in pairs)
-            found.columns.extend(int(i) for i, _ in pairs)
+            indices = [int(i) for i, _ in pairs]
+            found.columns.extend(indices)
         except (ValueError, OverflowError) as error:
             raise LeakauditError(
                 f"libsvm {path}, line {number}: expected 'label index:value …', got {line[:60]!r}"
             ) from error
+        if len(set(indices)) < len(indices):
+            again = Counter(indices).most_common(1)[0][0]
+            raise LeakauditError(
+                f"libsvm {path}, line {number}: expected each index once, got {again} repeatedly"
+            )
         found.rows.extend([len(found.targets) - 1] * len(pairs))
     if not found.columns:
         raise LeakauditError(

@@ -388,6 +388,7 @@ def test_ijcnn1_has_its_published_counts(shared_data: Shared) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
+        ("1 2:1 3:1 2:4\n", "line 1: expected each index once, got 2 repeatedly"),
         ("", "found none"),
         ("1\n2\n", "found none"),
         ("1 1:2\nx 1:3\n", "line 2: expected"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -188,3 +190,22 @@ def test_loading_draws_no_random_numbers(tmp_path: Path) -> None:
     before = torch.random.get_rng_state()
     read(file)
     assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_other_files_are_refused_without_torchvision(tmp_path: Path) -> None:
+    torch.save({"layer.weight": torch.zeros(2)}, tmp_path / "other.pth")
+    program = (
+        "import sys; from pathlib import Path\n"
+        "from leakaudit.errors import LeakauditError\n"
+        "from leakaudit.scoring import lpips_weights\n"
+        "try:\n"
+        "    lpips_weights.read(Path(sys.argv[1]))\n"
+        "except LeakauditError as error:\n"
+        "    assert 'layer.weight' in str(error), error\n"
+        "else:\n"
+        "    raise SystemExit('it was read')\n"
+        "assert 'torchvision' not in sys.modules\n"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "other.pth")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

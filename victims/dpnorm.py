@@ -140,6 +140,10 @@ class DPNorm(Victim):
         degree = Fraction(graph.degree(node))
         if self.eta == "common":
             degree = Fraction(2 * len(graph.edges), graph.nodes)
+        if not degree:
+            raise LeakauditError(
+                f"dpnorm: expected every node to have a neighbour, got none of node {node}"
+            )
         eta = 1 / (decimal(self.mu) * degree * self.inner)
         return eta, 1 + decimal(self.alpha) * eta
 

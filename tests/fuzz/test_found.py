@@ -1077,3 +1077,9 @@ def test_numbers_of_128_bits_are_refused() -> None:
     """It ended with TypeError."""
     with pytest.raises(LeakauditError, match="expected an array of real numbers"):
         arrays.tensor(np.zeros(2, np.longdouble), "payload")
+
+
+def test_a_node_without_neighbours_has_no_dpnorm_constants() -> None:
+    victim = registry.configure(registry.get("victims", "dpnorm"), {})
+    with pytest.raises(LeakauditError, match="every node to have a neighbour, got none of node 2"):
+        victim.relations(Graph(3, ((0, 1),)), 1, {})

@@ -188,6 +188,7 @@ READS = {
     "leakaudit/rendering/plots.py:_columns": SHOWN,
     "leakaudit/rendering/record_figure.py:_image": "a data URI that the gallery wrote",
     "leakaudit/results/redaction.py:_location": "whether a path is absolute",
+    "leakaudit/scoring/lpips_weights.py": TORCH,
     "leakaudit/scoring/lpips_weights.py:_canonical": TORCH,
     "leakaudit/scoring/lpips_weights.py:_fill": TORCH,
     "leakaudit/scoring/lpips_weights.py:_from_cache": NAMED,

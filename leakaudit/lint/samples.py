@@ -111,7 +111,7 @@ def _estimated(deduction: Deduction, found: Determined, rounds: int) -> Iterator
         node=found.node,
         labels=tuple(map(str, rows)),
         rounds=tuple(last),
-        value=_some(value),
+        value=value[:, torch.from_numpy(_columns(value.shape[1]))].double().numpy(),
         factor=estimate.noise,
         norm=value.norm(dim=1).numpy(),
         weight=np.array(weight),
@@ -149,18 +149,13 @@ def of_truth(case: Case) -> Iterator[Sample]:
 def _drawn(node: int, kept: Sequence[tuple[Vector, Tensor]]) -> Sample:
     """Return the noise that a node drew."""
     vectors = [vector for vector, _ in kept]
-    value = torch.stack([drawn.double() for _, drawn in kept])
-    return Sample(
-        node=node,
+    return _noise(
+        node,
         labels=tuple(vector.label for vector in vectors),
         rounds=tuple(vector.round for vector in vectors),
-        value=_some(value),
-        factor=np.diag(np.array([vector.std for vector in vectors])),
-        norm=value.norm(dim=1).numpy(),
-        weight=np.zeros(len(kept)),
-        coordinates=value.shape[1],
+        value=torch.stack([drawn.double() for _, drawn in kept]).numpy(),
+        std=np.array([vector.std for vector in vectors]),
         gaussian=all(vector.law == "gaussian" for vector in vectors),
-        hidden=False,
     )
 
 
@@ -172,23 +167,41 @@ def of_messages(noise: Sequence[Noise], suspects: Sequence[int] = ()) -> list[Sa
         suspects: Nodes that are always among them.
     """
     every = max(1, -(-len(noise) // NODES))
-    return [_drawn_by(one) for k, one in enumerate(noise) if k % every == 0 or one.node in suspects]
-
-
-def _drawn_by(one: Noise) -> Sample:
-    """Return the noise of a node."""
     rows = slice(DRAWS)
-    value = one.rest[rows] * one.std[rows, None]
+    return [
+        _noise(
+            one.node,
+            labels=one.labels[rows],
+            rounds=one.rounds[rows],
+            value=one.rest[rows] * one.std[rows, None],
+            std=one.std[rows],
+            gaussian=one.gaussian,
+        )
+        for k, one in enumerate(noise)
+        if k % every == 0 or one.node in suspects
+    ]
+
+
+def _noise(
+    node: int,
+    *,
+    labels: tuple[str, ...],
+    rounds: tuple[int, ...],
+    value: Floats,
+    std: Floats,
+    gaussian: bool,
+) -> Sample:
+    """Return a sample of independent draws (m, c) with declared standard deviations (m,)."""
     return Sample(
-        node=one.node,
-        labels=one.labels[rows],
-        rounds=one.rounds[rows],
+        node=node,
+        labels=labels,
+        rounds=rounds,
         value=value[:, _columns(value.shape[1])],
-        factor=np.diag(one.std[rows]),
+        factor=np.diag(std),
         norm=np.linalg.norm(value, axis=1),
         weight=np.zeros(len(value)),
         coordinates=value.shape[1],
-        gaussian=one.gaussian,
+        gaussian=gaussian,
         hidden=False,
     )
 
@@ -235,11 +248,6 @@ def pick(sample: Sample, rows: list[int]) -> Sample:
         norm=sample.norm[rows],
         weight=sample.weight[rows],
     )
-
-
-def _some(value: Tensor) -> Floats:
-    """Return some columns."""
-    return value[:, torch.from_numpy(_columns(value.shape[1]))].double().numpy()
 
 
 def _columns(width: int) -> NDArray[np.intp]:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Protocol
 
@@ -147,7 +147,7 @@ def left(made: Recording, declared: Relations) -> Left:
         _noise(declared, node, places, done, eps * largest)
         for node, places in sorted(drawn.items())
     ]
-    return _missed(declared, done, eps, tuple(noise))
+    return replace(_missed(declared, done, eps), noise=tuple(noise))
 
 
 def _recorded(made: Recording, declared: Relations, rounds: int) -> dict[int, Floats]:
@@ -347,8 +347,8 @@ def norm(vector: Floats) -> float:
     return math.sqrt(float(vector @ vector))
 
 
-def _missed(declared: Relations, done: _Substitution, eps: float, noise: tuple[Noise, ...]) -> Left:
-    """Measure the error of relations without unknown vectors."""
+def _missed(declared: Relations, done: _Substitution, eps: float) -> Left:
+    """Return the errors of relations without unknown vectors, and no noise."""
     missed = 0.0
     size = 0.0
     broken = ""
@@ -374,7 +374,7 @@ def _missed(declared: Relations, done: _Substitution, eps: float, noise: tuple[N
         if most and off / most > worst:
             worst = off / most
             node = _sender(declared, terms)
-    return Left(noise, missed, size, broken, worst, node)
+    return Left((), missed, size, broken, worst, node)
 
 
 def _sender(declared: Relations, terms: Iterable[int]) -> int | None:

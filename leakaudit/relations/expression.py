@@ -6,6 +6,7 @@ import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from typing import Literal, TypeAlias, get_args
 
 from leakaudit.errors import LeakauditError
@@ -63,6 +64,7 @@ def exact(value: Number) -> Fraction:
     return near
 
 
+@lru_cache(maxsize=256)  # a protocol asks for the same few constants in every step
 def decimal(value: float) -> Fraction:
     """Return a protocol's constant as the decimal number that was written: 0.05 is 1/20.
 

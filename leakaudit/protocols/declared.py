@@ -51,7 +51,10 @@ SLACK = 2000.0
 # examines about 7,000 vectors per second.
 SOME = 5_000
 VECTORS = 500
-IDLE = 10  # per message, in all rounds of which no message was recorded
+# The same in all rounds of which no message was recorded, unless the recording has none at all. The
+# views of a small network are examined in half a minute with as many.
+IDLE_SOME = 1_000
+IDLE = 10
 
 
 def largest(trace: Trace) -> Most:
@@ -61,7 +64,10 @@ def largest(trace: Trace) -> Most:
         trace: The recording.
     """
     busy = frozenset[int]().union(*(table.round.unique().tolist() for table in trace.messages))
-    return Most(SOME + VECTORS * len(trace), SOME + IDLE * len(trace), busy)
+    idle = SOME
+    if busy:
+        idle = IDLE_SOME + IDLE * len(trace)
+    return Most(SOME + VECTORS * len(trace), idle, busy)
 
 
 @dataclass(frozen=True)

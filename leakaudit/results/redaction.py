@@ -62,7 +62,7 @@ from leakaudit.trace import Json, TaskSpec
 from leakaudit.verdict import Verdict
 
 HIDDEN = "redacted"
-LARGEST = 1_000_000  # nodes that are renumbered, as many as a trace may have
+LARGEST = 200_000  # nodes that are renumbered, which takes about a second; a choice
 ROUNDS = 100_000  # rounds up to which a sentence about the last round attacked is kept: a choice
 LOCATION = "leakaudit.toml"  # for a gate whose configuration was given as an absolute path
 LEAKS = ("gradient", "difference")  # kinds of a `leakaudit.leak.GradientLeak`

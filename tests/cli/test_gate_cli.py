@@ -260,6 +260,7 @@ def test_init_for_a_program_and_for_a_scenario(
 KILLED = """
 import os, signal, sys, time
 from pathlib import Path
+from leakaudit._util import files
 from leakaudit.cli import main
 
 def die(*_):
@@ -281,8 +282,8 @@ def replaced(self, target):
     os.replace(self, target)
     die()
 
-open_, places = Path.open, {
-    "half": lambda: setattr(Path, "open", lambda p, mode="r", **k: (Half if p.suffix == ".tmp" else (lambda f: f))(open_(p, mode, **k))),
+places = {
+    "half": lambda: setattr(files, "open", lambda *args, **given: Half(open(*args, **given))),
     "written": lambda: setattr(os, "fsync", die),
     "moved": lambda: setattr(Path, "replace", replaced),
 }

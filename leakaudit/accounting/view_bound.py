@@ -207,9 +207,11 @@ def _idle(empty: ViewBound) -> ViewBound:
 
 def _leak(found: ViewBound, own: NodeView) -> ViewBound:
     """Return the bound of a view with a combination of gradients without noise."""
-    # For constant gradients: a difference of two of them, which may be what leaks, contains no
-    # information about them.
-    linear = found.sensitivity * _quadratic(own, range(own.count), 0.0)
+    # For constant gradients, a record moves all of them by one vector. A difference of two of them,
+    # which may be what leaks, contains no information about it.
+    linear = math.inf
+    if not any(sum(one.terms.values()) for one in own.bound.leaking):
+        linear = found.sensitivity * _quadratic(own, range(own.count), 0.0)
     return replace(
         found,
         mu=math.inf,

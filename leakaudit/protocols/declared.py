@@ -317,13 +317,13 @@ def _relations(
         hash(key)
     except TypeError:  # a victim of a plugin may have constants without a hash
         return victim.relations(graph, rounds, public)
-    if outlined():
-        return victim.relations(graph, rounds, public)
     for at, (other, _, relations) in enumerate(_last):
         if other == key:
             _last.append(_last.pop(at))
             return relations
     made = victim.relations(graph, rounds, public)
+    if outlined():
+        return made
     # The tensors are kept, so that their addresses are not used again.
     _last.append((key, dict(public), made))
     del _last[:-KEPT]

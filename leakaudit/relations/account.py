@@ -24,12 +24,14 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
 from leakaudit.errors import LeakauditError
 from leakaudit.relations.certificate import Past, certificates
+from leakaudit.relations.declare import Relations
 from leakaudit.relations.determine import determined
 from leakaudit.relations.expression import Expression, labels, places
 from leakaudit.relations.kkt import Array, solve, spanning, system
@@ -356,15 +358,8 @@ def _post_processing(worst: Knowledge, outs: Collection[int]) -> None:
 def _no_prior(knowledge: Knowledge, wanted: Collection[int]) -> None:
     """Raise LeakauditError if relations connect targets to each other or to noise, not messages."""
     vectors = knowledge.declared.vectors
-    prime = PRIMES[0]
-    rows = Staircase(prime)
-    # States and messages are numbered last, so that they are the pivots of their definitions. Rows
-    # with other pivots are what remains after eliminating all of them.
-    late = [len(vectors) * (vector.kind in DEFINED) for vector in vectors]
-    for relation in knowledge.relations:
-        rows.add({k + late[k]: residue(value, prime) for k, value in relation.terms.items()})
-    for column, row in rows.pivots.items():
-        if column >= len(vectors) or row.keys().isdisjoint(wanted):
+    for row in _without_states(knowledge):
+        if row.keys().isdisjoint(wanted):
             continue
         kinds = {vectors[k].kind for k in row}
         if "public" not in kinds:
@@ -372,6 +367,28 @@ def _no_prior(knowledge: Knowledge, wanted: Collection[int]) -> None:
                 f"account: the relation between {labels(vectors, row)} is a prior, which a "
                 "worst-case bound does not have; leave it out"
             )
+
+
+# What `_without_states` found for the relations in use; the views of a declaration share it.
+_LEFT: WeakKeyDictionary[Relations, tuple[tuple[int, ...], list[Row]]] = WeakKeyDictionary()
+
+
+def _without_states(knowledge: Knowledge) -> list[Row]:
+    """Return what remains of the relations after eliminating all states and messages."""
+    rows, left = _LEFT.get(knowledge.declared, ((), []))
+    if rows and rows == knowledge.rows:
+        return left
+    vectors = knowledge.declared.vectors
+    prime = PRIMES[0]
+    stairs = Staircase(prime)
+    # States and messages are numbered last, so that they are the pivots of their definitions. Rows
+    # with other pivots are what remains.
+    late = [len(vectors) * (vector.kind in DEFINED) for vector in vectors]
+    for relation in knowledge.relations:
+        stairs.add({k + late[k]: residue(value, prime) for k, value in relation.terms.items()})
+    left = [row for column, row in stairs.pivots.items() if column < len(vectors)]
+    _LEFT[knowledge.declared] = (knowledge.rows, left)
+    return left
 
 
 def gaussian(worst: Knowledge, moving: Sequence[Expression]) -> None:

@@ -25,10 +25,20 @@ class Past:
     """
 
     def __init__(self, knowledge: Knowledge, known: Collection[int]) -> None:
+        self.knowledge = knowledge
         self.vectors = len(knowledge.declared.vectors)
         self.rows = Staircase(PRIMES[0])
         self.known = known
         self.pending = dict(knowledge.declared.opaques)
+        self._added = 0  # relations of the knowledge that `advance` has added
+
+    def advance(self, before: int) -> None:
+        """Add the relations of the knowledge that were declared before this place."""
+        rows = self.knowledge.rows
+        while self._added < len(rows) and rows[self._added] < before:
+            terms = self.knowledge.relations[self._added].terms
+            self.add(Expression(self.knowledge.declared.vectors, terms))
+            self._added += 1
 
     def add(self, terms: Expression) -> None:
         """Add a relation."""
@@ -73,19 +83,16 @@ def certificates(
     points = worst.declared.points
     level = dict.fromkeys(wanted, 2)
     reacts = -1  # the last gradient of others that reacts
-    at = 0
     for k in sorted(points):
         if k not in wanted and k not in others:
             continue
-        while at < len(worst.rows) and worst.rows[at] < points[k].before:
-            form = Expression(worst.declared.vectors, worst.relations[at].terms)
-            seen.add(form)
-            own.add(form)
-            at += 1
-        if seen.holds(points[k].at, k):  # a function of the view: certificate 2
+        point = points[k]
+        seen.advance(point.before)
+        if seen.holds(point.at, k):  # a function of the view: certificate 2
             continue
         if k in wanted:
-            level[k] = int(own.holds(points[k].at, k))
+            own.advance(point.before)
+            level[k] = int(own.holds(point.at, k))
         else:
             reacts = k
     for k in wanted:

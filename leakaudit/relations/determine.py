@@ -279,7 +279,8 @@ def _left(
     shared = eliminate(rows, set(unknown) - targets, prime)
     found: dict[Key, list[Row]] = {}
     for key, order in orders.items():
-        own = eliminate(shared, targets.difference(order), prime)
+        others = targets.difference(order)
+        own = eliminate(shared, others, prime) if others else shared
         found[key] = echelon(own, order, prime)
     return found
 

@@ -43,21 +43,12 @@ def wheel(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_module_is_in_it_and_nothing_beside_the_package(project: Path, wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         held = {name for name in archive.namelist() if ".dist-info/" not in name}
-    expected = {
-        "leakaudit/py.typed",
-        "leakaudit/gate/schema.json",
-        "leakaudit/rendering/html/page.html.j2",
-        "leakaudit/rendering/html/style.css",
-        "leakaudit/viewing/base.html.j2",
-        "leakaudit/viewing/compare.html.j2",
-        "leakaudit/viewing/list.html.j2",
-        "leakaudit/viewing/list.js",
-        "leakaudit/viewing/message.html.j2",
-        "leakaudit/viewing/style.css",
-        "leakaudit/viewing/text.html.j2",
-        "leakaudit/viewing/watch.html.j2",
-        "leakaudit/results/schema.json",
-    }
+    expected = {"leakaudit/py.typed"}
+    for suffix in ("json", "j2", "css", "js"):
+        expected |= {
+            file.relative_to(project).as_posix()
+            for file in (project / "leakaudit").rglob(f"*.{suffix}")
+        }
     for folder in SOURCES:
         prefix = "" if folder == "leakaudit" else "leakaudit/"
         expected |= {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean, median
 
@@ -53,8 +54,9 @@ def columns(
     if any(not isinstance(one.psnr, UnsetType) for one in scores):
         recovered = sum(value >= psnr for value in psnrs)
     else:
-        # -20 log10(error) >= psnr
-        recovered = sum(value <= 10 ** (-psnr / 20) for value in errors)
+        # -20 log10(error) >= psnr; a power beyond all floats would raise an error.
+        largest = 10 ** min(-psnr / 20, sys.float_info.max_10_exp)
+        recovered = sum(value <= largest for value in errors)
     return SweptColumns(
         attacked=len(findings) + len(refused),
         refused=len(refused),

@@ -368,7 +368,9 @@ class Task:
             slope = partial(losses.output_slope, self.spec.loss)
             found = self.chain.gradients(thetas, self.normalise(x.to(thetas)), y, slope)
             return found + self.l2 * thetas if self.l2 else found
-        if len(thetas) == 1 or self.one_by_one:
+        if len(thetas) == 1:
+            return self.gradient(thetas[0], x[0], y[0], create_graph=True)[None]
+        if self.one_by_one:
             each = [
                 self.gradient(*one, create_graph=True) for one in zip(thetas, x, y, strict=True)
             ]

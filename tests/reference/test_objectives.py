@@ -127,6 +127,29 @@ def test_only_the_columns_of_the_leak_are_compared() -> None:
     assert objectives.misfit(target, task, x, y) < 1e-14
 
 
+@pytest.mark.parametrize("rows", [PLAIN[:, :1], PLAIN, MIXED])
+@pytest.mark.parametrize("whole", [True, False])
+def test_stacked_targets_have_the_values_and_slopes_of_single_ones(
+    rows: Tensor, whole: bool
+) -> None:
+    """One gradient is scaled instead of multiplied by a matrix, and everything is not selected."""
+    task = small()
+    leak, x, y = planted(task, rows)
+    if not whole:
+        leak = replace(leak, columns=(3, 20), value=leak.value[:, 3:20])
+    target = objectives.target(leak, task, 9, D)
+    theta, mixing, aim = objectives.stacked([target, target])
+    both = torch.stack([x.flip(0), x / 2]).requires_grad_()
+    found = objectives.mixed(task.again, target.columns, theta, mixing, both, y.expand(2, *y.shape))
+    values = objectives.squared(found, aim)
+    alone = torch.stack([objectives.l2(target, task, one, y) for one in both])
+    assert torch.allclose(values, alone, rtol=1e-12)
+    weights = torch.tensor([1.0, -3.0], dtype=D)
+    (slope,) = torch.autograd.grad(values @ weights, both, retain_graph=True)
+    (expected,) = torch.autograd.grad(alone @ weights, both)
+    assert torch.allclose(slope, expected, rtol=1e-10, atol=1e-14)
+
+
 def test_rows_that_share_errors_are_made_independent_and_the_noise_is_known() -> None:
     task = small()
     g = torch.Generator().manual_seed(3)

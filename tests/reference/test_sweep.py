@@ -224,6 +224,8 @@ def test_data_that_are_no_images_count_by_their_ratio_of_signal_to_noise() -> No
     scores = replace_fields(NO_SCORES, relative_error=errors, matched=(0, 1, None))
     found = points.columns([in_a_cell(scores)], 3, 20.0)  # 20 dB are a relative error of 0.1
     assert (found.records, found.recovered) == (3, 1)
+    # Found by the fuzzer: the relative error of this ratio is beyond all floats.
+    assert points.columns([in_a_cell(scores)], 3, -1e300).recovered == 2
 
 
 def test_two_values_of_an_axis_have_two_words() -> None:

@@ -148,8 +148,8 @@ def test_a_negative_control_without_a_reconstruction_is_no_pass() -> None:
         "No limit is exceeded: 4 rules on 1 cell, 2 seeds, 1 control with nothing to score. "
     )
     (case,) = Tree.fromstring(get("reports", "junit")(made)).findall(".//testcase[skipped]")
-    assert case.attrib["name"] == "fed/eavesdropper/labels: negative control"
-    text = get("reports", "text")(made)
+    assert case.attrib["name"] == "fed/eavesdropper/labels: control: records of other nodes"
+    text = get("reports", "text")(made, verbose=True)
     assert "nothing to score  fed/eavesdropper/labels: control: records of other nodes" in text
 
 

@@ -24,6 +24,10 @@ from torch import Tensor
 from leakaudit.errors import LeakauditError
 
 LARGEST = 2**31  # maximum bytes that one file may declare, unpacked; a choice
+# Numbers that a sparse table may have in any case, and for each of its entries. Choices: published
+# tables of text have up to 3,000 for each entry.
+SPARSE = 10_000_000
+ZEROS = 10_000
 LONGEST_LINE = 2**24  # maximum bytes of a line of text, and pixels of an image; a choice
 SUFFIXES = (".png", ".jpg", ".jpeg")
 # Pillow modes with 8 bits per channel, and the mode each is converted to; transparency is dropped.
@@ -284,6 +288,12 @@ def read_libsvm(path: Path) -> Records:
         raise LeakauditError(
             f"libsvm {path}: expected indices from 1 and at most {LARGEST} bytes as a table, "
             f"got indices {columns.min()} to {columns.max()}"
+        )
+    numbers = len(found.targets) * width
+    if numbers > SPARSE + ZEROS * len(columns):
+        raise LeakauditError(
+            f"libsvm {path}: an index of {width} makes a table of {numbers} numbers, but the file "
+            f"has only {len(columns)} entries; check the indices"
         )
     x = np.zeros((len(found.targets), width), np.float32)
     rows = np.frombuffer(found.rows, np.int64)

@@ -578,6 +578,14 @@ def test_mu_beyond_all_floats_is_infinite() -> None:
     assert supremum(np.full((2, 2), 1e200), np.full(2, 1e100)) == (math.inf, math.inf)
 
 
+def test_a_sparse_table_of_gigabytes_of_zeros(tmp_path: Path) -> None:
+    """Its last index made it 2 GB large."""
+    path = tmp_path / "s.txt"
+    path.write_text("1 1:0.5 111111111:1\n-1 2:1\n1 1:1\n-1 3:2\n")
+    with pytest.raises(LeakauditError, match="444444444 numbers, but the file has only 5 entries"):
+        data_files.read_libsvm(path)
+
+
 def test_the_share_of_a_sweep_of_astronomic_length() -> None:
     assert Stage("cells", 10**400, 3).share == "100%"
     assert Stage("cells", 3, 10**400).share == "0%"

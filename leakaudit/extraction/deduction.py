@@ -78,10 +78,10 @@ class Determined:
 
         If possible, few rounds and no noise are used.
         """
-        kinds: tuple[bool, ...] = (False, True)
+        tried: tuple[bool, ...] = (False, True)
         if any(row is one for one in self.rows[len(self.rows) - self.noisy :]):
-            kinds = (True,)  # it is known not to be determined without noise
-        for noise in kinds:
+            tried = (True,)  # it is known not to be determined without noise
+        for noise in tried:
             for before, after in WINDOWS:
                 window = range(min(row.rounds) - before, max(row.rounds) + after + 1)
                 found = explain(self.knowledge.within(window), row, up_to_noise=noise)

@@ -88,8 +88,8 @@ def add(verbs: Any) -> None:
         "--max-memory",
         type=memory,
         metavar="BYTES",
-        help="memory for gradients and models of a node, e.g. 1GB; fewer gradients are used if "
-        "not all fit (default: half of what is free)",
+        help="memory for the gradients and models of a node and for the attack, e.g. 1GB; fewer "
+        "gradients are used if not all fit (default: half of what is free)",
     )
     sub.add_argument(
         "-f",

@@ -115,7 +115,7 @@ class Fidelity:
             made: the recording. Its seed may have been examined before; the recording may then
                 contain the same noise.
         """
-        found = left(made, self._declared(made.trace).relations)
+        found = left(made, self._declared(made.trace).relations) or Left(())
         self._add(Run(made.seed, process=1), made.trace, found.noise)
 
     def rules(self, linted: Collection[str] = ()) -> list[Rule]:
@@ -222,7 +222,7 @@ class Fidelity:
         """Compare the values of one recording with the gradients of its truth."""
         found = Left(())
         if made.trace.columns == (0, made.trace.layout.size):
-            found = left(made, self._declared(made.trace).relations)
+            found = left(made, self._declared(made.trace).relations) or Left(())
         if not found.noise and not found.size:
             self._skipped = _without_values(made)
             return

@@ -122,13 +122,16 @@ def examine(
     noise: list[Pitfall] = []
     if not hard and not obstacle and truth is not None:
         remainder = _remainder(_Recording(trace, truth, task or Task.build(trace.task)))
+        if remainder is None:
+            remainder = Left(())
+            obstacle = "the values of one round do not fit into the memory for this comparison"
         compared = bool(remainder.noise or remainder.size)
         values = Values()
         values.add(remainder.noise)
         hard += list(contradicted(remainder)) or [*values.signal(), *values.excess()][:1]
         if not hard:
             noise += _noise_of(remainder, values)
-        if not compared:
+        if not compared and not obstacle:
             obstacle = "the truth and the messages do not determine the private states"
     if not hard and not compared:
         noise += _noise(case)
@@ -249,8 +252,8 @@ def _noise(case: Case) -> Iterator[Pitfall]:
             yield pitfall
 
 
-def _remainder(made: _Recording) -> Left:
-    """Substitute the gradients of the truth."""
+def _remainder(made: _Recording) -> Left | None:
+    """Substitute the gradients of the truth; None if the model is too large."""
     rounds = min(made.trace.rounds, ROUNDS)
     return left(made, protocol_of(made.trace, rounds).whole)
 

@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Protocol
@@ -40,6 +41,9 @@ Floats = NDArray[np.float64]
 # Most numbers of all vectors together that are kept in memory: 256 MiB of float64. Of a larger run,
 # only the first rounds are examined.
 NUMBERS = 1 << 25
+# Largest memory of the values that are needed at once: 4 GiB of float64. If the first round needs
+# more, as with a hundred million parameters, nothing is examined. A choice.
+LARGEST = 1 << 29
 # Most gradients that are computed from the truth: a number in any case, and more for each message.
 # The others count as unknown, so that constants of a file, such as a number of local steps, do not
 # decide how long a recording is examined. Choices: a second or two for a small model.
@@ -126,23 +130,29 @@ class Left:
     node: int | None = None
 
 
-def left(made: Recording, declared: Relations) -> Left:
+def left(made: Recording, declared: Relations) -> Left | None:
     """Substitute the gradients of the truth into the relations of a recording.
 
     Args:
         made: the recording, its truth and its task.
         declared: relations of its protocol, over some of its rounds.
+
+    Returns:
+        The remainder; None if the values of one round are too large to be compared.
     """
     rounds = _affordable(declared, made)
     known = _recorded(made, declared, rounds)
     noisy = any(vector.kind == "noise" for vector in declared.vectors)
+    first, stop = made.trace.columns
+    if _most_at_once(declared, known, rounds) * (stop - first) > LARGEST:
+        return None
     done = _Substitution(declared, known, _Gradients(made, guess=noisy), rounds)
     eps = torch.finfo(made.trace.dtype).eps
     drawn: dict[int, list[int]] = {}  # node -> its noise vectors
     for place, vector in enumerate(declared.vectors):
         if vector.kind == "noise" and vector.owner is not None and place in done.values:
             drawn.setdefault(vector.owner, []).append(place)
-    largest = max((float(np.abs(value).max(initial=0.0)) for value in known.values()), default=0.0)
+    largest = max((float(value.abs().max()) for value in known.values() if len(value)), default=0.0)
     noise = [
         _noise(declared, node, places, done, eps * largest)
         for node, places in sorted(drawn.items())
@@ -150,19 +160,26 @@ def left(made: Recording, declared: Relations) -> Left:
     return replace(_missed(declared, done, eps), noise=tuple(noise))
 
 
-def _recorded(made: Recording, declared: Relations, rounds: int) -> dict[int, Floats]:
-    """Return the messages and public vectors (1, c) of the recording, in double precision."""
+def _recorded(made: Recording, declared: Relations, rounds: int) -> dict[int, Tensor]:
+    """Return the messages and public vectors (c,) of the recording, as they are stored."""
     everything = Adversary(corrupt=frozenset(range(made.trace.graph.nodes)))
     read = recorded(everything.view(made.trace))
-    found: dict[int, Floats] = {}
+    found: dict[int, Tensor] = {}
     for place, vector in enumerate(declared.vectors):
         if vector.round > rounds or vector.kind not in ("message", "public"):
             continue
         try:
-            found[place] = read(vector)[None].double().numpy()
+            found[place] = read(vector)
         except LeakauditError:  # the recording omits it: its channel is not observed
             continue
     return found
+
+
+def _most_at_once(declared: Relations, known: Mapping[int, Tensor], rounds: int) -> int:
+    """Return how many rows of values exist at once, from a substitution of single numbers."""
+    numbers = dict.fromkeys(known, torch.zeros(1))
+    kept = _Substitution(declared, numbers, _no_gradients, rounds).most
+    return kept + 2 * KINDS  # a sum and its next term, or a gradient while it is evaluated
 
 
 # --- gradients ------------------------------------------------------------------------------------
@@ -210,13 +227,14 @@ class _Gradients:
             places = [place for place, _, _ in group]
             y = torch.stack([y for _, _, y in group])
             x = torch.stack([x for _, x, _ in group])
-            rows = [self._evaluate(np.stack([models[place][0] for place in places]), x, y)]
-            rows.append(np.zeros_like(rows[0]))
+            kinds = KINDS if self.guess else KINDS - 1
+            rows = np.zeros((len(places), kinds, models[places[0]].shape[1]))
+            rows[:, 0] = self._evaluate(np.stack([models[place][0] for place in places]), x, y)
             if self.guess:
                 guesses = torch.stack([self._guessed(owners[place]) for place in places])
                 at = np.stack([models[place][-1] for place in places])
-                rows.append(self._evaluate(at, guesses[:, None].expand_as(x), y))
-            found |= dict(zip(places, np.stack(rows, axis=1), strict=True))
+                rows[:, 2] = self._evaluate(at, guesses[:, None].expand_as(x), y)
+            found |= dict(zip(places, rows, strict=True))
         return found
 
     def _evaluate(self, models: Floats, x: Tensor, y: Tensor) -> Floats:
@@ -241,92 +259,164 @@ class _Gradients:
         return self._guesses[node]
 
 
+def _no_gradients(models: Mapping[int, Floats], owners: Mapping[int, int]) -> dict[int, Floats]:
+    """Return gradients of one coordinate, all zero."""
+    return {place: np.zeros((KINDS, 1)) for place in models}
+
+
 # --- one way through the relations ----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Error:
+    """The error of a relation without unknown vectors.
+
+    Attributes:
+        size: its norm with the gradients of the truth.
+        given: norm of what the gradients contribute to it; None if it contains none.
+        columns: number of coordinates.
+    """
+
+    size: float
+    given: float | None
+    columns: int
 
 
 class _Substitution:
     """Solves the relations one after another.
 
     A value has a row for each kind of gradient: those of the truth, none, and, if the protocol adds
-    noise, those of a guess. It has a single row if it depends on no gradient.
+    noise, those of a guess. It has a single row if it depends on no gradient. Values are kept until
+    the last relation or model that contains them, except noise, which is the result.
 
     Args:
         declared: the relations.
-        known: vector -> its recorded value (1, c).
-        gradients: evaluates gradients at models.
+        known: vector -> its recorded value (c,).
+        gradients: evaluates gradients at models, called as `_Gradients` is.
         rounds: the last round that is visited.
 
     Attributes:
-        values: vector -> its value (1, c) or (k, c).
-        over: relation without unknown vectors -> its error (1, c) or (k, c).
+        values: vector -> its value (1, c) or (k, c), while it is kept.
+        norms: vector whose value was found -> its norm with the gradients of the truth.
+        given: vector that depends on gradients -> norm of their contribution.
+        over: relation without unknown vectors -> its error.
+        most: largest number of rows that were kept at once.
     """
 
     def __init__(
         self,
         declared: Relations,
-        known: Mapping[int, Floats],
-        gradients: _Gradients,
+        known: Mapping[int, Tensor],
+        gradients: Callable[[Mapping[int, Floats], Mapping[int, int]], dict[int, Floats]],
         rounds: int,
     ) -> None:
         self.values: dict[int, Floats] = {}
-        self.over: dict[int, Floats] = {}
+        self.norms: dict[int, float] = {}
+        self.given: dict[int, float] = {}
+        self.over: dict[int, _Error] = {}
+        self.most = 0
+        self._rows = 0
         self._declared = declared
+        self._recorded = known
         self._gradients = gradients
+        self._together = gradients.together if isinstance(gradients, _Gradients) else 1
+        self._uses = Counter[int]()  # vector -> relations and models that are still to be visited
         self._missing: dict[int, int] = {}  # gradient -> unknown vectors of its model
         self._waiting: dict[int, list[int]] = {}  # vector -> gradients at models that contain it
         self._ready: dict[int, None] = {}  # gradients at known models, in order
+        visited = [
+            (r, one.terms) for r, one in enumerate(declared.relations) if one.round <= rounds
+        ]
+        for _, terms in visited:
+            self._uses.update(terms.keys())
         for place, point in declared.points.items():
             if declared.vectors[place].round <= rounds:
+                self._uses.update(point.at.terms.keys())
                 self._missing[place] = len(point.at.terms)
                 for model in point.at.terms:
                     self._waiting.setdefault(model, []).append(place)
         with np.errstate(all="ignore"):  # what overflows is no agreement
-            for place, value in known.items():
-                self._set(place, value)
-            for place, relation in enumerate(declared.relations):
-                if relation.round <= rounds:
-                    for term in relation.terms:
-                        if term in self._ready:
-                            self._evaluate(term)
-                    self._use(place, relation.terms)
+            for place in known:
+                self._announce(place)
+            for r, terms in visited:
+                for term in terms:
+                    if term in self._ready:
+                        self._evaluate(term)
+                self._use(r, terms)
+                self._release(terms)
 
-    def _set(self, place: int, value: Floats) -> None:
-        """Note the value of a vector, and the gradients whose models are known with it."""
-        self.values[place] = value
+    def _is_known(self, place: int) -> bool:
+        return place in self.norms or place in self._recorded
+
+    def _announce(self, place: int) -> None:
+        """Note the gradients whose models are known with a vector."""
         for gradient in self._waiting.pop(place, ()):
             self._missing[gradient] -= 1
             if not self._missing[gradient]:
                 self._ready[gradient] = None
 
+    def _set(self, place: int, value: Floats) -> None:
+        """Keep the value of a vector."""
+        self.values[place] = value
+        self.norms[place] = norm(value[0])
+        if len(value) > 1:
+            self.given[place] = norm(value[1] - value[0])
+        self._rows += len(value)
+        self.most = max(self.most, self._rows)
+
+    def _value(self, place: int) -> Floats:
+        """Return the value of a known vector, and keep it."""
+        if place not in self.values:
+            self._set(place, self._recorded[place][None].double().numpy())
+        return self.values[place]
+
+    def _release(self, places: Iterable[int]) -> None:
+        """Drop the values that nothing else contains."""
+        for place in places:
+            self._uses[place] -= 1
+            is_noise = self._declared.vectors[place].kind == "noise"
+            if not self._uses[place] and not is_noise and place in self.values:
+                self._rows -= len(self.values.pop(place))
+
     def _evaluate(self, first: int) -> None:
         """Evaluate a gradient, and others that are ready as well."""
         others = (place for place in self._ready if place != first)
-        places = [first, *itertools.islice(others, self._gradients.together - 1)]
+        places = [first, *itertools.islice(others, self._together - 1)]
         models: dict[int, Floats] = {}
         owners: dict[int, int] = {}
         for place in places:
             del self._ready[place]
-            if place not in self.values:
-                models[place] = self._sum(self._declared.points[place].at.terms)
+            terms = self._declared.points[place].at.terms
+            if place not in self.norms:
+                models[place] = self._sum(terms)
                 owners[place] = self._declared.vectors[place].owner or 0
+            self._release(terms)
         for place, value in self._gradients(models, owners).items():
             self._set(place, value)
+            self._announce(place)
 
     def _use(self, at: int, terms: Mapping[int, Fraction]) -> None:
         """Solve a relation for its only unknown vector, or store its error if there is none."""
-        unknown = [place for place in terms if place not in self.values]
+        unknown = [place for place in terms if not self._is_known(place)]
         if len(unknown) > 1 or len(unknown) == len(terms):
             return
         if not unknown:
-            self.over[at] = self._sum(terms)
+            total = self._sum(terms)
+            given = norm(total[1] - total[0]) if len(total) > 1 else None
+            self.over[at] = _Error(norm(total[0]), given, total.shape[1])
             return
-        known = {place: factor for place, factor in terms.items() if place in self.values}
+        known = {place: factor for place, factor in terms.items() if place != unknown[0]}
         self._set(unknown[0], self._sum(known) / -float(terms[unknown[0]]))
+        self._announce(unknown[0])
 
     def _sum(self, terms: Mapping[int, Fraction]) -> Floats:
         total: Floats = np.zeros((1, 1))
         for place, factor in terms.items():
-            total = total + float(factor) * self.values[place]
+            part = float(factor) * self._value(place)
+            if total.shape == part.shape:
+                total += part
+            else:
+                total = total + part
         return total
 
 
@@ -354,23 +444,20 @@ def _missed(declared: Relations, done: _Substitution, eps: float) -> Left:
     broken = ""
     worst = 0.0
     node: int | None = None
-    norms = {place: norm(value[0]) for place, value in done.values.items()}
-    given = {
-        place: norm(value[1] - value[0]) for place, value in done.values.items() if len(value) > 1
-    }
-    for at, total in done.over.items():
+    for at, error in done.over.items():
         terms = {place: abs(float(f)) for place, f in declared.relations[at].terms.items()}
-        largest = max(factor * norms[place] for place, factor in terms.items())
+        largest = max(factor * done.norms[place] for place, factor in terms.items())
         channel = max(factor * declared.vectors[place].std for place, factor in terms.items())
-        allowed = ROUNDED * eps * largest + CHANNEL * channel * math.sqrt(total.shape[1])
-        off = max(0.0, norm(total[0]) - allowed)
-        together = norm(total[1] - total[0]) if len(total) > 1 else 0.0
+        allowed = ROUNDED * eps * largest + CHANNEL * channel * math.sqrt(error.columns)
+        off = max(0.0, error.size - allowed)
+        together = error.given or 0.0
         if off > 0 and together == 0.0:
             broken = broken or declared.relations[at].text
         missed = math.hypot(missed, off)
         size = math.hypot(size, together)
         # The contributions to the terms may cancel, but not their errors.
-        most = max((terms[place] * given[place] for place in terms if place in given), default=0.0)
+        given = [terms[place] * done.given[place] for place in terms if place in done.given]
+        most = max(given, default=0.0)
         if most and off / most > worst:
             worst = off / most
             node = _sender(declared, terms)

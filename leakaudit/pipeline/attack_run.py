@@ -56,7 +56,8 @@ class AttackOptions:
         trusted: The ``package.module:factory`` that may execute its code; True for any.
         resume: Whether to continue an interrupted run with the same options in the output
             folder.
-        max_memory: Bytes for the gradients and models of a node; None for no limit.
+        max_memory: Bytes for the gradients and models of a node and for attacking one of them; None
+            for no limit.
     """
 
     adversary: Adversary = field(default_factory=Adversary)

@@ -76,24 +76,25 @@ def test_memory_in_tensors_is_never_released() -> None:
 
 def test_gradients_that_fit() -> None:
     trace, _ = la.record(SCENARIO)
-    one = hearing.HELD * trace.layout.size
-    assert hearing.affordable(trace, None, 100 * one) is None
-    assert hearing.affordable(trace, None, 3 * one) == 3
-    assert hearing.affordable(trace, 2, 3 * one) == 2
-    with pytest.raises(LeakauditError, match="--max-memory allows"):
-        hearing.affordable(trace, 4, 3 * one)
+    held, working = (each * trace.layout.size for each in (hearing.HELD, hearing.WORKING))
+    three = working + 3 * held
+    assert hearing.affordable(trace, None, working + 100 * held) is None
+    assert hearing.affordable(trace, None, three) == 3
+    assert hearing.affordable(trace, 2, three) == 2
+    with pytest.raises(LeakauditError, match=f"need {three + held} bytes, but --max-memory allows"):
+        hearing.affordable(trace, 4, three)
     with pytest.raises(LeakauditError, match="record fewer columns"):
-        hearing.affordable(trace, None, one - 1)
+        hearing.affordable(trace, None, working + held - 1)
 
 
 def test_one_declaration_per_run() -> None:
     trace, _ = la.record(SCENARIO)
     first = protocol_of(trace).whole
     assert protocol_of(trace).whole is first
-    with outline():
-        assert not protocol_of(trace).whole.relations
-    assert protocol_of(trace).whole is first
     other = replace(trace, params={**trace.params, "rho": 0.3})
+    with outline():  # the complete one contains the messages, too
+        assert protocol_of(trace).whole is first
+        assert not protocol_of(other).whole.relations
     assert protocol_of(other).whole.relations != first.relations
     assert protocol_of(trace, 3).whole.round == 3
 

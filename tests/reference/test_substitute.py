@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from leakaudit.lint import substitute
+from leakaudit.lint import conformance, substitute
 from leakaudit.lint.substitute import Left, left
 from leakaudit.protocols import recording
 from leakaudit.protocols.declared import protocol_of
@@ -42,7 +42,9 @@ def recorded(**constants: float) -> Recording:
 
 
 def remainder(made: Recording) -> Left:
-    return left(made, protocol_of(made.trace).whole)
+    found = left(made, protocol_of(made.trace).whole)
+    assert found is not None
+    return found
 
 
 @pytest.mark.parametrize("clip", [0.0, 0.3])
@@ -76,3 +78,30 @@ def test_gradients_one_at_a_time(clip: float, monkeypatch: pytest.MonkeyPatch) -
         np.testing.assert_allclose(one.rest, other.rest, rtol=0, atol=1e-10)
         np.testing.assert_allclose(one.signal, other.signal, rtol=0, atol=1e-10)
         np.testing.assert_allclose(one.better, other.better, rtol=0, atol=1e-10)
+
+
+def test_values_are_kept_as_long_as_they_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Far fewer than all at once, and as many as were counted before."""
+    made = recorded(sigma=0.0)
+    declared = protocol_of(made.trace).whole
+    known = substitute._recorded(made, declared, made.trace.rounds)
+    counted = substitute._most_at_once(declared, known, made.trace.rounds)
+    gradients = substitute._Gradients(made, guess=True)
+    monkeypatch.setattr(gradients, "together", 1)
+    done = substitute._Substitution(declared, known, gradients, made.trace.rounds)
+    assert done.most + 2 * substitute.KINDS == counted
+    assert counted < substitute.KINDS * len(done.norms) / 2
+    assert not done.values  # no noise, and everything else was used
+
+
+def test_a_model_that_is_too_large_is_not_compared_and_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = recorded()
+    monkeypatch.setattr(substitute, "LARGEST", 100)
+    assert left(made, protocol_of(made.trace).whole) is None
+    found = conformance.examine(made.trace, made.truth)
+    assert not found.compared
+    assert "do not fit into the memory" in found.obstacle
+    monkeypatch.undo()
+    assert conformance.examine(made.trace, made.truth).compared

@@ -5,7 +5,7 @@ python bench/load.py [--only NAME …] [--repeat 200]
     findings: 2,500 and 10,000 findings in one record: read, written as a page, Markdown and JSON
     nodes: rings of 750 and 3,000 nodes: recorded, listed, one node explained and attacked
     parameters: 1e7 and 1e8 parameters: recorded whole and by selected columns, listed, one node
-        attacked with at most 12 GB
+        attacked with at most 16 GB
     readers: 200 threads, and 4 processes with 50 reads each, read one trace and one record at once
     repeat: load a trace, report, bound and check, again and again in one process
 
@@ -182,8 +182,8 @@ def parameters(size: int, folder: Path) -> None:
             line["file MB"] = round(Path(trace).stat().st_size / 1e6, 1)
         with steps.step(f"trace info {name}"):
             command("trace", "info", trace)
-    words = ["--node", "0", "--max-memory", "12GB", "-o", str(folder / "out"), "-q"]
-    with steps.step("attack whole", limit="12GB"):
+    words = ["--node", "0", "--max-memory", "16GB", "-o", str(folder / "out"), "-q"]
+    with steps.step("attack whole", limit="16GB"):
         command("attack", str(folder / "whole.pt"), *words)
 
 

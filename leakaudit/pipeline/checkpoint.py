@@ -186,6 +186,8 @@ def _rebuilt(one: _Entry, tensors: Mapping[str, Tensor], i: int) -> Reconstructi
     check_stored(x, y)
     if x.dtype not in (torch.float32, torch.float64):
         raise ValueError("attacks compute in float32 or float64")
+    if not 0 <= one.certified <= len(x):
+        raise ValueError("as many inputs are certified as there are, at most")
     choices: dict[int, Tensor] = {}
     for place in range(len(x)):
         others = tensors.get(_choices(i, place))

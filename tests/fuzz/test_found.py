@@ -494,6 +494,8 @@ def tensor(name: str, value: torch.Tensor) -> Callable[[dict[str, Any], Any], No
         entry(seconds=[1]),
         entry(residual="0"),
         entry(certified={}),
+        entry(certified=-(2**64)),
+        entry(certified=2),
         entry(certificate="PROVEN"),
         entry(others=3),
         tensor("x0", torch.zeros(1, 1, 25, 25, dtype=torch.bfloat16)),

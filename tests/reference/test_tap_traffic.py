@@ -367,7 +367,7 @@ class Run:
     def kept(self, rank: int) -> Any:
         return torch.load(self.folder / f"kept{rank}.pt", weights_only=True)
 
-    def merged(self, name: str, description: str) -> la.Trace:
+    def merged(self, name: str, description: str, *options: str) -> la.Trace:
         """The trace of one description."""
         (self.folder / f"{name}.toml").write_text(description)
         path = self.folder / f"{name}.pt"
@@ -376,7 +376,8 @@ class Run:
             "--describe",
             str(self.folder / f"{name}.toml"),
         ]
-        assert main(["tap", "merge", *arguments, "-o", str(path), "--progress", "none"]) == 0
+        arguments += ["-o", str(path), "--progress", "none", *options]
+        assert main(["tap", "merge", *arguments]) == 0
         return trace_file.load(path)
 
 
@@ -458,9 +459,8 @@ def test_unused_parameters_travel_as_zeros(runs: Callable[..., Run]) -> None:
     (run.folder / "branch.py").write_text(
         "from torch import nn\n\ndef build(shape, classes):\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.Linear(32, 32), nn.Linear(32, 10))\n"
     )
-    trace = run.merged(
-        "unused", MLP.replace('"mlp"', '"branch:build"').replace('args = { hidden = "32" }\n', "")
-    )
+    branch = MLP.replace('"mlp"', '"branch:build"').replace('args = { hidden = "32" }\n', "")
+    trace = run.merged("unused", branch, "--trust-model", "branch:build")
     for rank in range(2):
         own = run.kept(rank)["unused"]["gradients"]
         for t in range(3):

@@ -71,7 +71,8 @@ def solved(product: Product, right: Tensor) -> Tensor:
 
 def difference(found: Tensor, aim: Tensor) -> Tensor:
     """Return one minus the cosine of two updates."""
-    return 1 - found @ aim / (found.norm() * aim.norm())
+    cosine: Tensor = found @ aim / (found.norm() * aim.norm())
+    return 1 - cosine
 
 
 def unrolled(

@@ -1,4 +1,4 @@
-"""Local training: its update differentiated through all steps, and by the implicit function theorem.
+"""Local training differentiated through all steps, and by the implicit function theorem.
 
     python bench/implicit.py [--data-root FOLDER] [--records 4]
 
@@ -11,7 +11,8 @@ steps have converged, the gradient of the loss L is zero at w_K, and the theorem
 
 without a graph of the steps. Both are computed in float64, the inverse by conjugate gradients, and
 one line of JSON is printed for each network and K: the cosine between the two derivatives, the norm
-of the gradient at w_K over that at w_0, CPU seconds, and the bytes that the graph of all steps keeps.
+of the gradient at w_K over that at w_0, CPU seconds, and the bytes that the graph of all steps
+keeps.
 """
 
 from __future__ import annotations

@@ -73,9 +73,9 @@ class Adversary:
         for part in text.split("+"):
             if part == "eavesdropper":
                 hears = "all"
-            elif re.fullmatch(r"nodes?:\d+(,\d+)*", part):
+            elif re.fullmatch(r"nodes?:\d{1,10}(,\d{1,10})*", part):
                 corrupt |= {int(n) for n in part.split(":")[1].split(",")}
-            elif re.fullmatch(r"edges:\d+-\d+(,\d+-\d+)*", part):
+            elif re.fullmatch(r"edges:\d{1,10}-\d{1,10}(,\d{1,10}-\d{1,10})*", part):
                 pairs = frozenset((int(a), int(b)) for a, b in re.findall(r"(\d+)-(\d+)", part))
                 hears = hears if hears == "all" else hears | pairs
             else:

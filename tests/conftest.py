@@ -13,12 +13,11 @@ from pathlib import Path
 import pytest
 import quick
 import torch
-from invoked import RECORD
+from invoked import PROJECT, RECORD
 
 from leakaudit import registry
 from leakaudit.cli import main
 
-PROJECT = Path(__file__).resolve().parent.parent
 PACKAGES = ("leakaudit", "leakaudit.attacks", "leakaudit.victims", "leakaudit.reports")
 
 torch.set_num_threads(1)
@@ -129,6 +128,12 @@ def paper() -> Callable[[str], str]:
         return found[0].read_text()
 
     return read
+
+
+@pytest.fixture
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the test's temporary folder the current one."""
+    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import pytest
 
 from leakaudit.cli import main
 
+PROJECT = Path(__file__).resolve().parent.parent
 RECORD = [
     "record",
     "pdmm",
@@ -67,7 +68,10 @@ most = 0.0
 
 
 def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
-    """Run a call that must fail: code 2, one line on stderr, nothing on stdout."""
+    """Run a call that must fail: code 2, one line on stderr, nothing on stdout, and no file of the
+    current folder changed. Other tests write in the project's folder, so it cannot be that one.
+    """
+    assert Path.cwd() != PROJECT, "the test has to work in a folder of its own"
     capsys.readouterr()
     before = {p: p.stat().st_mtime_ns for p in Path().rglob("*")}
     try:

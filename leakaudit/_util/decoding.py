@@ -13,12 +13,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 from functools import cache
-from typing import Annotated, Literal, TypeAlias, TypeVar
+from types import UnionType
+from typing import Annotated, Literal, NoReturn, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Meta, inspect
 
 from leakaudit._util.plain import is_number
+from leakaudit._util.uncollected import read_json
 from leakaudit.errors import brief
 
 T = TypeVar("T")
@@ -89,6 +91,37 @@ def decoded(value: object, kind: type[T]) -> T:
         return found
     except (msgspec.ValidationError, TypeError, ValueError, RecursionError) as error:
         raise Misfit(departure(value, kind) or str(error)) from None
+
+
+def from_json(raw: bytes, kind: type[T] | UnionType) -> T:
+    """Convert JSON text to a type.
+
+    `msgspec.json` would accept whole numbers of hundreds of digits, with which no float can be
+    computed.
+
+    Args:
+        raw: The text.
+        kind: A type that msgspec supports.
+
+    Raises:
+        ValueError: It is not JSON, has NaN, infinity or a whole number beyond all floats, or does
+            not fit the type (`msgspec.ValidationError`).
+        RecursionError: It nests too deeply.
+    """
+    found: T = msgspec.convert(read_json(raw, parse_constant=refuse_constant), kind)
+    return found
+
+
+def refuse_constant(constant: str) -> NoReturn:
+    """Reject a constant that Python reads, although JSON lacks it.
+
+    Args:
+        constant: ``NaN``, ``Infinity`` or ``-Infinity``.
+
+    Raises:
+        ValueError: Always.
+    """
+    raise ValueError(f"{constant} is not a JSON number")
 
 
 def departure(value: object, kind: type) -> str | None:
@@ -276,7 +309,12 @@ def _fits(value: object, kind: inspect.Type) -> bool:
             kind.pattern is None or re.search(kind.pattern, value) is not None
         )
     if isinstance(kind, inspect.IntType):
-        return isinstance(value, int) and (kind.ge is None or value >= kind.ge)
+        least, beyond = kind.ge, kind.lt
+        return (
+            isinstance(value, int)
+            and (least is None or value >= least)
+            and (beyond is None or value < beyond)
+        )
     if isinstance(kind, inspect.FloatType):
         return is_number(value)
     if isinstance(kind, inspect.DateType):

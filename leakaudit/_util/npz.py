@@ -7,6 +7,7 @@ checked before memory is allocated, and nothing is unpickled.
 from __future__ import annotations
 
 import math
+import sys
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,15 @@ RATIO = 100
 HARMLESS = 1 << 28
 LARGEST = 1 << 32  # bytes that any file may unpack to; a choice
 ENDING = ".npy"
+
+
+def unpacked(size: int) -> int:
+    """Return to how many bytes a compressed file may unpack.
+
+    Args:
+        size: Its size in bytes.
+    """
+    return min(LARGEST, max(HARMLESS, RATIO * size))
 
 
 class Npz:
@@ -40,7 +50,7 @@ class Npz:
             ValueError: It is not an archive, or unpacks to too much.
             OSError: It cannot be read.
         """
-        size = path.stat().st_size
+        most = unpacked(path.stat().st_size)
         try:
             self._archive = ZipFile(path)
         except OSError:
@@ -48,11 +58,10 @@ class Npz:
         except Exception as error:  # a damaged archive raises anything
             raise ValueError(str(error)) from None
         entries = self._archive.infolist()
-        unpacked = sum(entry.file_size for entry in entries)
-        most = min(LARGEST, max(HARMLESS, RATIO * size))
-        if unpacked > most:
+        size = sum(entry.file_size for entry in entries)
+        if size > most:
             self._archive.close()
-            raise ValueError(f"it unpacks to {unpacked} bytes, expected at most {most}")
+            raise ValueError(f"it unpacks to {size} bytes, expected at most {most}")
         self.files = [entry.filename.removesuffix(ENDING) for entry in entries]
 
     def __enter__(self) -> Npz:
@@ -87,15 +96,39 @@ class Npz:
         except Exception as error:  # a damaged entry raises anything
             raise ValueError(f"array {name[:80]!r}: {str(error)[:200]}") from None
 
-    def _read(self, name: str) -> np.ndarray:
+    def length(self, name: str) -> int:
+        """Return how many numbers an array declares; none of them is read.
+
+        Args:
+            name: Its name.
+
+        Raises:
+            ValueError: Its header is damaged.
+        """
+        try:
+            shape, _ = self._header(name)
+        except OSError:
+            raise
+        except Exception as error:  # a damaged entry raises anything
+            raise ValueError(f"array {name[:80]!r}: {str(error)[:200]}") from None
+        return math.prod(shape)
+
+    def _header(self, name: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
+        """Return the shape and the type that an array declares."""
         import numpy as np
 
-        held = self._archive.getinfo(name + ENDING).file_size
         with self._archive.open(name + ENDING) as file:
             header: Any = np.lib.format.read_array_header_2_0
             if np.lib.format.read_magic(file) == (1, 0):
                 header = np.lib.format.read_array_header_1_0
             shape, _, dtype = header(file)
+        return shape, dtype
+
+    def _read(self, name: str) -> np.ndarray:
+        import numpy as np
+
+        held = self._archive.getinfo(name + ENDING).file_size
+        shape, dtype = self._header(name)
         if dtype.hasobject:
             raise ValueError("it holds pickled Python objects, which are never loaded")
         size = math.prod(shape) * dtype.itemsize
@@ -103,4 +136,9 @@ class Npz:
             raise ValueError(f"it declares {size} bytes, expected at most {held}")
         with self._archive.open(name + ENDING) as file:
             read: np.ndarray = np.lib.format.read_array(file, allow_pickle=False)
+        if dtype.kind == "U" and read.size:
+            # A str with a character beyond Unicode cannot be made; numpy reads it all the same.
+            codes = np.frombuffer(read.tobytes(), np.dtype("u4").newbyteorder(dtype.byteorder))
+            if (codes > sys.maxunicode).any():
+                raise ValueError("it has text with characters beyond Unicode")
         return read

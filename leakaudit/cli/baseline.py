@@ -6,9 +6,9 @@ import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from leakaudit._util import averages
 from leakaudit.cli._options import described, formats, say, settings, shared
 from leakaudit.cli._options import show as put
 from leakaudit.errors import one_line
@@ -130,8 +130,7 @@ def _table(base: Baseline) -> None:
     for name, cell in sorted(base.cells.items()):
         means = []
         for measure, samples in sorted(cell.samples.items()):
-            if samples:
-                means.append(f"{measure} {wording.figure(measure, fmean(samples))}")
+            means.append(f"{measure} {wording.figure(measure, averages.mean(samples))}")
         rows.append((name, str(len(cell.seeds)), ", ".join(means)))
     columns = (
         tables.Column("cell"),

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import fmean
 from typing import Literal
 
 from msgspec import Struct
 
+from leakaudit._util import averages
 from leakaudit._util.decoding import Misfit, Sha256, decoded
 from leakaudit._util.files import replacing
 from leakaudit._util.uncollected import read_json
@@ -21,6 +21,8 @@ from leakaudit.results import wording
 FORMAT = "leakaudit.baseline"
 VERSION = 1
 DIGITS = 6  # significant digits of a sample
+LARGEST = 1e300  # a sample; sums of larger ones are beyond all floats
+SEEDS = 10_000  # most seeds of a cell; a choice, a comparison of so many takes seconds
 
 
 @dataclass(frozen=True)
@@ -167,13 +169,30 @@ def read(path: Path) -> Baseline:
         ) from None
     cells = {}
     for name, cell in stored.cells.items():
-        count = len(cell.seeds)
-        if any(len(samples) != count for samples in cell.samples.values()):
-            raise LeakauditError(
-                f"baseline {path}: {name}: expected one sample per seed, {count} per measure"
-            )
+        check_samples(cell.seeds, cell.samples, f"baseline {path}: {name}")
         cells[name] = Block(cell.check, cell.digest, cell.seeds, cell.samples)
     return Baseline(cells, stored.reason, stored.updated, stored.versions)
+
+
+def check_samples(seeds: Sequence[int], samples: Mapping[str, Sequence[float]], where: str) -> None:
+    """Reject a cell of a file without one sample per seed.
+
+    Args:
+        seeds: seeds of its runs.
+        samples: measure -> one number per seed.
+        where: file and cell, for the message.
+
+    Raises:
+        LeakauditError: there are no seeds, more than `SEEDS`, another number of samples, or one
+            beyond `LARGEST`.
+    """
+    count = len(seeds)
+    if not 1 <= count <= SEEDS:
+        raise LeakauditError(f"{where}: expected from 1 to {SEEDS} seeds, got {count}")
+    if any(len(values) != count for values in samples.values()):
+        raise LeakauditError(f"{where}: expected one sample per seed, {count} per measure")
+    if any(abs(value) > LARGEST for values in samples.values() for value in values):
+        raise LeakauditError(f"{where}: expected samples up to {LARGEST:g} in size")
 
 
 def _unreadable(path: Path, why: str) -> LeakauditError:
@@ -259,7 +278,7 @@ def means(base: Baseline) -> dict[str, object]:
     """
     cells = {}
     for name, cell in sorted(base.cells.items()):
-        found = {measure: fmean(samples) for measure, samples in cell.samples.items() if samples}
+        found = {measure: averages.mean(samples) for measure, samples in cell.samples.items()}
         cells[name] = {"seeds": len(cell.seeds), "means": found}
     return {"updated": base.updated, "reason": base.reason, "cells": cells}
 
@@ -288,7 +307,8 @@ def _changed_measures(name: str, before: Block, cell: Block) -> Iterator[Change]
     for measure, samples in sorted(cell.samples.items()):
         was = before.samples.get(measure)
         if was is None:
-            yield Change("added", name, measure, after=fmean(samples))
+            yield Change("added", name, measure, after=averages.mean(samples))
         elif was != samples or before.seeds != cell.seeds:
             other = before.seeds != cell.seeds
-            yield Change("changed", name, measure, fmean(was), fmean(samples), other)
+            then, now = averages.mean(was), averages.mean(samples)
+            yield Change("changed", name, measure, then, now, other)

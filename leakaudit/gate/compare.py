@@ -15,7 +15,7 @@ in 5 by whole ties.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import combinations
 
 import numpy as np
@@ -30,6 +30,7 @@ EXACT = 1 << 17
 # Unpaired samples are permuted as a whole, which costs more per relabelling, so fewer are drawn.
 # This is also a choice.
 _DRAWN_UNPAIRED = EXACT // 8
+_BLOCK = 1 << 22  # numbers that are drawn at once, 32 MiB
 # Sums that differ by less than this, relative to their size, count as equal, because their terms
 # were added in another order. The error of summing n numbers is at most about n * 2^-53, which is
 # 2e-15 for 16 seeds and 1e-12 for ten thousand.
@@ -54,14 +55,17 @@ def paired(new: Sequence[float], old: Sequence[float], tolerance: float) -> floa
     differences = np.asarray(new, float) - np.asarray(old, float) - tolerance
     count = len(differences)
     observed = float(differences.sum())
-    if 2**count <= EXACT:
+    if count < EXACT.bit_length():  # 2^count <= EXACT
         # Row r holds the binary digits of r, one sign per digit.
         digits = (np.arange(2**count)[:, None] >> np.arange(count)) & 1
         signs = 1.0 - 2.0 * digits
         return _share(signs @ differences, observed, drawn=False)
-    digits = np.random.default_rng(0).integers(0, 2, (EXACT, count))
-    signs = 1.0 - 2.0 * digits
-    return _share(signs @ differences, observed, drawn=True)
+    generator = np.random.default_rng(0)
+    sums = []
+    for rows in _blocks(EXACT, count):
+        signs = 1.0 - 2.0 * generator.integers(0, 2, (rows, count))
+        sums.append(signs @ differences)
+    return _share(np.concatenate(sums), observed, drawn=True)
 
 
 def unpaired(new: Sequence[float], old: Sequence[float], tolerance: float) -> float:
@@ -84,9 +88,19 @@ def unpaired(new: Sequence[float], old: Sequence[float], tolerance: float) -> fl
     if math.comb(size, count) <= EXACT:
         chosen = np.array(list(combinations(range(size), count)))
         return _share(pool[chosen].sum(axis=1), observed, drawn=False)
-    copies = np.tile(pool, (_DRAWN_UNPAIRED, 1))
-    permuted = np.random.default_rng(0).permuted(copies, axis=1)
-    return _share(permuted[:, :count].sum(1), observed, drawn=True)
+    generator = np.random.default_rng(0)
+    sums = []
+    for rows in _blocks(_DRAWN_UNPAIRED, size):
+        permuted = generator.permuted(np.tile(pool, (rows, 1)), axis=1)
+        sums.append(permuted[:, :count].sum(1))
+    return _share(np.concatenate(sums), observed, drawn=True)
+
+
+def _blocks(draws: int, count: int) -> Iterator[int]:
+    """Split draws of `count` numbers each into blocks of at most `_BLOCK` numbers."""
+    rows = max(1, _BLOCK // count)
+    for start in range(0, draws, rows):
+        yield min(rows, draws - start)
 
 
 def least(new: int, old: int, same: bool) -> float:
@@ -118,7 +132,10 @@ def seeds_for(alpha: float, comparisons: int) -> int:
     Returns:
         The smallest k with 2^-k * comparisons <= alpha: the first step of Holm's procedure.
     """
-    return math.ceil(math.log2(max(1, comparisons) / alpha))
+    k = 0
+    while max(1, comparisons) > math.ldexp(alpha, k):
+        k += 1
+    return k
 
 
 def _share(sums: Floats, observed: float, *, drawn: bool) -> float:

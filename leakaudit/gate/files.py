@@ -137,6 +137,7 @@ def from_results(path: Path) -> Baseline:
     cells = {}
     for cell in made.gate.cells:
         samples = {name: column.samples for name, column in cell.measures.items()}
+        baseline.check_samples(cell.seeds, samples, f"{path}: {cell.name}")
         cells[cell.name] = baseline.block(cell.check, cell.digest, cell.seeds, samples)
     origin = made.provenance
     return Baseline(cells, made.summary, origin.started, origin.versions)

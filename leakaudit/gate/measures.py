@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from leakaudit._util import averages
 from leakaudit.errors import LeakauditError
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def sample(name: str, records: Sequence[float]) -> float:
         expected = "expected at least one record of an attacked node in the truth, got none"
         raise LeakauditError(f"{name}: {expected}")
     if MEASURES[name].share:
-        return statistics.fmean(records)
+        return averages.mean(records)
     return max(records)
 
 
@@ -128,7 +128,7 @@ def aggregate(how: str, samples: Sequence[float]) -> float:
     """
     ordered = sorted(samples)
     if how == "mean":
-        return statistics.fmean(ordered)
+        return averages.mean(ordered)
     if how == "worst":
         return ordered[-1]
     above = len(ordered) * 5 // 100  # number of samples that may exceed it

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from statistics import fmean
 
 from msgspec.structs import replace
 
 from leakaudit import registry
+from leakaudit._util import averages
 from leakaudit._util.revision import revision
 from leakaudit.errors import Interrupted
 from leakaudit.gate import measures
@@ -245,7 +245,7 @@ def _cell(cell: Cell, judged: Judged) -> CellEntry:
 
 def _column(samples: Sequence[float]) -> SampleColumn:
     return SampleColumn(
-        samples=tuple(map(rounded, samples)), mean=fmean(samples), worst=max(samples)
+        samples=tuple(map(rounded, samples)), mean=averages.mean(samples), worst=max(samples)
     )
 
 

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from fnmatch import fnmatchcase
-from statistics import fmean
 
-from leakaudit._util import holm
+import numpy as np
+
+from leakaudit._util import averages, holm
 from leakaudit._util.plural import counted
 from leakaudit.gate import baseline, compare, measures
 from leakaudit.gate.baseline import Baseline, Block
@@ -200,7 +201,8 @@ class _Comparison:
     def p_value(self) -> float:
         """Return the p-value of "it did not grow by more than the tolerance"."""
         test = compare.paired if self.paired else compare.unpaired
-        return test(self.new, self.old, self.ignored)
+        with np.errstate(all="ignore"):  # a tolerance may be as large as any float
+            return test(self.new, self.old, self.ignored)
 
     def least(self) -> float:
         """Return the smallest p-value that so many samples allow, whatever they are."""
@@ -208,8 +210,8 @@ class _Comparison:
 
     def rule(self, p: float, count: int, gate: Gate) -> Rule:
         """Judge it, with `p` adjusted for all `count` comparisons."""
-        now = fmean(self.new)
-        was = fmean(self.old)
+        now = averages.mean(self.new)
+        was = averages.mean(self.old)
         grown = now - was > self.ignored
         status = RuleStatus.OK
         says = self._figures(now, was, p)

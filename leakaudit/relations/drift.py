@@ -75,13 +75,13 @@ def drift(
         return Drift(limits, math.inf)
     gaussian(view, targets)
     # Independent noises add up: mu^2 <= sum (s / sigma)^2.
-    squares = []
+    ratios = []
     for k in view.noise:
         size = moves.of({k: Fraction(1)})
         if size is None:
             return Drift(limits, math.inf)
-        squares.append((size / view.declared.vectors[k].std) ** 2)
-    return Drift(limits, math.sqrt(sum(squares)))
+        ratios.append(size / view.declared.vectors[k].std)
+    return Drift(limits, math.hypot(*ratios))
 
 
 class _Moves:
@@ -103,7 +103,10 @@ class _Moves:
             if size is None:
                 return None
             parts.append(abs(float(coefficient)) * size)
-        return math.fsum(parts)
+        try:
+            return math.fsum(parts)
+        except OverflowError:
+            return math.inf
 
     def settle(self, vector: int, bound: float) -> None:
         """Set a bound, and all bounds that follow from it."""

@@ -9,6 +9,7 @@ import base64
 import io
 import math
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -30,6 +31,8 @@ from leakaudit.trace import Json
 OTHERS = 6  # candidates that are shown beside an image
 EACH = 4  # images of each sort: best, median, worst, random
 MOST = 64  # images in the whole report
+CONSIDERED = 10_000  # images of a finding without scores, from which those are chosen
+PIXELS = 1 << 24  # of an image that is drawn
 BUDGET = 500_000  # bytes of PNG in a report
 LARGEST = 128  # pixels of the longer side
 LEAST = 16  # the same for images that were reduced in size to stay within the budget
@@ -72,11 +75,12 @@ class _Drawn:
     found: np.ndarray | None
     original: np.ndarray | None
     others: Sequence[np.ndarray]
+    candidates: int
 
     @property
     def images(self) -> list[np.ndarray]:
         """All images that are shown for the entry."""
-        some = (self.found, self.original, *self.others[:OTHERS])
+        some = (self.found, self.original, *self.others)
         return [image for image in some if image is not None]
 
 
@@ -118,10 +122,12 @@ def sections_of(findings: Iterable[Finding], originals: str | None, folder: Path
         LeakauditError: An image file cannot be read.
     """
     groups: dict[tuple[str, str], list[Entry]] = {}
+    totals: Counter[tuple[str, str]] = Counter()
     for finding in findings:
         if finding.images:
-            group = groups.setdefault((finding.attack, finding.adversary), [])
-            group.extend(_entries(finding))
+            key = finding.attack, finding.adversary
+            groups.setdefault(key, []).extend(_entries(finding))
+            totals[key] += _records(finding)
     room = max(4, MOST // max(1, len(groups)))
     files = _Files(folder, originals, {})
     drawn = []
@@ -141,9 +147,9 @@ def sections_of(findings: Iterable[Finding], originals: str | None, folder: Path
         finding = one.entry.finding
         pictures.setdefault((finding.attack, finding.adversary), []).append(_picture(one, encode))
     sections = []
-    for (attack, adversary), some in pictures.items():
-        total = len(groups[attack, adversary])
-        sections.append(Section(attack=attack, adversary=adversary, total=total, images=some))
+    for key, some in pictures.items():
+        attack, adversary = key
+        sections.append(Section(attack=attack, adversary=adversary, total=totals[key], images=some))
     return sections
 
 
@@ -194,6 +200,13 @@ def _place(k: int, count: int) -> str:
     return ""
 
 
+def _records(finding: Finding) -> int:
+    """Number of true records of a finding, or of its images if nothing was scored."""
+    if finding.scores is None:
+        return finding.batch or 1
+    return len(finding.scores.matched)
+
+
 def _entries(finding: Finding) -> list[Entry]:
     """One entry for each true record, in the order of the truth.
 
@@ -202,7 +215,8 @@ def _entries(finding: Finding) -> list[Entry]:
     scores = finding.scores
     if scores is None:
         residual = math.inf if finding.residual is None else float(finding.residual)
-        return [Entry(finding, k, k, -residual) for k in range(finding.batch or 1)]
+        count = min(_records(finding), CONSIDERED)
+        return [Entry(finding, k, k, -residual) for k in range(count)]
     entries = []
     for k, row in enumerate(scores.matched):
         psnr = of_record(scores.psnr, k)
@@ -220,15 +234,15 @@ def _picture(one: _Drawn, encode: Callable[[np.ndarray | None], str | None]) -> 
         at=_point(finding),
         owner=named(finding.nodes),
         record=entry.record,
-        of=len(scores.matched) if scores else finding.batch or 1,
+        of=_records(finding),
         psnr=entry.value(scores.psnr) if scores else None,
         ssim=entry.value(scores.ssim) if scores else None,
         lpips=entry.value(scores.lpips) if scores else None,
         certificate="exact" if certified else finding.certificate.name.lower(),
         found=encode(one.found),
         original=encode(one.original),
-        candidates=len(one.others),
-        others=[encode(other) for other in one.others[:OTHERS]],
+        candidates=one.candidates,
+        others=[encode(other) for other in one.others],
     )
 
 
@@ -259,11 +273,12 @@ class _Files:
         finding = entry.finding
         found = None
         others: list[np.ndarray] = []
+        candidates = 0
         if finding.images is not None and entry.row is not None:
             found = image(self.array(finding.images.file, finding.images.x), entry.row)
         if finding.images is not None:
-            others = self.others(finding.images, entry.row)
-        return _Drawn(entry, place, found, self.original(entry), others)
+            others, candidates = self.others(finding.images, entry.row)
+        return _Drawn(entry, place, found, self.original(entry), others, candidates)
 
     def original(self, entry: Entry) -> np.ndarray | None:
         """Read the true image; the files beside an audit contain those of its first run only."""
@@ -278,14 +293,15 @@ class _Files:
         key = f"node{finding.node}"
         return image(self.opened(self.originals, key).get(key), entry.record)
 
-    def others(self, images: StoredImages, row: int | None) -> list[np.ndarray]:
-        """Read other candidates for the reconstructed image."""
+    def others(self, images: StoredImages, row: int | None) -> tuple[list[np.ndarray], int]:
+        """Read some other candidates for the reconstructed image, and count all of them."""
         name = given(images.choices, {}).get(str(row))
         if name is None:
-            return []
+            return [], 0
         batch = self.array(images.file, name)
-        pictures = [image(batch, place) for place in range(len(batch))]
-        return [picture for picture in pictures if picture is not None]
+        pictures = [image(batch, place) for place in range(OTHERS)]
+        shown = [picture for picture in pictures if picture is not None]
+        return shown, len(batch) if shown else 0
 
     def array(self, name: str, key: str) -> np.ndarray:
         """Return an array that must exist."""
@@ -321,11 +337,12 @@ def image(batch: np.ndarray | None, row: int) -> np.ndarray | None:
 
     Returns:
         (h, w) or (h, w, 3) bytes; None if there is none, or it is not an image with 1 or 3
-        channels.
+        channels and at most `PIXELS` pixels.
     """
-    if batch is None or batch.ndim != 4 or batch.shape[1] not in (1, 3) or row >= len(batch):
+    if batch is None or batch.ndim != 4 or batch.dtype.kind not in "biuf":
         return None
-    if batch.dtype.kind not in "biuf":
+    count, channels, height, width = batch.shape
+    if row >= count or channels not in (1, 3) or not 0 < height * width <= PIXELS:
         return None
     x = batch[row]
     if x.dtype != np.uint8:

@@ -308,8 +308,11 @@ def _linear(place: Axes, panel: plots.Panel, values: Sequence[float]) -> None:
     """Scale and number a vertical axis that is not logarithmic."""
     from matplotlib import ticker
 
-    low = min([*values, *([] if panel.low is None else [panel.low])])
-    high = max([*values, *([] if panel.high is None else [panel.high])])
+    reached = [
+        value for value in (*values, panel.low, panel.high) if plots.is_drawn(value, log=False)
+    ]
+    low = min(reached)
+    high = max(reached)
     margin = 0.05 * (high - low or 1.0)
     place.set_ylim(low - margin, high + margin)
     place.yaxis.set_major_locator(ticker.MaxNLocator(plots.TICKS, steps=plots.ROUND))

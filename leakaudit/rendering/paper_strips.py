@@ -64,7 +64,7 @@ def draw(content: Strips, width: float, highest: float) -> list[Figure]:
     from matplotlib import ticker
 
     across = max(1, min(len(content.strips), int(width / PANEL)))
-    down = math.ceil(len(content.strips) / across)
+    down = max(1, math.ceil(len(content.strips) / across))
     frame = 15.0  # mm of a strip without its rows
     note = plots.wrapped(content.note, int(width / LETTER), most=3)
     foot = LINE * (note.count("\n") + 1) if note else 0.0
@@ -117,7 +117,7 @@ def _numbered(cap: float | None) -> Callable[[float, object], str]:
 def _marks(place: Axes, strip: Strip, k: int, row: int) -> None:
     """Draw the values and the limit of one row."""
     top = math.inf if strip.cap is None else strip.cap
-    values = [min(value, top) for value in strip.values[k] if math.isfinite(value)]
+    values = [min(value, top) for value in strip.values[k] if plots.is_drawn(value, log=False)]
     place.plot(
         values,
         [row] * len(values),
@@ -130,7 +130,7 @@ def _marks(place: Axes, strip: Strip, k: int, row: int) -> None:
         clip_on=False,
     )
     limit = strip.limits[k] if k < len(strip.limits) else None
-    if limit is not None and math.isfinite(limit):
+    if plots.is_drawn(limit, log=False):
         place.plot(
             [min(limit, top)],
             [row],

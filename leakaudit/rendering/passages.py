@@ -6,7 +6,7 @@ report is rendered. A redacted report therefore contains none.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -61,10 +61,11 @@ def text_of(tokens: np.ndarray) -> str:
     Returns:
         Bytes are decoded as UTF-8; other tokens are shown as numbers.
     """
+    first = tokens[: 4 * LONGEST].tolist()  # a character of UTF-8 has at most four bytes
     if tokens.min() >= 0 and tokens.max() < BYTES:
-        text = bytes(tokens.tolist()).decode("utf-8", "replace")
+        text = bytes(first).decode("utf-8", "replace")
     else:
-        text = " ".join(map(str, tokens.tolist()))
+        text = " ".join(map(str, first))
     return clean(text)[:LONGEST]
 
 
@@ -75,15 +76,15 @@ def _passages(finding: Finding, folder: Path, originals: str | None) -> list[Pas
     found = _array(folder / finding.images.file, finding.images.x)
     if found is None:
         return []
-    rows: list[int | None] = list(range(len(found)))
+    rows: Sequence[int | None] = range(len(found))
     true = None
     if finding.scores is not None:
-        rows = list(finding.scores.matched)
+        rows = finding.scores.matched
         if originals is not None and (folder / originals).is_file():
             true = _array(folder / originals, f"node{finding.node}")
     certified = given(finding.certified, 0)
     passages = []
-    for record, row in enumerate(rows):
+    for record, row in enumerate(rows[:MOST]):
         certificate = finding.certificate.name.lower()
         if row is not None and row < certified:
             certificate = "exact"
@@ -94,11 +95,18 @@ def _passages(finding: Finding, folder: Path, originals: str | None) -> list[Pas
                 owner=named(finding.nodes),
                 record=record,
                 certificate=certificate,
-                found=None if row is None else text_of(found[row]),
-                original=None if true is None else text_of(true[record]),
+                found=_text(found, row),
+                original=_text(true, record),
             )
         )
     return passages
+
+
+def _text(sequences: np.ndarray | None, row: int | None) -> str | None:
+    """Return the text of one sequence, None if there is none."""
+    if sequences is None or row is None or row >= len(sequences):
+        return None
+    return text_of(sequences[row])
 
 
 def _array(path: Path, name: str) -> np.ndarray | None:

@@ -67,6 +67,7 @@ SMALL_LETTER = 5.4  # the same for the labels below an axis
 DIGIT = 5.8  # width of the widest character in most numbers beside an axis
 CELL = 24
 DECADES = 2  # powers of ten that values must span for an automatic axis to become logarithmic
+DRAWN = 1e300  # largest size of a number that is drawn; near 1e308, axes overflow
 TICKS = 6  # most steps between the numbers of an axis
 STUB = 14  # width of a dashed line through a single point
 WHISKER = 6  # width of the end of an interval
@@ -432,9 +433,9 @@ def is_drawn(value: float | None, log: bool) -> TypeGuard[float]:
         log: Whether the axis is logarithmic.
 
     Returns:
-        True for a finite number, which must be positive if the axis is logarithmic.
+        True for a number up to `DRAWN` in size; on a logarithmic axis, from 1 / `DRAWN`.
     """
-    return value is not None and math.isfinite(value) and (value > 0 or not log)
+    return value is not None and (1 / DRAWN if log else -DRAWN) <= value <= DRAWN
 
 
 @contextmanager
@@ -709,7 +710,7 @@ def _vertical(place: Axes, panel: Panel, values: Sequence[float], log: bool) -> 
         place.yaxis.set_major_formatter(lambda v, _: f"1e{round(math.log10(v))}")
         place.yaxis.set_minor_locator(ticker.NullLocator())
     else:
-        reached = [v for v in (panel.low, panel.high) if v is not None]
+        reached = [v for v in (panel.low, panel.high) if is_drawn(v, log=False)]
         place.update_datalim([(0, v) for v in reached], updatex=False)
         place.yaxis.set_major_locator(ticker.MaxNLocator(TICKS, steps=ROUND))
         place.yaxis.set_major_formatter(lambda v, _: f"{v:.6g}")

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, median
 from typing import TYPE_CHECKING, TypeAlias
 
 from msgspec import UNSET, UnsetType
 
+from leakaudit._util import averages
 from leakaudit.errors import LeakauditError
 from leakaudit.results import intervals
 from leakaudit.results.model import (
@@ -608,5 +608,6 @@ def _summary(name: str, values: Sequence[Number]) -> Row:
     found: SweepStatistics | UnsetType = UNSET
     if values:
         best = min(values) if name == "relative_error" else max(values)
-        found = SweepStatistics(best=best, median=median(values), mean=fmean(values))
+        middle = averages.median(values)
+        found = SweepStatistics(best=best, median=middle, mean=averages.mean(values))
     return _statistics(name, found)

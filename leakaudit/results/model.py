@@ -53,6 +53,9 @@ FileName: TypeAlias = Annotated[
         description="a file name without a folder",
     ),
 ]
+Count: TypeAlias = Annotated[
+    int, Meta(ge=0, lt=1 << 31, description="a whole number from 0 to 2147483647")
+]
 Time: TypeAlias = Annotated[
     str,
     Meta(
@@ -215,7 +218,7 @@ class Scores(_Entry, frozen=True, kw_only=True):
     tokens_wrong: int | UnsetType = UNSET
     not_recovered: int
     surplus: int | UnsetType = UNSET
-    matched: tuple[int | None, ...]
+    matched: tuple[Count | None, ...]
 
 
 # ---------------------------------------------------------------------------------------------
@@ -329,7 +332,7 @@ class Finding(_Entry, frozen=True, kw_only=True):
     leak: LeakSummary
     certificate: CertificateEntry
     certified: int | UnsetType = UNSET
-    batch: int | None
+    batch: Count | None
     labels: tuple[Number | None, ...] | None
     scores: Scores | None
     residual: Number | None
@@ -499,10 +502,10 @@ class TraceSummary(_Entry, frozen=True, kw_only=True):
     """
 
     protocol: str
-    nodes: int
-    edges: int
+    nodes: Count
+    edges: Count
     links: tuple[tuple[int, ...], ...] | UnsetType = UNSET
-    rounds: int
+    rounds: Count
     data: str
     model: str
     shape: tuple[int, ...]

@@ -11,14 +11,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec.structs import replace
 
 from leakaudit import mapping
 from leakaudit._util import npz
-from leakaudit._util.decoding import departure
+from leakaudit._util.decoding import departure, refuse_constant
 from leakaudit._util.files import replacing, write_arrays
 from leakaudit._util.uncollected import read_json
 from leakaudit.errors import LeakauditError
@@ -247,7 +247,7 @@ def read(path: Path) -> dict[str, Json]:
     """
     expected = f"{path}: expected the results.json of a run"
     try:
-        results = read_json(path.read_bytes(), DEEPEST, parse_constant=_refuse)
+        results = read_json(path.read_bytes(), DEEPEST, parse_constant=refuse_constant)
     except OSError as error:
         raise LeakauditError(f"{expected}, could not read it: {error.strerror}") from None
     except UnicodeDecodeError:
@@ -378,7 +378,3 @@ class _Tensors:
         if name is None:
             return None
         return self.named(name)
-
-
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is not a JSON number")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import re
 import warnings
+import zipfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -176,6 +177,8 @@ def _load(path: Path) -> dict[str, Tensor]:
         if path.suffix == ".npz":
             with npz.Npz(path) as file:
                 return {key: torch.from_numpy(file[key]) for key in file.files}
+        if zipfile.is_zipfile(path):
+            _check_stored(path)
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged pickle raises whatever it happens to run into
         reason = (str(error).splitlines() or [""])[0] or type(error).__name__
@@ -187,6 +190,13 @@ def _load(path: Path) -> dict[str, Tensor]:
             f"{path}: expected a state dictionary of tensors, got {type(state).__name__}"
         )
     return {key: value for key, value in state.items() if not key.startswith("classifier.")}
+
+
+def _check_stored(path: Path) -> None:
+    """Raise ValueError for a compressed file: torch writes none, and it may unpack to anything."""
+    with zipfile.ZipFile(path) as archive:
+        if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
+            raise ValueError("it is compressed")
 
 
 def _is_state(state: object) -> bool:
@@ -210,13 +220,13 @@ def _fill(module: nn.Module, tensors: Mapping[str, Tensor], path: Path) -> None:
         name = _canonical(key)
         if name not in tensors or key.startswith(_CONSTANTS):
             continue
-        value = tensors[name].float()
+        value = tensors[name]
         if not _fits(value, slot):
             raise LeakauditError(
                 f"{path}: {name}: expected {tuple(slot.shape)} finite numbers, "
                 f"got {tuple(value.shape)}"
             )
-        state[key] = value.reshape(slot.shape)
+        state[key] = value.float().reshape(slot.shape)
     module.load_state_dict(state, strict=True, assign=True)
     module.requires_grad_(False).eval()
 

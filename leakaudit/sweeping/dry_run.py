@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from statistics import fmean
 
 from msgspec import Struct, field
 
 from leakaudit import registry
+from leakaudit._util import averages
 from leakaudit.results.model import Free
 from leakaudit.sweeping import cells
 from leakaudit.sweeping.cell_files import DONE
@@ -122,7 +122,7 @@ def _mean_times(store: Store, planned: Planned) -> dict[tuple[str, str], float]:
         cell = every.get(timing.cell)
         if timing.status == DONE and cell is not None:
             times.setdefault(_kind(cell), []).append(timing.cpu)
-    return {kind: fmean(seconds) for kind, seconds in times.items()}
+    return {kind: averages.mean(seconds) for kind, seconds in times.items()}
 
 
 def _costs(

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from statistics import fmean, median
 
 from msgspec import UNSET, UnsetType
 
+from leakaudit._util import averages
 from leakaudit.results.model import (
     Column,
     Number,
@@ -143,7 +143,7 @@ def _point(group: Sequence[SweptCell]) -> SweepPoint:
         recovered=sum(one.recovered for one in held),
         exact=sum(one.exact for one in held),
         certified=sum(one.certified for one in held),
-        labels_found=fmean(labels) if labels else None,
+        labels_found=averages.mean(labels) if labels else None,
         psnr=psnr,
         ssim=ssim,
         relative_error=error,
@@ -159,7 +159,8 @@ def _statistics(
         values += column
     if not values:
         return UNSET
-    return SweepStatistics(best=best(values), median=median(values), mean=fmean(values))
+    middle = averages.median(values)
+    return SweepStatistics(best=best(values), median=middle, mean=averages.mean(values))
 
 
 def across(plan: SweepPlan) -> str | None:

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import bz2
 import gzip
-import math
-import zipfile
 from array import array
 from collections import Counter
 from collections.abc import Iterator
@@ -21,6 +19,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from leakaudit._util import npz
 from leakaudit.errors import LeakauditError
 
 LARGEST = 2**31  # maximum bytes that one file may declare, unpacked; a choice
@@ -28,6 +27,7 @@ LARGEST = 2**31  # maximum bytes that one file may declare, unpacked; a choice
 # table of words in texts, has 3,000 for each entry.
 SPARSE = 10_000_000
 ZEROS = 10_000
+TEXT = 2**24  # bytes to which any compressed text may unpack; a choice
 LONGEST_LINE = 2**24  # maximum bytes of a line of text, and pixels of an image; a choice
 SUFFIXES = (".png", ".jpg", ".jpeg")
 # Pillow modes with 8 bits per channel, and the mode each is converted to; transparency is dropped.
@@ -111,12 +111,9 @@ def read_npz(path: Path) -> Records:
         LeakauditError: The file cannot be read, or has other content.
     """
     try:
-        with zipfile.ZipFile(path) as archive:
-            x = _array(archive, "x", path)
-            y = _array(archive, "y", path)
-    except LeakauditError:
-        raise
-    except Exception as error:  # a damaged archive may raise anything
+        with npz.Npz(path) as file:
+            x, y = _arrays(file, path)
+    except (OSError, ValueError) as error:
         raise LeakauditError(
             f"npz {path}: cannot be read ({error}); expected a file of numpy.savez with x and y"
         ) from error
@@ -128,7 +125,7 @@ def read_npz(path: Path) -> Records:
         target, names = classes(y)
     if x.dtype == np.uint8:
         return Records(images(x), target, names, 255)
-    with np.errstate(over="ignore"):  # infinity is rejected with all other non-finite values
+    with np.errstate(all="ignore"):  # infinity is rejected with all other non-finite values
         values = torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32))
     if x.ndim > 2:
         values = _channels_first(values)
@@ -154,30 +151,18 @@ def _check_arrays(x: np.ndarray, y: np.ndarray, path: Path) -> None:
         )
 
 
-def _array(archive: zipfile.ZipFile, key: str, path: Path) -> np.ndarray:
-    """Read one array after checking its declared size; pickled objects are rejected."""
-    if f"{key}.npy" not in archive.namelist():
-        names = ", ".join(archive.namelist())[:80] or "none"
+def _arrays(file: npz.Npz, path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Read x and y after checking how large x will be in float32."""
+    if not {"x", "y"} <= set(file.files):
+        names = ", ".join(file.files)[:80] or "none"
         raise LeakauditError(f"npz {path}: expected arrays x and y, got {names}")
-    claimed = archive.getinfo(f"{key}.npy").file_size
-    with archive.open(f"{key}.npy") as file:
-        header: Any = np.lib.format.read_array_header_2_0
-        if np.lib.format.read_magic(file) == (1, 0):
-            header = np.lib.format.read_array_header_1_0
-        shape, _, dtype = header(file)
-    if dtype.hasobject:
+    most = min(LARGEST, npz.unpacked(path.stat().st_size))
+    if (size := file.length("x") * 4) > most:
         raise LeakauditError(
-            f"npz {path}: {key} holds pickled Python objects, which are never loaded; "
-            "save plain numbers"
+            f"npz {path}: x has {size} bytes as float32, expected at most {most} from a file of "
+            "this size"
         )
-    size = math.prod(shape) * dtype.itemsize
-    if size > min(claimed, LARGEST):
-        raise LeakauditError(
-            f"npz {path}: {key} declares {size} bytes, expected at most {min(claimed, LARGEST)}"
-        )
-    with archive.open(f"{key}.npy") as file:
-        read: np.ndarray = np.lib.format.read_array(file, allow_pickle=False)
-    return read
+    return file["x"], file["y"]
 
 
 def read_folder(folder: Path) -> Records:
@@ -210,6 +195,7 @@ def read_folder(folder: Path) -> Records:
 
 def _pictures(files: list[Path], folder: Path) -> list[np.ndarray]:
     """Read images of equal size and number of channels; gray becomes colour if any has colour."""
+    most = min(LARGEST, npz.unpacked(sum(path.stat().st_size for path in files)))
     pixels: list[np.ndarray] = []
     for path in files:
         pixels.append(_picture(path))
@@ -219,10 +205,10 @@ def _pictures(files: list[Path], folder: Path) -> list[np.ndarray]:
                 f"images:{folder}: {path.name} and {files[0].name} have sizes {sizes}; "
                 "all sizes must be equal"
             )
-        if len(files) * pixels[-1].size * 4 > LARGEST:  # as float32
+        if len(files) * pixels[-1].size * 4 > most:  # as float32
             raise LeakauditError(
-                f"images:{folder}: {len(files)} images of this size need more than "
-                f"{LARGEST} bytes; use fewer or smaller images"
+                f"images:{folder}: {len(files)} images of this size need more than {most} bytes, "
+                "the most for files of their size; use fewer or smaller images"
             )
     if len({p.ndim for p in pixels}) > 1:
         return [p if p.ndim == 3 else np.stack([p] * 3, axis=2) for p in pixels]
@@ -297,7 +283,7 @@ def read_libsvm(path: Path) -> Records:
         )
     x = np.zeros((len(found.targets), width), np.float32)
     rows = np.frombuffer(found.rows, np.int64)
-    with np.errstate(over="ignore"):  # infinity is rejected with all other non-finite values
+    with np.errstate(all="ignore"):  # infinity is rejected with all other non-finite values
         x[rows, columns - 1] = np.frombuffer(found.values, np.float64)
     y = np.frombuffer(found.targets, np.float64)
     if not np.isfinite(y).all():
@@ -341,18 +327,21 @@ def _table(path: Path) -> _Table:
 
 
 def _lines(path: Path) -> Iterator[bytes]:
-    """Yield unpacked lines of a text file; reject more than `LARGEST` bytes and overlong lines."""
+    """Yield unpacked lines of a text file; reject overlong lines, and too many bytes."""
     opened: dict[str, Any] = {".bz2": bz2.open, ".gz": gzip.open}
     total = 0
     try:
+        most = LARGEST
+        if path.suffix in opened:
+            most = min(LARGEST, max(TEXT, npz.RATIO * path.stat().st_size))
         file: IO[bytes]
         with opened.get(path.suffix, open)(path, "rb") as file:
             while line := file.readline(LONGEST_LINE):
                 total += len(line)
-                if len(line) == LONGEST_LINE or total > LARGEST:
+                if len(line) == LONGEST_LINE or total > most:
                     raise LeakauditError(
                         f"libsvm {path}: expected lines under {LONGEST_LINE} and a text under "
-                        f"{LARGEST} bytes, got more"
+                        f"{most} bytes, got more"
                     )
                 yield line
     except (OSError, EOFError) as error:

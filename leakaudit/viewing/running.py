@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
+from leakaudit._util.decoding import from_json
 from leakaudit.pipeline.progress_file import FORMAT, NAME, ProgressFile
 from leakaudit.results.measured import best
 from leakaudit.results.wording import clean
@@ -159,8 +158,8 @@ def progress(
 def _noted(folder: Path) -> ProgressFile | None:
     """Return the progress that a run wrote; None if the file cannot be used."""
     try:
-        noted = msgspec.json.decode(files.head(folder / NAME, SMALL), type=ProgressFile)
-    except (Unreadable, msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        noted = from_json(files.head(folder / NAME, SMALL), ProgressFile)
+    except (Unreadable, ValueError, RecursionError):
         return None
     if noted.format != FORMAT:
         return None
@@ -232,8 +231,8 @@ def latest(folder: Path) -> list[Cell]:
     now = time.time()
     for written, path in sorted(dated, reverse=True)[:LATEST]:
         try:
-            result = msgspec.json.decode(files.head(path, CELL), type=CellResult)
-        except (Unreadable, msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+            result = from_json(files.head(path, CELL), CellResult)
+        except (Unreadable, ValueError, RecursionError):
             continue
         cells.append(_cell(result, max(0.0, now - written)))
     return cells

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from leakaudit._util.decoding import from_json
 from leakaudit._util.plural import counted
 from leakaudit.results import grading, measured, wording
 from leakaudit.results.model import (
@@ -52,8 +53,7 @@ ATTACKS: dict[grading.Level, str] = {
     "note": "nothing recovered",
 }
 NOT_READ = "not read"
-
-_RECORD = msgspec.json.Decoder(AttackRecord | AuditRecord | CheckRecord | SweepRecord)
+_RECORD = AttackRecord | AuditRecord | CheckRecord | SweepRecord
 
 
 @dataclass(frozen=True)
@@ -166,14 +166,14 @@ def summarise(file: Path, place: str, known: os.stat_result) -> Run:
 def _decoded(raw: bytes) -> Record:
     """Return a record; the message of a failure has no line breaks and is short."""
     try:
-        found: Record = _RECORD.decode(raw)
+        found: Record = from_json(raw, _RECORD)
     except RecursionError:
         raise Unreadable("its entries are nested too deeply") from None
     except UnicodeDecodeError:
         raise Unreadable("it is not text") from None
     except msgspec.ValidationError as error:
         raise Unreadable(f"it is not a record of leakaudit: {_short(error)}") from None
-    except msgspec.MsgspecError as error:
+    except ValueError as error:
         raise Unreadable(f"it is not valid JSON: {_short(error)}") from None
     return found
 

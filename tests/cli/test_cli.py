@@ -18,6 +18,8 @@ from invoked import RECORD, refused
 import leakaudit as la
 from leakaudit.cli import main
 
+pytestmark = pytest.mark.usefixtures("own_folder")
+
 
 def test_help_is_fast_and_imports_nothing_heavy() -> None:
     heavy = "torch", "numpy", "skimage", "rich", "networkx"

@@ -12,6 +12,8 @@ from invoked import RECORD, refused
 import leakaudit as la
 from leakaudit.cli import main
 
+pytestmark = pytest.mark.usefixtures("own_folder")
+
 
 @pytest.mark.parametrize(
     ("argv", "said"),

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from invoked import refused
 
+pytestmark = pytest.mark.usefixtures("own_folder")
+
 BROKEN = {
     "bytes.toml": (
         b"seed = 1\n\x80\x81",

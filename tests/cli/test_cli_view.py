@@ -36,6 +36,8 @@ from leakaudit.viewing.index import Index
 from leakaudit.viewing.reports import Reports
 from leakaudit.viewing.summaries import identifier
 
+pytestmark = pytest.mark.usefixtures("own_folder")
+
 
 @pytest.fixture(scope="module")
 def folder(recorded: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -27,6 +27,8 @@ from leakaudit.results import record_file
 from leakaudit.results.model import Finding, fitted
 from leakaudit.traces import trace_file
 
+pytestmark = pytest.mark.usefixtures("own_folder")
+
 RECORD = [
     "record",
     "fedsgd",

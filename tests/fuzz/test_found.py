@@ -76,6 +76,8 @@ from leakaudit.traces import trace_file
 from leakaudit.traces._storage import arrays, foreign, sizes
 from leakaudit.viewing.running import Stage
 
+pytestmark = pytest.mark.usefixtures("own_folder")
+
 ATTACK = ("attack", "c.pt", "-o", "out", "-q")
 
 

@@ -6,9 +6,9 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 from msgspec import Struct
 
+from leakaudit._util.decoding import from_json
 from leakaudit.capture.tap.log import finder
 from leakaudit.errors import LeakauditError
 from leakaudit.tasks.task import Task
@@ -88,8 +88,8 @@ def take(folder: Path, trace: Path) -> SavedModel:
     if not path.is_file() or not 0 < path.stat().st_size < LARGEST:
         return SavedModel(None, "", (NOT_FOUND,))
     try:
-        facts = msgspec.json.decode(path.read_bytes(), type=Facts)
-    except (msgspec.ValidationError, msgspec.DecodeError) as error:
+        facts = from_json(path.read_bytes(), Facts)
+    except (ValueError, RecursionError) as error:
         raise LeakauditError(
             f"{path}: expected what the tap wrote about a model: {error}"
         ) from None

@@ -204,6 +204,8 @@ def _sample(
     # After every second failure, the direction avoids only some of the rays found, for variety.
     avoided = [u for u in found if missed % 2 == 0 or rng.random() < AVOIDED]
     direction = _direction(cone, avoided, rng)
+    if direction is None:
+        return None
     # The more failures, the more uneven the weights.
     uneven = rng.exponential(size=cone.columns.shape[1]) ** min(missed, UNEVEN)
     weights = cone.columns @ uneven
@@ -225,17 +227,21 @@ def _sample(
     return None
 
 
-def _direction(cone: Cone, avoided: list[Array], rng: np.random.Generator) -> Array:
+def _direction(cone: Cone, avoided: list[Array], rng: np.random.Generator) -> Array | None:
     """Return a direction q in which some new sample has a component, and no avoided ray has.
 
-    It is a column, drawn by its energy outside the avoided rays, without their part.
+    It is a column, drawn by its energy outside the avoided rays, without their part; None if their
+    energies are all 0, or beyond all floats.
     """
     rest = cone.columns
     if avoided:
         basis = np.linalg.qr(np.array(avoided).T)[0]
         rest = rest - basis @ (basis.T @ rest)
     energy = np.square(rest).sum(0)
-    chosen: Array = rest[:, rng.choice(len(energy), p=energy / energy.sum())]
+    total = float(energy.sum())
+    if not 0 < total < np.inf:
+        return None
+    chosen: Array = rest[:, rng.choice(len(energy), p=energy / total)]
     return chosen
 
 

@@ -288,7 +288,7 @@ class _Declaration:
             if not isinstance(content, Expression):
                 target.place.error(f"the message of node {i} is 0 in round {self.p.round}")
             # A rounding error is uniform on a cell: its variance is width^2 / 12.
-            std = abs(float(width)) / 12**0.5
+            std = abs(_float(width, target.place)) / 12**0.5
             message = self.p.send(
                 i, receivers, content, target.name, std=std, secure=statement.secure
             )
@@ -525,16 +525,24 @@ class _Declaration:
 
     def _noise(self, call: Call, frame: _Frame, own: str) -> Form:
         """Return fresh noise; 0 if its standard deviation is 0."""
-        std = self._number(call.arguments[0], frame)
+        std = _float(self._number(call.arguments[0], frame), call.place)
         if std < 0:
-            call.place.error(f"expected a standard deviation >= 0, got {float(std):g}")
+            call.place.error(f"expected a standard deviation >= 0, got {std:g}")
         if not std:
             return Fraction(0)
         law: Law = "gaussian"
         if len(call.arguments) == 2:
             law = cast(Law, cast(Name, call.arguments[1]).name)
         index = self._index(own, frame.node, self.pair)
-        return self.p.noise(own, float(std), frame.node, index, law=law)
+        return self.p.noise(own, std, frame.node, index, law=law)
+
+
+def _float(number: Fraction, place: Place) -> float:
+    """Return a number as a float; an error at its place if it is beyond all floats."""
+    try:
+        return float(number)
+    except OverflowError:
+        place.error("expected a number up to 1e308, got a larger one")
 
 
 @contextmanager

@@ -24,6 +24,7 @@ import torch
 from msgspec import Struct
 from torch import Tensor
 
+from leakaudit._util.decoding import from_json
 from leakaudit.errors import LeakauditError
 
 GRAPH = "models/model.json"
@@ -222,7 +223,7 @@ def _records(file: ZipFile) -> Mapping[str, bytes]:
 
 
 def _stored(records: Mapping[str, bytes]) -> Stored:
-    program = msgspec.json.decode(records[GRAPH], type=_Program)
+    program = from_json(records[GRAPH], _Program)
     if program.schema_version.major != MAJOR:
         raise _Rejected(
             f"its format has version {program.schema_version.major}, expected {MAJOR}; "
@@ -233,7 +234,7 @@ def _stored(records: Mapping[str, bytes]) -> Stored:
     tied: dict[str, str] = {}
     first: dict[bytes, str] = {}
     for config, folder in TENSORS.items():
-        for name, payload in msgspec.json.decode(records[config], type=_Payloads).config.items():
+        for name, payload in from_json(records[config], _Payloads).config.items():
             tensors[name] = _tensor(name, payload, records, folder)
             if not (payload.is_param and payload.tensor_meta and payload.tensor_meta.requires_grad):
                 continue

@@ -42,7 +42,7 @@ from leakaudit.traces._storage.wellformed import DEEPEST, INDEX, INT32
 Arrays = Mapping[str, Any]
 _PUBLIC = "public."
 _MINIMUM = ("round", "src", "dst", "payload")
-# Protection against archives that unpack to much more than their size: an entry may unpack to 200
+# Protection against archives that unpack to much more than their size: a file may unpack to 200
 # times its size, or to 64 MiB regardless of its size. Both are choices; float payloads hardly
 # compress at all.
 _UNPACKED = 200
@@ -79,11 +79,10 @@ def _check_unpacked(path: Path, entries: list[zipfile.ZipInfo], max_bytes: float
         raise LeakauditError(
             f"{path} unpacks to {human(size)}, but max_bytes allows {human(max_bytes)}"
         )
-    for entry in entries:
-        if entry.file_size > max(_HARMLESS, _UNPACKED * entry.compress_size):
-            raise LeakauditError(
-                f"{path} is rejected: it unpacks to more than {_UNPACKED} times its size"
-            )
+    if size > max(_HARMLESS, _UNPACKED * path.stat().st_size):
+        raise LeakauditError(
+            f"{path} is rejected: it unpacks to more than {_UNPACKED} times its size"
+        )
 
 
 def read_safetensors(path: Path, max_bytes: float) -> Trace:
@@ -278,7 +277,11 @@ def _kinds(arrays: Arrays, names: Json, count: int, path: Path) -> tuple[list[st
     column = arrays["kind"]
     if isinstance(column, np.ndarray) and column.dtype.kind == "U":
         found, kind = np.unique(column, return_inverse=True)
-        return found.tolist(), torch.from_numpy(kind.reshape(-1).astype(np.int32))
+        try:
+            named: list[str] = found.tolist()
+        except (SystemError, ValueError):
+            raise LeakauditError(f"{path}: kind has characters beyond Unicode") from None
+        return named, torch.from_numpy(kind.reshape(-1).astype(np.int32))
     if not isinstance(names, list):
         raise LeakauditError(
             f'{path}: its kinds are numbers; add their names to the description: "kinds": ["w", …]'

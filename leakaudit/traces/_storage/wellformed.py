@@ -251,6 +251,11 @@ def spec(value: _TaskEntry) -> TaskSpec:
     if not numbers or not axes or math.prod(task.shape) > MAX_SIZE:
         said = f"its task has shape {task.shape}, {task.classes} classes and {task.levels} levels"
         bad(said[:200])
+    units = all(abs(m) <= 1e30 for m in task.mean) and all(1e-30 <= s <= 1e30 for s in task.std)
+    if not units:
+        bad(
+            "its task has a mean beyond 1e30 in size, or a standard deviation outside 1e-30 to 1e30"
+        )
     return task
 
 

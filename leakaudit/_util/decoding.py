@@ -8,6 +8,7 @@ are therefore traversed together to find the location.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -104,12 +105,20 @@ def from_json(raw: bytes, kind: type[T] | UnionType) -> T:
         kind: A type that msgspec supports.
 
     Raises:
-        ValueError: It is not JSON, has NaN, infinity or a whole number beyond all floats, or does
-            not fit the type (`msgspec.ValidationError`).
+        ValueError: It is not JSON, has NaN, infinity or a number beyond all floats, or does not fit
+            the type (`msgspec.ValidationError`).
         RecursionError: It nests too deeply.
     """
-    found: T = msgspec.convert(read_json(raw, parse_constant=refuse_constant), kind)
+    values = read_json(raw, parse_constant=refuse_constant, parse_float=_finite)
+    found: T = msgspec.convert(values, kind)
     return found
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(f"{text:.20}… is beyond all floats")
+    return value
 
 
 def refuse_constant(constant: str) -> NoReturn:

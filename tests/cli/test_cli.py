@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -21,23 +20,13 @@ from leakaudit.cli import main
 pytestmark = pytest.mark.usefixtures("own_folder")
 
 
-def test_help_is_fast_and_imports_nothing_heavy() -> None:
+def test_help_imports_nothing_heavy() -> None:
     heavy = "torch", "numpy", "skimage", "rich", "networkx"
     code = f"import sys, leakaudit.cli as c; c.parser(); print([m for m in {heavy} if m in sys.modules])"
     out = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout
     assert out.strip() == "[]"
-
-    def cpu(*words: str) -> float:
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run([sys.executable, *words], capture_output=True, check=True)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-
-    assert min(cpu("-m", "leakaudit", "--help") for _ in range(5)) < 0.15 + min(
-        cpu("-c", "pass") for _ in range(5)
-    )
 
 
 def test_attack_writes_everything_and_prints_json(

@@ -27,6 +27,7 @@ def words(text: str) -> list[str]:
 
 SMALL = words("--nodes 3 --graph ring --rounds 4 --data gaussians --samples 2 --model logistic -q")
 FACES = words("--nodes 2 --graph star --rounds 2 --data faces --samples 1 --model mlp -q")
+TOKENS = words("--nodes 2 --graph star --rounds 1 --data text:8 --samples 2 --model gpt -q")
 # Graph, nodes and rounds. A sound file must be far below the limits of the fuzzer, and all views of
 # nine nodes take 1 s for each round.
 NETWORKS = (("ring", "4", "4"), ("star", "3", "4"), ("complete", "4", "4"), ("complete", "9", "2"))
@@ -169,6 +170,8 @@ def _results() -> None:
         run("attack", "c.pt", "-o", "attack", "-q")
     Path("attack/unfinished").rename("unfinished")
     run("attack", "c.pt", "-o", "unscored", "--truth", "none", "-q")
+    run("record", "fedsgd", "-o", "words.pt", *TOKENS, "--set", "width=32")
+    run("attack", "words.pt", "-o", "text", "-q")
     Path("sweep.toml").write_text(SWEEP)
     run("sweep", "sweep.toml", "-o", "sweep", "--workers", "0", "-q")
     Path("audit.toml").write_text(AUDIT)

@@ -54,6 +54,8 @@ REAL = (
     *(0.0, -0.0, 0.5, 1.0, -1.0, 1e-320, 1e-45, 1e39, 1e300, -1e300, 1e308),
     *(math.inf, -math.inf, math.nan),
 )
+# What all values of one key become at once.
+EXTREME = (1.7e308, -1.7e308, 5e-324, 1e-310, 2**63, -(2**63), 10**400, 0, -1)
 REPEATS = (0, 1, 2, 100, 5_000)
 DEPTHS = (5, 50, 600)
 ENTRIES = 2_000_000  # of a JSON value, tens of MB
@@ -198,6 +200,38 @@ def _is_huge(tree: Any) -> bool:
     return count > ENTRIES
 
 
+def _everywhere(r: Random, places: list[tuple[Any, Any]]) -> None:
+    """Set all numbers under one key to extremes, or empty all its lists: one wrong number among
+    many is often overlooked or outvoted.
+    """
+    keys = []
+    for holder, key in places:
+        value = holder[key]
+        number = isinstance(value, int | float | list) and not isinstance(value, bool)
+        if isinstance(holder, dict) and number:
+            keys.append(key)
+    if not keys:
+        return
+    chosen = r.choice(keys)
+    empty = r.random() < 0.2
+    some = r.sample(EXTREME, r.choice((1, 1, 2)))
+    for holder, key in places:
+        if isinstance(holder, dict) and key == chosen:
+            if isinstance(holder[key], list) and empty:
+                holder[key] = []
+            else:
+                holder[key] = _extreme(r, holder[key], some)
+
+
+def _extreme(r: Random, value: Any, some: list[float]) -> Any:
+    """A value with other numbers."""
+    if isinstance(value, list):
+        return [_extreme(r, one, some) for one in value]
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return r.choice(some)
+    return value
+
+
 def mutate_tree(r: Random, tree: Any, times: int = 0) -> Any:
     """Change some places of a JSON value: other values, lost, renamed, repeated, moved entries."""
     sound = tree
@@ -211,7 +245,9 @@ def mutate_tree(r: Random, tree: Any, times: int = 0) -> Any:
             return _odd(r, tree)
         holder, key = r.choice(places)
         do = r.random()
-        if do < 0.62:
+        if do < 0.15:
+            _everywhere(r, places)
+        elif do < 0.62:
             holder[key] = _odd(r, holder[key])
         elif do < 0.72 and isinstance(holder, dict):
             del holder[key]
@@ -615,17 +651,18 @@ def mutate_npz(r: Random, data: bytes) -> bytes:
     elif do == 6:
         return mutate_zip(r, data)
     elif do == 7:
-        return _bomb(files, name, array)
+        return _bomb(r, files, name, array)
     else:
         files[name] = mutate_npy(r, files[name])
     return zipped([(f"{key[:1_000]}.npy", body) for key, body in files.items()])
 
 
-def _bomb(files: dict[str, bytes], name: str, array: np.ndarray[Any, Any]) -> bytes:
+def _bomb(r: Random, files: dict[str, bytes], name: str, array: np.ndarray[Any, Any]) -> bytes:
     """An archive in which one array claims and unpacks to 1,000 times its file's size."""
     (first, *rest) = array.shape or (1,)
     row = max(1, array.nbytes // max(1, first))
-    rows = max(1, 20_000_000 // row)
+    size = 250_000_000 if r.random() < 0.1 else 20_000_000
+    rows = max(1, size // row)
     head = npy(np.empty((0, *rest), array.dtype))
     text = head[10:].decode("latin-1").replace("(0,", f"({rows},").rstrip() + "\n"
     begin = head[:8] + struct.pack("<H", len(text)) + text.encode("latin-1")
@@ -633,6 +670,17 @@ def _bomb(files: dict[str, bytes], name: str, array: np.ndarray[Any, Any]) -> by
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as file:
         for key, body in files.items():
             file.writestr(f"{key}.npy", begin + bytes(rows * row) if key == name else body)
+        for k in range(r.choice((0, 0, 0, 10))):  # each is small enough
+            file.writestr(f"public.{k}.npy", begin + bytes(rows * row // 10))
+    return out.getvalue()
+
+
+def deflated(data: bytes) -> bytes:
+    """The same archive with compressed records."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as file:
+        for name, body in entries(data):
+            file.writestr(name, body)
     return out.getvalue()
 
 

@@ -7,6 +7,8 @@ of the library. Everything that a call may write has a name that begins with ``o
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import hashlib
 import json
 import shutil
@@ -24,6 +26,7 @@ import mutations
 import torch
 from corpus import words
 from mutations import REAL, TEXTS
+from PIL import Image
 
 from leakaudit.auditing.plan import AuditPlan
 from leakaudit.capture.tap.log.reading import read_logs
@@ -47,7 +50,7 @@ from leakaudit.viewing.index import Index
 Call = tuple[str, ...]
 
 PROTOCOL_FILES = sorted((Path(__file__).parents[1] / "protocol_files").glob("*.toml"))
-FORMATS = ("html", "markdown", "sarif", "junit", "github", "text", "json")
+FORMATS = ("html", "markdown", "sarif", "junit", "github", "text", "json", "csv", "latex", "svg")
 
 
 def _logs(path: Path) -> None:
@@ -334,7 +337,12 @@ class Targets:
             path.write_bytes(mutations.mutate_json(r, path.read_bytes()))
             form = r.choice(FORMATS)
             redact = r.choice(((), ("--redact",)))
-            calls: list[Call] = [("report", "out", "-f", form, *redact, "-o", f"out.{form}")]
+            table: Call = ()
+            if form in TABULAR and r.random() < 0.7:
+                table = ("--table", r.choice(TABLES[kind]))
+            calls: list[Call] = [
+                ("report", "out", "-f", form, *redact, *table, "-o", f"out.{form}")
+            ]
             if r.random() < 0.2:
                 other = str(self.home / kind)
                 pair = r.sample(("out", other), 2)
@@ -343,7 +351,9 @@ class Targets:
                 truth = str(self.home / "c.truth.pt")
                 calls.append(("score", "out", "--truth", truth, "-o", "out2"))
             if kind == "check":
-                calls.append(("baseline", "show", "out/results.json"))
+                self.put("gate/leakaudit.toml", under="leakaudit.toml")
+                self.put("gate/leakage-baseline.json", under="leakage-baseline.json")
+                calls.append(("baseline", "diff", "out/results.json", "-f", r.choice(PLAIN)))
             return [("read", "record", "out/results.json"), *calls]
 
         return make
@@ -361,14 +371,17 @@ class Targets:
 
     def reconstructions(self, r: Random) -> list[Call]:
         """Arrays beside a record that describes others."""
-        self.put_folder("attack", "out")
+        kind = r.choice(("attack", "attack", "text"))
+        self.put_folder(kind, "out")
         name = r.choice(("reconstructions.npz", "originals.npz"))
-        changed = mutations.mutate_npz(r, self.files[f"attack/{name}"])
+        changed = mutations.mutate_npz(r, self.files[f"{kind}/{name}"])
         Path("out", name).write_bytes(changed)
         if r.random() < 0.9:  # a forger writes the digest that fits
             path = Path("out/results.json")
             text = path.read_text()
-            path.write_text(text.replace(_digest(self.files[f"attack/{name}"]), _digest(changed)))
+            if r.random() < 0.4:
+                text = mutations.mutate_json(r, text.encode()).decode("utf-8", "replace")
+            path.write_text(text.replace(_digest(self.files[f"{kind}/{name}"]), _digest(changed)))
         calls: list[Call] = [("report", "out", "-o", "out.html")]
         if r.random() < 0.2:
             truth = str(self.home / "c.truth.pt")
@@ -395,7 +408,8 @@ class Targets:
         path = Path("leakage-baseline.json")
         path.write_bytes(mutations.mutate_json(r, self.files["gate/leakage-baseline.json"]))
         results = str(self.home / "check" / "results.json")
-        verbs: list[Call] = [("baseline", "show"), ("baseline", "diff", results)]
+        form = ("-f", r.choice(PLAIN))
+        verbs: list[Call] = [("baseline", "show", *form), ("baseline", "diff", results, *form)]
         if r.random() < 0.05:
             verbs = [("check", "-o", "out", "-q")]
         return [("read", "baseline", path.name), *_some(r, verbs, 1)]
@@ -537,6 +551,13 @@ class Targets:
         else:
             raw = mutations.mutate_bytes(r, raw)
         path.write_bytes(raw)
+        if r.random() < 0.1:  # black pictures, 1,000 times as large as their files
+            side = r.choice((60, 2_000, 4_000))
+            Image.new("L", (side, side)).save("p/x0.png")
+            for k in range(1, r.choice((2, 5, 40))):
+                shutil.copy("p/x0.png", f"p/x{k}.png")
+            for path in (*Path("p").glob("[0-9].*"),):
+                path.unlink()
         return [("read", "pictures", "p"), (*RECORD, "--data", "images:p")]
 
     def libsvm(self, r: Random) -> list[Call]:
@@ -544,8 +565,14 @@ class Targets:
         odd = ("", "1 99999999999:1\n", "1 4000000000:1\n", "nan 1:1\n", "1 1:1e999\n", "1 -1:3\n")
         text = mutations.mutate_text(r, corpus.LIBSVM * r.choice((1, 3))) + r.choice(odd)
         data = text.encode("utf-8", "replace")
-        Path("s.txt").write_bytes(mutations.mutate_bytes(r, data) if r.random() < 0.3 else data)
-        return [("read", "libsvm", "s.txt"), (*RECORD, "--data", "libsvm:s.txt")]
+        name = r.choice(("s.txt", "s.txt", "s.gz", "s.bz2"))
+        if name != "s.txt":
+            if r.random() < 0.1:
+                line = r.choice((b"\n", b"0" * 1_000 + b"\n"))
+                data = line * (r.choice((10**5, 3 * 10**7)) // len(line))
+            data = gzip.compress(data) if name == "s.gz" else bz2.compress(data)
+        Path(name).write_bytes(mutations.mutate_bytes(r, data) if r.random() < 0.3 else data)
+        return [("read", "libsvm", name), (*RECORD, "--data", f"libsvm:{name}")]
 
     def graph(self, r: Random) -> list[Call]:
         """A network as a list of edges."""
@@ -558,7 +585,12 @@ class Targets:
         """Weights for LPIPS."""
         name = r.choice(("weights.npz", "weights.pth"))
         change = mutations.mutate_npz if name.endswith("npz") else mutations.mutate_torch
-        Path(name).write_bytes(change(r, self.files[name]))
+        if name == "weights.pth" and r.random() < 0.05:
+            zeros = torch.zeros(r.choice((10, 10**6, 10**8)))
+            large = mutations.torch_bytes({"net.0.weight": zeros, "lin.0": zeros[:4]})
+            Path(name).write_bytes(mutations.deflated(large))
+        else:
+            Path(name).write_bytes(change(r, self.files[name]))
         return [("read", "weights", name)]
 
     def model(self, r: Random) -> list[Call]:
@@ -581,7 +613,17 @@ class Targets:
 
 
 WORK = ("rounds", "nodes", "samples", "seeds", "replays", "canary", "steps", "visits")
-RECORDS = ("attack", "unscored", "audit", "check", "sweep")
+RECORDS = ("attack", "unscored", "text", "audit", "check", "sweep")
+PLAIN = ("text", "json")
+TABULAR = ("csv", "latex", "json")
+TABLES = {
+    "attack": ("findings",),
+    "unscored": ("findings",),
+    "text": ("findings",),
+    "audit": ("verdicts", "curves", "views", "findings"),
+    "check": ("rules", "measures"),
+    "sweep": ("points", "cells"),
+}
 MODEL = words("--model logistic --shape 2 --classes 2 --loss binary -q")
 
 

@@ -160,7 +160,10 @@ class Protocol:
         """
         if not self.victim.stationary or self.rounds <= DECLARED:
             return self.whole
-        return self._declared(DECLARED)
+        few = self._declared(DECLARED)
+        if len(steady(few, ALIKE)) < ALIKE or not few.settled:
+            return self.whole
+        return few
 
     def _declared(self, rounds: int) -> Relations:
         """Return the relations of the first rounds.
@@ -266,7 +269,7 @@ class Protocol:
     @property
     def repeats(self) -> bool:
         """Whether `start` can be extended to later rounds."""
-        return self.victim.stationary and len(self.same) == ALIKE
+        return self.victim.stationary and len(self.same) == ALIKE and self.start.settled
 
     def continued(self, rows: Iterable[int], rounds: range) -> Relations:
         """Return some relations of `start` for other rounds; see `repeat.extend`.

@@ -161,6 +161,8 @@ class Relations:
         self.omits: dict[int, int] = {}  # omitted part -> message that holds the rest
         self.changes: dict[int, Change] = {}  # opaque vector -> the local steps behind it
         self.sent: dict[int, int] = {}  # message -> the relation that defines its content
+        # Whether rounds after the last one would be declared like it; False if they would not.
+        self.settled = True
         self._places: dict[tuple[object, ...], int] = {}
         self._gradients = defaultdict[int | None, list[int]](list)  # owner -> places
         self._classes: dict[bool, Classes] = {}

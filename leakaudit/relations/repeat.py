@@ -6,7 +6,7 @@ See docs/relations.md, reuse.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 
@@ -43,18 +43,31 @@ def steady(declared: Relations, most: int | None = None) -> range:
     return range(first, last + 1)
 
 
-def _shape(declared: Relations, rows: Iterable[Relation]) -> set[frozenset[tuple[object, ...]]]:
-    """Return the relations of a round without their times."""
-    shape = set[frozenset[tuple[object, ...]]]()
+def _shape(declared: Relations, rows: Iterable[Relation]) -> set[Hashable]:
+    """Return the relations of a round, and the points of the gradients in them, without times."""
+    shape = set[Hashable]()
     for r in rows:
-        terms = ((declared.vectors[k], c) for k, c in r.terms.items())
-        shape.add(
-            frozenset(
-                (_moved(v, -r.round), v.name, v.owner, v.index, v.dst, v.std, v.law, c)
-                for v, c in terms
-            )
-        )
+        shape.add(shifted(r.terms, -r.round, declared.vectors))
+        for k in r.terms:
+            if k in declared.points:
+                at = declared.points[k].at.terms
+                shape.add((declared.vectors[k].name, shifted(at, -r.round, declared.vectors)))
     return shape
+
+
+def shifted(terms: Mapping[int, Fraction], by: int, vectors: Sequence[Vector]) -> Hashable:
+    """Return a linear form with other times, comparable with forms of any declaration.
+
+    Args:
+        terms: Place of a vector -> coefficient.
+        by: Number of rounds by which the vectors are later, except for those of round 0.
+        vectors: The vectors of the declaration.
+    """
+    found = []
+    for k, c in terms.items():
+        v = vectors[k]
+        found.append((_moved(v, by), v.name, v.owner, v.index, v.dst, v.std, v.law, c))
+    return frozenset(found)
 
 
 def later(estimate: Estimate, declared: Relations, by: int) -> Estimate:

@@ -34,10 +34,13 @@ from leakaudit.protocols.equations.syntax import (
     Solve,
     Statement,
     Total,
+    expressions,
+    parts,
     shown,
 )
 from leakaudit.relations import Expression, Relations, decimal
 from leakaudit.relations.expression import Form, Law
+from leakaudit.relations.repeat import shifted
 from leakaudit.trace import Graph
 
 # Bounds for malicious files. A protocol with four equations on a graph of degree 6 needs about 200
@@ -149,6 +152,8 @@ class _Declaration:
         """Declare the start and all rounds."""
         self.most = STEPS * self.graph.nodes * (rounds + 1)
         self._block(self.definition.start)
+        compared = max(1, self._oldest) + 1
+        kept: list[object] = []
         for t in self.p.rounds(rounds):
             # Vectors are never changed in place, so a shallow copy keeps the values of a round.
             self.past = [dict(self.now), *self.past[: OLDEST - 1]]
@@ -157,6 +162,35 @@ class _Declaration:
             if t == 1 and self.definition.first:
                 block = self.definition.first
             self._block(block)
+            if t > rounds - compared:
+                kept.append(self._values(t))
+        # A round is determined by the values that it finds. If these are those of a round ago, one
+        # round later, then so are all that follow; the relations alone do not tell, because a value
+        # may be handed on for many rounds before it is used.
+        self.p.settled = len(kept) == compared and all(one == kept[0] for one in kept)
+
+    @property
+    def _oldest(self) -> int:
+        """How many rounds back the equations refer."""
+        oldest = 0
+        for statement in self.definition.statements:
+            for expression in expressions(statement):
+                for one in parts(expression):
+                    if isinstance(one, Indexed):
+                        oldest = max(oldest, one.back)
+        return oldest
+
+    def _values(self, t: int) -> tuple[object, ...]:
+        """Return all current values, with times relative to a round."""
+        found: list[object] = [dict(self.numbers)]
+        for forms in (self.now, self.heard):
+            without_times: dict[Key, object] = {}
+            for key, value in forms.items():
+                without_times[key] = value
+                if isinstance(value, Expression):
+                    without_times[key] = shifted(value.terms, -t, self.p.vectors)
+            found.append(without_times)
+        return tuple(found)
 
     def _block(self, statements: Sequence[Statement]) -> None:
         for statement in statements:

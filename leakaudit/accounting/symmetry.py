@@ -8,6 +8,10 @@ then checked on the relations themselves: their terms are matched by the vectors
 of coefficients must have the same absolute value, and their signs must be the product of a sign for
 each relation and one for each vector. Whether such signs exist is a two-colouring problem, decided
 by a search along the ties (`_Signs`). A renaming that is only likely to work is never used.
+
+The renamed relations may be declared in another order, in which a point is observed before its
+gradient although it is not in the declared one. Nothing that is sent depends on that order, so the
+better certificate holds for both views.
 """
 
 from __future__ import annotations
@@ -305,6 +309,11 @@ def invariant(relations: Relations, renaming: Sequence[int], by_node: bool) -> b
             signs.tie(("row", n), vector, -1 if ratio < 0 else 1)
         if len(sizes) > 1:
             return False
+    # What a record attains depends on the sum of the gradients that it moves, so those of a node
+    # have one sign.
+    for k in image:
+        if relations.vectors[k].kind == "gradient":
+            signs.tie(("owner", relations.vectors[k].owner or 0), ("vector", k), 1)
     return signs.agree()
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import zlib
 from array import array
 from collections import Counter
 from collections.abc import Iterator
@@ -347,5 +348,5 @@ def _lines(path: Path) -> Iterator[bytes]:
                         f"{most} bytes, got more"
                     )
                 yield line
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise LeakauditError(f"libsvm {path}: cannot be read ({error})") from error

@@ -118,6 +118,15 @@ def test_a_text_of_compressed_lines(
         data_files.read_libsvm(path)
 
 
+def test_a_damaged_compressed_text(tmp_path: Path) -> None:
+    """It ended with zlib.error."""
+    raw = bytearray(gzip.compress(b"1 1:1\n" * 1_000))
+    raw[12:20] = b"\xff" * 8
+    (tmp_path / "s.gz").write_bytes(raw)
+    with pytest.raises(LeakauditError, match="cannot be read"):
+        data_files.read_libsvm(tmp_path / "s.gz")
+
+
 def test_a_compressed_text_of_usual_numbers_is_read(tmp_path: Path) -> None:
     """Few entries per record, whole numbers, and the same label: it shrinks well."""
     generator = np.random.default_rng(0)

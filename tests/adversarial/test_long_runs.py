@@ -1,0 +1,171 @@
+"""Bounds and formulas of long runs, which are computed from a few rounds: protocols in which what
+happened many rounds ago matters, against the relations of all rounds.
+
+A reviewer found that rounds with the same relations may still differ: a value may be handed on for
+longer than the rounds that are compared.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from leakaudit.accounting.adversaries import around, named
+from leakaudit.accounting.compare import compare
+from leakaudit.accounting.node_view import NodeView
+from leakaudit.adversary import Adversary
+from leakaudit.protocols.declared import DECLARED, Protocol
+from leakaudit.protocols.equations.file import victim
+from leakaudit.relations import know
+from leakaudit.relations.repeat import steady
+from leakaudit.trace import Graph
+
+RING = Graph(4, ((0, 1), (1, 2), (2, 3), (0, 3)))
+PATH = Graph(12, tuple((i, i + 1) for i in range(11)))
+
+
+def registers(name: str, length: int) -> str:
+    """Equations that hand a vector on, from register to register."""
+    return "\n".join(f"{name}{k}[i] = {name}{k - 1}[i]" for k in range(length, 0, -1))
+
+
+def zeros(name: str, length: int) -> str:
+    return "\n".join(f"{name}{k}[i] = 0" for k in range(length + 1))
+
+
+def delayed(length: int) -> str:
+    """D-PSGD that takes its noise back after some rounds."""
+    return f'''name = "delayed"
+start = """
+w[i] = w0
+{zeros("n", length)}
+"""
+round = """
+{registers("n", length)}
+n0[i] = noise(sigma)
+h[i -> neighbours] = w[i] - grad(w[i]) + n0[i] - n{length}[i]
+w[i] = sum(j in closed_neighbours: W[i,j] * h[j -> i])
+"""
+[constants]
+sigma = 1.0
+[matrices]
+W = "metropolis"
+'''
+
+
+RELAY = f'''name = "relay"
+start = """
+w[i] = w0
+r[i] = 0
+n[i] = 0
+"""
+round = """
+n[i] = noise(sigma)
+h[i -> neighbours] = grad(w0) + n[i]
+secure s[i -> neighbours] = r[i] + n[i]
+r[i] = sum(j in neighbours: L[i,j] * s[j -> i])
+p[11 -> neighbours] = r[11] + w0
+"""
+[constants]
+sigma = 1.0
+[matrices]
+L = [{",".join(str([int(j == i - 1) for j in range(12)]) for i in range(12))}]
+'''
+
+COUNTED = '''name = "counted"
+start = """
+w[i] = w0
+k = 20
+"""
+round = """
+k = k - 1
+a = k * (k - 1) * (k - 2) / 5000
+h[i -> neighbours] = grad(w0) + noise(sigma)
+w[i] = sum(j in closed_neighbours: W[i,j] * h[j -> i])
+"""
+[constants]
+sigma = 1.0
+[matrices]
+W = "metropolis"
+'''
+
+SIGNS = '''name = "signs"
+start = """
+w[i] = w0
+"""
+round = """
+g[i] = grad(w0)
+h[i] = grad(w0)
+m[i -> neighbours] = g[i] + A[i,i] * h[i] + noise(sigma)
+"""
+[constants]
+sigma = 1.0
+[matrices]
+A = [[1, 0], [0, -1]]
+'''
+
+
+def protocol(text: str, graph: Graph, rounds: int) -> Protocol:
+    return Protocol(victim(text)(), graph, rounds, {"w0": torch.zeros(1)})
+
+
+@pytest.mark.parametrize("length", [1, 3, 7, 8, 10])
+@pytest.mark.parametrize("who", ["eavesdropper", "node:1"])
+def test_noise_that_is_taken_back_later(who: str, length: int) -> None:
+    """With ten rounds in between, mu was 7.7 instead of 30 after 60 rounds."""
+    rounds = 24
+    made = protocol(delayed(length), RING, rounds)
+    adversary = Adversary.parse(who)
+    (found,) = compare(made, named([adversary], [0], 4))
+    whole = NodeView.of(know(made.whole, adversary), 0)
+    fisher = whole.bound.fisher
+    assert fisher is not None
+    assert found.bound.linear == pytest.approx(math.sqrt(float(fisher.sum())), rel=1e-6)
+    if whole.lowest == 2:
+        assert found.bound.mu == pytest.approx(whole.bound.mu, rel=1e-6)
+
+
+def test_rounds_are_alike_if_the_values_that_they_find_are() -> None:
+    for length in (1, 3):
+        few = protocol(delayed(length), RING, 50)
+        assert few.repeats
+        assert few.start.round == DECLARED
+    late = protocol(delayed(10), RING, 50)
+    first = late.victim.relations(RING, DECLARED, {})
+    assert len(steady(first, 3)) == 3, "the relations of the first rounds look alike"
+    assert not first.settled
+    assert late.start.round == 50
+
+
+def test_a_number_that_changes_from_round_to_round_is_no_repetition() -> None:
+    """Nothing depends on it yet, and something may."""
+    assert not protocol(COUNTED, RING, 50).start.settled
+
+
+@pytest.mark.parametrize("rounds", [8, 11, 12, 20])
+@pytest.mark.parametrize("node", [0, 1, 5])
+def test_noise_that_arrives_by_encrypted_messages(node: int, rounds: int) -> None:
+    """The last node of a path publishes what was relayed: it says nothing in the first rounds."""
+    made = protocol(RELAY, PATH, rounds)
+    adversary = Adversary.parse("eavesdropper")
+    (found,) = compare(made, named([adversary], [node], 12))
+    whole = NodeView.of(know(made.whole, adversary), node)
+    assert found.bound.mu == pytest.approx(whole.bound.mu)
+    assert bool(found.bound.leaking) == bool(whole.bound.leaking)
+    if rounds >= 12:
+        assert found.bound.mu == math.inf
+
+
+@pytest.mark.parametrize("size", [0, 1])
+def test_gradients_of_opposite_signs_are_not_alike(size: int) -> None:
+    """The same mu, but a constant gradient adds up at one node and cancels at the other."""
+    made = protocol(SIGNS, Graph(2, ((0, 1),)), 3)
+    outsiders = [
+        one for one in compare(made, around(made.graph, [0, 1], size)) if one.threat.kind != "node"
+    ]
+    linear = {one.bound.node: one.bound.linear for one in outsiders}
+    assert linear[0] == pytest.approx(math.sqrt(12))
+    assert linear[1] == 0
+    assert {round(one.bound.mu or 0, 6) for one in outsiders} == {round(math.sqrt(12), 6)}

@@ -59,7 +59,8 @@ class Victim(ABC):
     def stationary(self) -> bool:
         """Whether every round, after the first few, has the same relations.
 
-        A few rounds of `relations` then represent all rounds.
+        A few rounds of `relations` then represent all rounds. They must: if a value is handed on
+        for many rounds before it is used, nothing in the first rounds shows it.
         """
         return False
 

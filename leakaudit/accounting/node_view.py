@@ -146,49 +146,57 @@ class Views:
             bound = view.bound(node)
             if bound is not None:
                 return NodeView(known, bound.targets, bound)
-        found = self._by_own_relations(node)
-        if found is None:
-            found = NodeView.of(know(self.protocol.whole, self.adversary), node)
-        return found
+        return self._all_messages(node) or _own_view(self.protocol, self.adversary, node)
 
-    def _by_own_relations(self, node: int) -> NodeView | None:
-        """Return the view of a node in a long run, from the node's own relations alone.
+    def _all_messages(self, node: int) -> NodeView | None:
+        """Return the view of a node all of whose messages are observed, in a long run.
 
-        They show at most what the adversary sees, and one who observes all messages of the node
-        (`stronger_views`) sees at least as much. If both have the same bound, so has the view
-        between them. This holds for the bounds over all rounds only: what a relay of encrypted
-        messages adds may arrive much later than in the first rounds.
-
-        Bounds are computed once for all nodes whose relations are alike. None if the two differ, or
-        if the node's own relations do not tell.
+        It contains what the node's own relations show, and is contained in the view of one who
+        observes everything else as well. If both have the same bound, so has this view. They are
+        computed once for all nodes whose relations are alike. None if they differ, or leak.
         """
         protocol = self.protocol
-        if not protocol.repeats or protocol.rounds <= DECLARED:
+        if not protocol.repeats or protocol.rounds <= DECLARED or self.adversary.hears != "all":
             return None
         if self.adversary.window is not None:  # the first rounds do not tell where it ends
             return None
         near = self._at_first.near([node])
-        if not _all_heard(near):
+        if not _all_heard(near) or not self._none_reacts:
             return None
         like = ("near", _private(near, node))
         if like not in protocol.stronger:
-            try:
-                protocol.stronger[like] = (self._continued(near, node),)
-            except LeakauditError:
-                NodeView.of(self._at_first, node)  # names the reason for all relations, if it fails
-                return None
+            rows = protocol.continued(near.rows, range(1, protocol.rounds + 1))
+            view = NodeView.of(know(rows, self.adversary), node)
+            protocol.stronger[like] = (view,)
         (found,) = protocol.stronger[like]
-        if found.bound.leaking:  # of all adversaries; written with the number of a node
-            return self._continued(near, node)
+        if found.bound.leaking:  # these are written with the number of a node
+            return None
         for view in stronger_views(protocol, node):
             if view.stronger is Stronger.ALL_MESSAGES and _equal(found.bound, view.bound):
                 return found
         return None
 
-    def _continued(self, near: Knowledge, node: int) -> NodeView:
-        """Return the view of a node by some relations of the first rounds, over all rounds."""
-        rows = self.protocol.continued(near.rows, range(1, self.protocol.rounds + 1))
-        return NodeView.of(know(rows, self.adversary), node)
+    @cached_property
+    def _none_reacts(self) -> bool:
+        """Whether each node's own relations show its points, but for its own gradients.
+
+        No gradient then reacts to those of another node, so that the certificate of a node by its
+        own relations is that by all relations.
+        """
+        levels: dict[Hashable, int] = {}
+        for node in range(self.protocol.graph.nodes):
+            if node in self.adversary.corrupt or node in self.protocol.silent:
+                continue
+            near = self._at_first.near([node])
+            like = _private(near, node)
+            if like not in levels:
+                try:
+                    levels[like] = NodeView.of(near, node).lowest
+                except LeakauditError:
+                    return False
+            if not levels[like]:
+                return False
+        return True
 
     @cached_property
     def _at_first(self) -> Knowledge:
@@ -200,7 +208,7 @@ class Views:
         """What is known, and the view of all nodes; None if each node is bounded by itself.
 
         If all messages are observed in a long run, the relations of each node suffice
-        (`_by_own_relations`), and the rest is not even declared.
+        (`_all_messages`), and the rest is not even declared.
         """
         protocol = self.protocol
         if protocol.rounds > DECLARED and self.adversary.hears == "all" and protocol.repeats:
@@ -234,6 +242,14 @@ class Views:
     def _needs_all_rounds(self) -> bool:
         """Whether more is asked than a recursion over rounds yields."""
         return self.smooth or self.protocol.turns is not None or self.adversary.window is not None
+
+
+def _own_view(protocol: Protocol, adversary: Adversary, node: int) -> NodeView:
+    """Return an adversary's view of a node by itself."""
+    found = _by_own_relations(protocol, adversary, node)
+    if found is None:
+        found = NodeView.of(know(protocol.whole, adversary), node)
+    return found
 
 
 def stronger_views(protocol: Protocol, node: int) -> tuple[NodeView, ...]:
@@ -318,6 +334,38 @@ def _stronger(protocol: Protocol, node: int, heard: Knowledge) -> Iterator[NodeV
             continue
 
 
+def _by_own_relations(protocol: Protocol, adversary: Adversary, node: int) -> NodeView | None:
+    """Return a view of a node in a long run, from relations of the node alone; None if they differ.
+
+    Private vectors of the adversary's own nodes are included. Only these relations are continued
+    over the rounds, which is much faster. This requires that all messages of the node are observed
+    or encrypted, and that over the first rounds its own relations yield the same as those of the
+    whole network. What a relay of encrypted messages adds may arrive later: over all rounds, they
+    must therefore leak something by themselves, or have the bound of one who observes all messages
+    of the node.
+    """
+    if not protocol.repeats or protocol.rounds <= DECLARED:
+        return None
+    start = know(protocol.start, adversary)
+    own = start.near([node])
+    if not _all_heard(own) or not _agree(own, start, node):
+        return None
+    rows = protocol.continued(own.rows, range(1, protocol.rounds + 1))
+    found = NodeView.of(know(rows, adversary), node)
+    if found.bound.leaking or not _any_encrypted(own):
+        return found
+    for view in stronger_views(protocol, node):
+        if view.stronger is Stronger.ALL_MESSAGES and _equal(found.bound, view.bound):
+            return found
+    return None
+
+
+def _any_encrypted(knowledge: Knowledge) -> bool:
+    """Return whether a message in use is not observed."""
+    vectors = knowledge.declared.vectors
+    return any(vectors[k].kind == "message" for k in knowledge.used - knowledge.known)
+
+
 def _all_heard(knowledge: Knowledge) -> bool:
     """Return whether every message in use is observed or encrypted."""
     for k in knowledge.used - knowledge.known:
@@ -325,6 +373,12 @@ def _all_heard(knowledge: Knowledge) -> bool:
         if vector.kind == "message" and not vector.secure:
             return False
     return True
+
+
+def _agree(own: Knowledge, start: Knowledge, node: int) -> bool:
+    """Return whether a part of the relations yields the same bound as all of them."""
+    part = account(own, _targets(own, node), 1.0)
+    return _equal(part, account(start, _targets(start, node), 1.0))
 
 
 def _equal(part: Bound, whole: Bound) -> bool:

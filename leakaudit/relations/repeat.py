@@ -66,7 +66,7 @@ def shifted(terms: Mapping[int, Fraction], by: int, vectors: Sequence[Vector]) -
     found = []
     for k, c in terms.items():
         v = vectors[k]
-        found.append((_moved(v, by), v.name, v.owner, v.index, v.dst, v.std, v.law, c))
+        found.append((_moved(v, by), v.name, v.owner, v.index, v.dst, v.secure, v.std, v.law, c))
     return frozenset(found)
 
 

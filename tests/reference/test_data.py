@@ -265,7 +265,7 @@ def test_arrays_that_are_refused(x: np.ndarray, y: np.ndarray, says: str, tmp_pa
 def test_npz_files_that_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "bad.npz"
     np.savez(path, a=np.zeros(3), b=np.zeros(3))
-    with pytest.raises(LeakauditError, match=r"expected arrays x and y, got a.npy, b.npy"):
+    with pytest.raises(LeakauditError, match=r"expected arrays x and y, got a, b"):
         load(f"npz:{path}")
     whole = io.BytesIO()
     np.savez(whole, x=np.zeros((300, 20)), y=np.arange(300))
@@ -278,10 +278,10 @@ def test_npz_files_that_are_refused(tmp_path: Path) -> None:
     with pytest.raises(LeakauditError, match="cannot be read"):
         load(f"npz:{tmp_path / 'absent.npz'}")
     with pytest.raises(
-        LeakauditError, match=r"x declares 1000000000000 bytes, expected at most \d+"
+        LeakauditError, match=r"x has 4000000000000 bytes as float32, expected at most \d+"
     ):
         load(bomb(path, (10**6, 10**6), b"\0" * 100))
-    with pytest.raises(LeakauditError, match="x declares 5000 bytes"):
+    with pytest.raises(LeakauditError, match="declares 5000 bytes"):
         load(bomb(path, (50, 100), b"\0" * 100))
 
 

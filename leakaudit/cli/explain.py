@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -90,6 +91,7 @@ def run(args: argparse.Namespace) -> int:
     with console.shown(chosen.progress):
         found = explanation.explain(trace, adversary, args.node, args.gradients)
         checked = conformance.examine(trace, None, adversary)
+    found = [_limited(one, checked.rest.sentences) for one in found]
     unclear = checked.unclear(determined=all(one.rows for one in found))
     for line in _of_model(trace):
         say(f"MODEL: {line}", args)
@@ -108,6 +110,11 @@ def run(args: argparse.Namespace) -> int:
         for one in found:
             _table(one)
     return concluded(unclear, args)
+
+
+def _limited(one: Explanation, uncompared: list[str]) -> Explanation:
+    """Add which rounds were not compared with the declaration to the basis of a result."""
+    return replace(one, scope="; ".join(filter(None, [one.scope, *uncompared])))
 
 
 def _of_model(trace: Trace) -> tuple[str, ...]:

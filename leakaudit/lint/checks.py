@@ -71,6 +71,8 @@ def unexamined(trace: Trace, truth: Truth | None) -> list[str]:
     found: list[str] = []
     if trace.protocol.startswith(registry.OWN):
         found.append(f"the messages: the protocol {trace.protocol!r} has no declaration")
+    else:
+        found += conformance.uncompared(gaps.before(trace), truth).subjects
     records = "gradients of single records against the declared sensitivity (P05)"
     if truth is None:
         found.append(f"the noise, its seed, and {records}: requires --truth")

@@ -9,10 +9,13 @@ what is known about the recording itself.
   recorded columns and in the sketch of all columns. The messages must contain the declared noise
   (`noise`).
 - With the truth, the gradients of its records are substituted (`substitute`, `values`).
+
+Values are compared in all rounds, or in as many as fit into a budget (`reach`); `Rest` says which.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -21,13 +24,14 @@ from leakaudit._util import vocabulary
 from leakaudit._util.plain import Figures
 from leakaudit.adversary import Adversary
 from leakaudit.errors import LeakauditError, suggest
+from leakaudit.lint import reach
 from leakaudit.lint.case import Case
-from leakaudit.lint.equations import inconsistency
+from leakaudit.lint.equations import Consistency, Part, consistency, tested_rounds
 from leakaudit.lint.pitfall import Pitfall
-from leakaudit.lint.substitute import Left, left
+from leakaudit.lint.rest import Rest
+from leakaudit.lint.substitute import Left, affordable, left
 from leakaudit.lint.values import Values, contradicted
 from leakaudit.protocols import expected
-from leakaudit.protocols.declared import protocol_of
 from leakaudit.protocols.deviation import Deviation
 from leakaudit.protocols.equations.written import Written
 from leakaudit.protocols.expected import STATED, Expected
@@ -36,7 +40,11 @@ from leakaudit.trace import Trace, Truth
 from leakaudit.traces import gaps
 from leakaudit.verdict import Verdict
 
-ROUNDS = 8  # of which values are compared: later ones repeat the same relations
+# What a relation between messages fails on -> the subject of the deviation.
+FAILS: dict[Part, str] = {"columns": "messages", "sums": "columns", "sketch": "sketch"}
+# Most numbers that are computed with the gradients of the truth: a few seconds. A choice.
+NUMBERS = 1 << 30
+COMPLETE = Rest()
 QUIET = 20  # the pitfall of too little noise
 NUMBER = 22  # of the pitfall
 
@@ -52,6 +60,7 @@ class Conformance:
         obstacle: Why they were not.
         noise: What is wrong with the noise of the messages, whose size and distribution are the
             subject of other pitfalls.
+        rest: Which rounds were not compared because there are too many.
     """
 
     deviations: tuple[Deviation, ...]
@@ -59,6 +68,7 @@ class Conformance:
     compared: bool
     obstacle: str
     noise: tuple[Pitfall, ...] = ()
+    rest: Rest = COMPLETE
 
     @property
     def sentences(self) -> list[str]:
@@ -117,8 +127,12 @@ def examine(
     if expected.first_round(adversary):
         return Conformance(tuple(hard), stated, compared, "the first rounds are not observed")
     case = Case(trace, None)
+    tested = trace.rounds
+    explained = trace.rounds
     if not hard:
-        hard += _consistency(case)
+        consistent = consistency(case)
+        tested = consistent.rounds
+        hard += _inconsistent(consistent)
     noise: list[Pitfall] = []
     if not hard and not obstacle and truth is not None:
         remainder = _remainder(_Recording(trace, truth, task or Task.build(trace.task)))
@@ -126,6 +140,8 @@ def examine(
             remainder = Left(())
             obstacle = "the values of one round do not fit into the memory for this comparison"
         compared = bool(remainder.noise or remainder.size)
+        if compared:
+            explained = remainder.rounds
         values = Values()
         values.add(remainder.noise)
         hard += list(contradicted(remainder)) or [*values.signal(), *values.excess()][:1]
@@ -138,7 +154,29 @@ def examine(
     for pitfall in noise[:1]:
         about = "quiet" if pitfall.number == QUIET else "distribution"
         hard.append(Deviation(about, pitfall.says))
-    return Conformance(tuple(hard), stated, compared, obstacle, tuple(noise))
+    rest = _rest(trace, tested, explained)
+    return Conformance(tuple(hard), stated, compared, obstacle, tuple(noise), rest)
+
+
+def uncompared(trace: Trace, truth: Truth | None = None) -> Rest:
+    """Return which rounds `examine` does not compare, without comparing any.
+
+    Args:
+        trace: A recording without gaps.
+        truth: The truth of the same run, if there is one.
+    """
+    explained = trace.rounds
+    if not _obstacle(trace, truth, None):
+        with contextlib.suppress(LeakauditError):
+            explained = affordable(reach.relations(trace), trace, NUMBERS)
+    return _rest(trace, tested_rounds(trace), explained)
+
+
+def _rest(trace: Trace, tested: int, explained: int) -> Rest:
+    """Return which rounds are left out, if the others are compared up to these."""
+    return Rest(
+        tested if tested < trace.rounds else None, explained if explained < trace.rounds else None
+    )
 
 
 def check(case: Case) -> Iterator[Pitfall]:
@@ -225,20 +263,16 @@ def _obstacle(trace: Trace, truth: Truth | None, task: Task | None) -> str:
     return ""
 
 
-def _consistency(case: Case) -> Iterator[Deviation]:
-    """Test the relations between messages."""
-    failure = inconsistency(case)
-    about = "messages"
-    if failure is None and case.trace.kept is not None:
-        failure = inconsistency(case, of_sketch=True)
-        about = "sketch"
+def _inconsistent(found: Consistency) -> Iterator[Deviation]:
+    """Report a relation between messages that does not hold."""
+    failure = found.failure
     if failure is not None:
         says = (
             f"{failure.lines[0].text} does not hold in round {failure.round}: its two sides differ "
             f"by {failure.residual:.2g} of their largest term, and rounding explains "
             f"{failure.allowed:.1g}, whatever the gradients are"
         )
-        yield Deviation(about, says)
+        yield Deviation(FAILS[found.part], says)
 
 
 def _noise(case: Case) -> Iterator[Pitfall]:
@@ -254,8 +288,7 @@ def _noise(case: Case) -> Iterator[Pitfall]:
 
 def _remainder(made: _Recording) -> Left | None:
     """Substitute the gradients of the truth; None if the model is too large."""
-    rounds = min(made.trace.rounds, ROUNDS)
-    return left(made, protocol_of(made.trace, rounds).whole)
+    return left(made, reach.relations(made.trace), NUMBERS)
 
 
 def _noise_of(found: Left, values: Values) -> Iterator[Pitfall]:

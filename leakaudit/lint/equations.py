@@ -11,6 +11,8 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cached_property
+from typing import Literal
 
 import numpy as np
 import torch
@@ -20,6 +22,7 @@ from leakaudit import registry
 from leakaudit._util.plain import Figures
 from leakaudit.adversary import Adversary
 from leakaudit.errors import LeakauditError
+from leakaudit.lint import coordinates, reach
 from leakaudit.lint.case import Case
 from leakaudit.lint.pitfall import Pitfall
 from leakaudit.lint.samples import state
@@ -29,6 +32,7 @@ from leakaudit.protocols.equations.declare import Declared
 from leakaudit.protocols.equations.syntax import Indexed, Line, Repeat, shown
 from leakaudit.protocols.equations.written import Written
 from leakaudit.protocols.expected import LARGE
+from leakaudit.relations import Relations
 from leakaudit.relations.checks import CHANNEL
 from leakaudit.relations.declare import at_most
 from leakaudit.relations.estimate import recorded
@@ -36,10 +40,10 @@ from leakaudit.tasks.task import Task
 from leakaudit.trace import Trace
 from leakaudit.verdict import Verdict
 
-ROUNDS = 8  # number of rounds that are tested: later ones repeat the same equations
 WIDTH = 4096  # coordinates that are tested if no gradient is computed: a choice
 FEWEST = 16  # coordinates below which a test of relations is left out: a choice
 NUMBERS = 1 << 26  # numbers in memory at once: 512 MiB
+GRADIENTS = 2_000  # of the rounds that are tested with gradients; the first rounds always are
 FEWER = 1 << 22  # the same for a large recording, of which attacks use little memory as well
 RUN = 64  # neighbouring columns of a large recording that are tested together: a choice
 # Rounding error of a recorded vector, in units of its number format and relative to its norm. The
@@ -51,6 +55,7 @@ GRADIENT = 5e-3
 COARSE = 1e-2  # relative rounding error beyond which messages test nothing; bfloat16 is beyond it
 STRONG = 3.0  # a term is tested if it exceeds the errors of all terms together by this factor
 NAMED = 3  # unknown vectors that a sentence names
+Part = Literal["columns", "sums", "sketch"]  # what relations between messages are tested on
 DIGITS = 6  # most digits of a proposed constant; rounding errors determine about as many
 TRIES = 6  # steps of the secant method for a constant; a linear one needs two
 
@@ -106,6 +111,22 @@ class Examined:
     rounds: int
 
 
+@dataclass(frozen=True)
+class Consistency:
+    """Whether messages satisfy the relations that contain no unknown gradient.
+
+    Attributes:
+        rounds: Number of rounds in which the relations were tested.
+        failure: The first relation that fails, as its line; None if none does.
+        part: What it fails on: a sample of the recorded columns, sums of all of them, or the
+            sketches of the messages.
+    """
+
+    rounds: int
+    failure: Failure | None = None
+    part: Part = "columns"
+
+
 def check(case: Case) -> Iterator[Pitfall]:
     """Yield the first equation of a protocol file that the messages contradict.
 
@@ -150,59 +171,156 @@ def examine(case: Case) -> Examined | None:
     """
     if case.protocol is None or not isinstance(case.protocol.victim, Written):
         return None
-    rounds = min(case.trace.rounds, ROUNDS)
+    victim = case.protocol.victim
+    task = _task(case)
     try:
-        declared = _declared(case.protocol.victim, case.trace, rounds)
+        rounds = reach.last(case.trace)
+        with_task = rounds
+        if task is not None:
+            with_task = _rounds_with_gradients(victim, case.trace, rounds)
+        if not with_task:
+            task = None
+            with_task = rounds
+        tests = _tests(case, _declared(victim, case.trace, with_task), task)
+        failure = tests.failure
+        hint = ""
+        if failure is not None:
+            hint = _hint(case, tests, with_task)
+        elif with_task < rounds:
+            failure = _tests(case, _declared(victim, case.trace, rounds), None).failure
     except LeakauditError:
         return None
-    task = _task(case)
-    if task is not None and len(declared.relations.vectors) * case.trace.layout.size > NUMBERS:
-        task = None
-    known = _known(case, declared, whole=task is not None)
-    tests = _Tests(case, declared, known, task)
-    failure = tests.failure
     if failure is not None:
-        failure = replace(failure, hint=_hint(case, tests, rounds))
+        failure = replace(failure, hint=hint)
     return Examined(failure, tuple(tests.untested()), rounds)
 
 
-def inconsistency(case: Case, of_sketch: bool = False) -> Failure | None:
-    """Return the first relation that the messages contradict, whatever the gradients are.
+def _tests(case: Case, declared: Declared, task: Task | None) -> _Tests:
+    """Test the equations of a file; with a task, gradients are computed."""
+    most = max(FEWEST, _numbers(case.trace) // max(1, len(declared.relations.vectors)))
+    known = _known(case, declared, whole=task is not None, most=most)
+    return _Tests(case, declared, known, task)
+
+
+def _rounds_with_gradients(victim: Written, trace: Trace, rounds: int) -> int:
+    """Return the number of rounds whose equations are tested with gradients of whole models.
+
+    Args:
+        victim: The protocol.
+        trace: The recording.
+        rounds: Number of rounds whose equations are tested.
+
+    Returns:
+        At most `rounds`; 0 if not even the first ones fit into memory.
+    """
+    first = min(rounds, reach.ROUNDS)
+    relations = _declared(victim, trace, first).relations
+    numbers = len(relations.vectors) * trace.layout.size
+    if numbers > NUMBERS:
+        return 0
+    affordable = first * min(NUMBERS // max(1, numbers), GRADIENTS // max(1, len(relations.points)))
+    return max(first, min(rounds, affordable))
+
+
+def tested_rounds(trace: Trace) -> int:
+    """Return the number of rounds in which the relations between messages are tested.
+
+    Args:
+        trace: A recording without gaps.
+
+    Returns:
+        0 if there are too many vectors, or if nothing is declared.
+    """
+    try:
+        relations = reach.relations(trace)
+    except LeakauditError:
+        return 0
+    return _tested_rounds(trace, relations)
+
+
+def _tested_rounds(trace: Trace, relations: Relations) -> int:
+    if _numbers(trace) // max(1, len(relations.vectors)) < FEWEST:
+        return 0
+    return relations.round
+
+
+def consistency(case: Case) -> Consistency:
+    """Test the relations between messages, whatever the gradients are.
 
     Args:
         case: The input, of any declared protocol.
-        of_sketch: Whether the relations are tested on the sketches of the messages, which follow
-            them as well, instead of on recorded columns.
-
-    Returns:
-        The failure; its line is the relation. None if there is none, or if nothing is declared.
     """
     if case.protocol is None:
-        return None
-    rounds = min(case.trace.rounds, ROUNDS)
-    numbers = NUMBERS
-    if case.trace.payload_bytes > LARGE:
-        numbers = FEWER
+        return Consistency(0)
     try:
-        relations = protocol_of(case.trace, rounds).whole
+        relations = reach.relations(case.trace)
     except LeakauditError:
-        return None
-    read = case
-    if of_sketch:
-        if case.trace.sketched is None:
-            return None
-        read = Case(case.trace.sketched)
+        return Consistency(0)
+    rounds = _tested_rounds(case.trace, relations)
+    if not rounds or ROUNDING * torch.finfo(case.trace.dtype).eps > COARSE:
+        return Consistency(rounds)
     # With many vectors, fewer coordinates are tested.
-    most = numbers // max(1, len(relations.vectors))
-    if most < FEWEST:
-        return None
+    most = _numbers(case.trace) // max(1, len(relations.vectors))
+    for part, read, length in _parts(case.trace, rounds, most):
+        failure = _failure(case, read, relations, most, length)
+        if failure is None:
+            continue
+        # Relations that are copies for later rounds are not written as the protocol writes them.
+        declared = protocol_of(case.trace, min(failure.round + 1, rounds)).whole
+        if declared is not relations:
+            failure = _failure(case, read, declared, most, length) or failure
+        return Consistency(rounds, failure, part)
+    return Consistency(rounds)
+
+
+def _parts(trace: Trace, rounds: int, most: int) -> Iterator[tuple[Part, Trace, int | None]]:
+    """Yield what relations between messages are tested on, as recordings that follow them.
+
+    Args:
+        trace: The recording.
+        rounds: Number of rounds that are tested.
+        most: Largest number of coordinates that are tested.
+
+    Yields:
+        What it is called, the recording, and the length of the vectors of which it contains sums;
+        None if it contains none.
+    """
+    width = sum(stop - start for start, stop in trace.spans)
+    are_all = width <= min(most, WIDTH) and len(trace.spans) == 1
+    if are_all or trace.payload_bytes > LARGE:
+        yield "columns", trace, None
+    else:
+        found = coordinates.of(trace, rounds, min(most, WIDTH))
+        yield "columns", found.sample, None
+        yield "sums", found.sums, width
+    if trace.sketched is not None:
+        yield "sketch", trace.sketched, trace.layout.size
+
+
+def _numbers(trace: Trace) -> int:
+    """Return how many numbers of all vectors together are in memory at once."""
+    if trace.payload_bytes > LARGE:
+        return FEWER
+    return NUMBERS
+
+
+def _failure(
+    case: Case, read: Trace, relations: Relations, most: int, length: int | None
+) -> Failure | None:
+    """Return the first relation that the messages of `read` contradict.
+
+    Args:
+        case: The input, in whose number format the messages were sent.
+        read: Its recording, or one whose messages follow the same relations.
+        relations: The relations.
+        most: Largest number of coordinates that are tested.
+        length: Length of the vectors of which `read` contains sums; None if it contains none.
+    """
     # A relation is written only if it fails: the text of all of them takes longer than the tests.
     lines = [Line(k, "") for k in range(len(relations.relations))]
     declared = Declared(relations, lines, [None] * len(relations.vectors))
-    known = _known(read, declared, whole=False, most=most)
-    # A sketch has the length of the whole vector, and so has that of the error of a channel.
-    length = case.trace.layout.size if of_sketch else None
-    failure = _Tests(read, declared, known, None, length).failure
+    known = _known(Case(read), declared, whole=False, most=most)
+    failure = _Tests(case, declared, known, None, length).failure
     if failure is None:
         return None
     written = [Line(line.number, relations.relations[line.number].text) for line in failure.lines]
@@ -221,7 +339,7 @@ def not_testable(case: Case) -> list[str]:
     if case.protocol is None or not isinstance(case.protocol.victim, Written):
         return []
     try:
-        declared = _declared(case.protocol.victim, case.trace, min(case.trace.rounds, ROUNDS))
+        declared = _declared(case.protocol.victim, case.trace, reach.last(case.trace))
     except LeakauditError as error:
         return [f"the equations of the protocol file: {error}"]
     said = list(_undeclared(case, declared))
@@ -514,7 +632,7 @@ class _Tests:
         relation = self.declared.relations.relations[k]
         line = self.declared.lines[k]
         # What only copies a vector into a message has no coefficient that could be wrong.
-        lines = {one for one in self._lines([k]) if not self._copies(one)} or {line}
+        lines = {one for one in self._lines([k]) if one not in self._copies} or {line}
         ordered = tuple(sorted(lines, key=lambda one: one.number))
         label = self.declared.relations.vectors[max(relation.terms)].label
         failure = Failure(ordered, relation.round, label, error, allowed, total.computed)
@@ -539,14 +657,17 @@ class _Tests:
                 found.add(source.line)
         return found
 
-    def _copies(self, line: Line) -> bool:
-        """Return whether all relations of an equation say that two vectors are equal."""
-        for k, one in enumerate(self.declared.lines):
-            if one == line:
-                terms = self.declared.relations.relations[k].terms
-                if len(terms) != 2 or sum(terms.values(), Fraction(0)):
-                    return False
-        return line in self.declared.lines
+    @cached_property
+    def _copies(self) -> set[Line]:
+        """Equations of which all relations say that two vectors are equal."""
+        others = set[Line]()
+        for line, relation in zip(
+            self.declared.lines, self.declared.relations.relations, strict=True
+        ):
+            terms = relation.terms
+            if len(terms) != 2 or sum(terms.values(), Fraction(0)):
+                others.add(line)
+        return set(self.declared.lines) - others
 
     def untested(self) -> Iterator[Untested]:
         """Yield the equations that were neither tested nor used in a test."""
@@ -561,7 +682,7 @@ class _Tests:
                 yield Untested(line, f"its term {term} is too small beside the others")
         seen = set(tested)
         for k, line in enumerate(self.declared.lines):
-            if line in seen or self._copies(line):
+            if line in seen or line in self._copies:
                 continue
             seen.add(line)
             yield Untested(line, self._why(k))

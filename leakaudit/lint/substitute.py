@@ -29,6 +29,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from leakaudit import mapping
 from leakaudit.adversary import Adversary
 from leakaudit.errors import LeakauditError
 from leakaudit.relations import Relations
@@ -38,9 +39,11 @@ from leakaudit.trace import Trace, Truth
 
 Floats = NDArray[np.float64]
 
-# Most numbers of all vectors together that are kept in memory: 256 MiB of float64. Of a larger run,
-# only the first rounds are examined.
+# Most numbers of all vectors together that are computed. Of a larger run, only the first rounds are
+# examined. A choice: a tenth of a second.
 NUMBERS = 1 << 25
+# Most numbers of noise that are kept in memory: 256 MiB of float64.
+OF_NOISE = 1 << 25
 # Largest memory of the values that are needed at once: 4 GiB of float64. If the first round needs
 # more, as with a hundred million parameters, nothing is examined. A choice.
 LARGEST = 1 << 29
@@ -120,6 +123,7 @@ class Left:
         worst: largest error of one of these relations, relative to the contribution of the
             gradients to its terms.
         node: the node whose message this relation contains, or None.
+        rounds: number of rounds that were examined.
     """
 
     noise: tuple[Noise, ...]
@@ -128,19 +132,22 @@ class Left:
     broken: str = ""
     worst: float = 0.0
     node: int | None = None
+    rounds: int = 0
 
 
-def left(made: Recording, declared: Relations) -> Left | None:
+def left(made: Recording, declared: Relations, numbers: int = NUMBERS) -> Left | None:
     """Substitute the gradients of the truth into the relations of a recording.
 
     Args:
         made: the recording, its truth and its task.
         declared: relations of its protocol, over some of its rounds.
+        numbers: most numbers of all vectors together that are computed; of a larger run, only the
+            first rounds are examined, at least one.
 
     Returns:
         The remainder; None if the values of one round are too large to be compared.
     """
-    rounds = _affordable(declared, made)
+    rounds = affordable(declared, made.trace, numbers)
     known = _recorded(made, declared, rounds)
     noisy = any(vector.kind == "noise" for vector in declared.vectors)
     first, stop = made.trace.columns
@@ -152,12 +159,11 @@ def left(made: Recording, declared: Relations) -> Left | None:
     for place, vector in enumerate(declared.vectors):
         if vector.kind == "noise" and vector.owner is not None and place in done.values:
             drawn.setdefault(vector.owner, []).append(place)
-    largest = max((float(value.abs().max()) for value in known.values() if len(value)), default=0.0)
     noise = [
-        _noise(declared, node, places, done, eps * largest)
+        _noise(declared, node, places, done, eps * done.largest)
         for node, places in sorted(drawn.items())
     ]
-    return replace(_missed(declared, done, eps), noise=tuple(noise))
+    return replace(_missed(declared, done, eps), noise=tuple(noise), rounds=rounds)
 
 
 def _recorded(made: Recording, declared: Relations, rounds: int) -> dict[int, Tensor]:
@@ -301,6 +307,7 @@ class _Substitution:
         given: vector that depends on gradients -> norm of their contribution.
         over: relation without unknown vectors -> its error.
         most: largest number of rows that were kept at once.
+        largest: the largest recorded number that was used.
     """
 
     def __init__(
@@ -315,6 +322,7 @@ class _Substitution:
         self.given: dict[int, float] = {}
         self.over: dict[int, _Error] = {}
         self.most = 0
+        self.largest = 0.0
         self._rows = 0
         self._declared = declared
         self._recorded = known
@@ -367,7 +375,13 @@ class _Substitution:
     def _value(self, place: int) -> Floats:
         """Return the value of a known vector, and keep it."""
         if place not in self.values:
-            self._set(place, self._recorded[place][None].double().numpy())
+            stored = self._recorded[place]
+            value = stored[None].double().numpy()
+            self._set(place, value)
+            if value.size:
+                self.largest = max(self.largest, -float(value.min()), float(value.max()))
+            if stored.dtype != torch.float64:  # otherwise the values are those of the file
+                mapping.release(stored)
         return self.values[place]
 
     def _release(self, places: Iterable[int]) -> None:
@@ -420,12 +434,21 @@ class _Substitution:
         return total
 
 
-def _affordable(declared: Relations, made: Recording) -> int:
-    """Return the last round up to which all values fit into `NUMBERS`, at least 1."""
-    first, stop = made.trace.columns
+def affordable(declared: Relations, trace: Trace, numbers: int = NUMBERS) -> int:
+    """Return the last round up to which values can be computed and noise can be kept, at least 1.
+
+    Args:
+        declared: the relations.
+        trace: the recording.
+        numbers: most numbers of all vectors together that are computed.
+    """
+    first, stop = trace.columns
+    each = KINDS * (stop - first)  # numbers of a vector
+    drawn = sum(vector.kind == "noise" for vector in declared.vectors)
     last = max((vector.round for vector in declared.vectors), default=0)
-    numbers = max(1, KINDS * len(declared.vectors) * (stop - first))
-    return max(1, min(last, int(last * NUMBERS / numbers)))
+    computed = last * numbers // max(1, each * len(declared.vectors))
+    kept = last * OF_NOISE // max(1, each * drawn)
+    return max(1, min(last, computed, kept))
 
 
 def norm(vector: Floats) -> float:

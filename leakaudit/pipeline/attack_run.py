@@ -195,6 +195,7 @@ def attack_file(
         confirmed = checked.compared or bool(certified) or not found.pairs
         if not confirmed:
             unverified.append(results.NOT_COMPARED)
+        unverified += checked.rest.sentences
         unclear = checked.unclear(determined=not found.reasons)
         record = _write(
             folder,

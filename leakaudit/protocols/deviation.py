@@ -22,6 +22,7 @@ TITLES = {
     "truth": "the truth is incomplete",
     "records": "the truth is not valid for the task",
     "messages": "messages are inconsistent",
+    "columns": "messages are inconsistent in some columns",
     "sketch": "messages are inconsistent in columns that were not recorded",
     "gradients": "gradients differ from those of the truth",
     "noise": "more than the declared noise",

@@ -29,6 +29,7 @@ from msgspec.structs import replace
 from leakaudit import registry
 from leakaudit.adversary import Adversary
 from leakaudit.errors import LeakauditError, brief
+from leakaudit.lint.rest import unexplained, untested
 from leakaudit.reconstruction import Certificate
 from leakaudit.results import comparison, findings, model
 from leakaudit.results.audit_names import Guesser
@@ -211,7 +212,7 @@ class _Redactor:
             originals=UNSET if record.originals is UNSET else None,
             provenance=self.provenance(record),
             files=UNSET,
-            unverified=_remarks(record.unverified),
+            unverified=_remarks(record.unverified, record.trace.rounds),
             unclear=_reasons(record.unclear),
         )
         if isinstance(shown, AuditRecord):
@@ -497,10 +498,13 @@ def _metrics(metrics: Mapping[str, str], trace: TraceSummary) -> dict[str, str]:
     return {name: _known(text, known.get(name, ())) for name, text in metrics.items()}
 
 
-def _remarks(remarks: Sequence[str] | UnsetType) -> tuple[str, ...] | UnsetType:
+def _remarks(remarks: Sequence[str] | UnsetType, rounds: int) -> tuple[str, ...] | UnsetType:
     if isinstance(remarks, UnsetType):
         return UNSET
-    return tuple(_known(remark, (UNTIED, ID_ONLY, NOT_COMPARED)) for remark in remarks)
+    known = {UNTIED, ID_ONLY, NOT_COMPARED}
+    for last in range(min(rounds, ROUNDS)):
+        known |= {untested(last), unexplained(last)}
+    return tuple(_known(remark, known) for remark in remarks)
 
 
 def _reasons(reasons: Sequence[str] | UnsetType) -> tuple[str, ...] | UnsetType:

@@ -101,6 +101,7 @@ def examine(
     truth: Truth | None = None,
     adversary: Adversary | None = None,
     task: Task | None = None,
+    memory: int | None = None,
 ) -> Conformance:
     """Compare a recording with its declaration.
 
@@ -110,6 +111,7 @@ def examine(
         adversary: Whoever observes the messages, because only those need to be recorded; by
             default an eavesdropper on all channels.
         task: Computes gradients; built if it is needed and runs no code of a user.
+        memory: Bytes that the comparison with the truth may use, up to 4 GiB; None for these.
 
     Raises:
         LeakauditError: The protocol is unknown, or cannot be declared with these constants.
@@ -135,7 +137,8 @@ def examine(
         hard += _inconsistent(consistent)
     noise: list[Pitfall] = []
     if not hard and not obstacle and truth is not None:
-        remainder = _remainder(_Recording(trace, truth, task or Task.build(trace.task)))
+        made = _Recording(trace, truth, task or Task.build(trace.task))
+        remainder = _remainder(made, memory)
         if remainder is None:
             remainder = Left(())
             obstacle = "the values of one round do not fit into the memory for this comparison"
@@ -286,9 +289,9 @@ def _noise(case: Case) -> Iterator[Pitfall]:
             yield pitfall
 
 
-def _remainder(made: _Recording) -> Left | None:
+def _remainder(made: _Recording, memory: int | None) -> Left | None:
     """Substitute the gradients of the truth; None if the model is too large."""
-    return left(made, reach.relations(made.trace), NUMBERS)
+    return left(made, reach.relations(made.trace), NUMBERS, memory)
 
 
 def _noise_of(found: Left, values: Values) -> Iterator[Pitfall]:

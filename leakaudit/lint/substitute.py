@@ -47,6 +47,7 @@ OF_NOISE = 1 << 25
 # Largest memory of the values that are needed at once: 4 GiB of float64. If the first round needs
 # more, as with a hundred million parameters, nothing is examined. A choice.
 LARGEST = 1 << 29
+FLOAT = 8  # bytes
 # Most gradients that are computed from the truth: a number in any case, and more for each message.
 # The others count as unknown, so that constants of a file, such as a number of local steps, do not
 # decide how long a recording is examined. Choices: a second or two for a small model.
@@ -135,7 +136,9 @@ class Left:
     rounds: int = 0
 
 
-def left(made: Recording, declared: Relations, numbers: int = NUMBERS) -> Left | None:
+def left(
+    made: Recording, declared: Relations, numbers: int = NUMBERS, memory: int | None = None
+) -> Left | None:
     """Substitute the gradients of the truth into the relations of a recording.
 
     Args:
@@ -143,6 +146,7 @@ def left(made: Recording, declared: Relations, numbers: int = NUMBERS) -> Left |
         declared: relations of its protocol, over some of its rounds.
         numbers: most numbers of all vectors together that are computed; of a larger run, only the
             first rounds are examined, at least one.
+        memory: bytes of the values that are needed at once, if less than `LARGEST` of them.
 
     Returns:
         The remainder; None if the values of one round are too large to be compared.
@@ -151,7 +155,8 @@ def left(made: Recording, declared: Relations, numbers: int = NUMBERS) -> Left |
     known = _recorded(made, declared, rounds)
     noisy = any(vector.kind == "noise" for vector in declared.vectors)
     first, stop = made.trace.columns
-    if _most_at_once(declared, known, rounds) * (stop - first) > LARGEST:
+    most = LARGEST if memory is None else min(LARGEST, memory // FLOAT)
+    if _most_at_once(declared, known, rounds) * (stop - first) > most:
         return None
     done = _Substitution(declared, known, _Gradients(made, guess=noisy), rounds)
     eps = torch.finfo(made.trace.dtype).eps

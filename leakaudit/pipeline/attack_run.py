@@ -190,7 +190,7 @@ def attack_file(
             on_cpu = Task.build(trace.task, trusted=options.trusted)
         from leakaudit.lint import conformance  # sweeps and audits import this module without it
 
-        checked = conformance.examine(trace, truth, options.adversary, on_cpu)
+        checked = conformance.examine(trace, truth, options.adversary, on_cpu, options.max_memory)
         certified = {one.certificate for _, one in found.pairs} & CONFIRMED
         confirmed = checked.compared or bool(certified) or not found.pairs
         if not confirmed:

@@ -105,3 +105,6 @@ def test_a_model_that_is_too_large_is_not_compared_and_says_so(
     assert "do not fit into the memory" in found.obstacle
     monkeypatch.undo()
     assert conformance.examine(made.trace, made.truth).compared
+    little = conformance.examine(made.trace, made.truth, memory=800)
+    assert not little.compared
+    assert little.obstacle == found.obstacle

@@ -30,6 +30,11 @@ from leakaudit.trace import Json
 # Most choices of batches for which a drift is computed; if there are more, a record is counted in
 # every gradient, which is an upper bound. A choice: each costs a pass over the declaration.
 DRIFTED = 16
+# Relative distance by which an attained mu may exceed its upper bound: a choice, above rounding.
+APART = 1e-6
+CONTRADICTION = (
+    "its upper bound is below what records attain, which is a defect of leakaudit; please report it"
+)
 
 
 @dataclass(frozen=True)
@@ -157,8 +162,20 @@ def view_bounds(
             found = _bound(views, empty, smoothness)
         except LeakauditError as e:
             found = replace(empty, refused=str(e))
+        if _contradicts(found):
+            found = replace(empty, refused=CONTRADICTION)
         yield found
     step("nodes", len(nodes), len(nodes))
+
+
+def _contradicts(found: ViewBound) -> bool:
+    """Return whether records attain more than the upper bound allows.
+
+    The two are computed in different ways, so this would show a defect of leakaudit.
+    """
+    if found.mu is None or found.reached is None:
+        return False
+    return found.reached > found.mu * (1 + APART)
 
 
 def _bound(views: Views, empty: ViewBound, smoothness: float | None) -> ViewBound:

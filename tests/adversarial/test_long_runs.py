@@ -8,18 +8,23 @@ longer than the rounds that are compared.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
+from leakaudit.accounting import node_view
 from leakaudit.accounting.adversaries import around, named
 from leakaudit.accounting.compare import compare
 from leakaudit.accounting.node_view import NodeView
+from leakaudit.accounting.view_bound import CONTRADICTION
 from leakaudit.adversary import Adversary
 from leakaudit.protocols.declared import DECLARED, Protocol
 from leakaudit.protocols.equations.file import victim
-from leakaudit.relations import know
+from leakaudit.relations import Bound, account, know
 from leakaudit.relations.repeat import steady
+from leakaudit.relations.shared import SharedView
 from leakaudit.trace import Graph
 
 RING = Graph(4, ((0, 1), (1, 2), (2, 3), (0, 3)))
@@ -156,6 +161,48 @@ def test_noise_that_arrives_by_encrypted_messages(node: int, rounds: int) -> Non
     assert bool(found.bound.leaking) == bool(whole.bound.leaking)
     if rounds >= 12:
         assert found.bound.mu == math.inf
+
+
+def test_a_bound_below_what_records_attain_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = protocol(SIGNS, Graph(2, ((0, 1),)), 3)
+    right = account
+
+    def halved(*args: Any, **options: Any) -> Bound:
+        found = right(*args, **options)
+        return replace(found, mu=found.mu / 2)
+
+    monkeypatch.setattr(node_view, "account", halved)
+    monkeypatch.setattr(SharedView, "of", lambda *args: None)
+    (found,) = compare(made, named([Adversary()], [0], 2))
+    assert found.bound.refused == CONTRADICTION
+    assert found.bound.mu is None
+
+
+@pytest.mark.parametrize("length", [5, 10])
+def test_gradients_at_a_model_of_many_rounds_ago(length: int) -> None:
+    """The first rounds are evaluated at the start, which everybody knows."""
+    text = f'''name = "stale"
+start = """
+w[i] = w0
+{zeros("v", length).replace("= 0", "= w0")}
+"""
+round = """
+{registers("v", length)}
+v0[i] = w[i]
+w[i] = w[i] + noise(sigma)
+h[i -> neighbours] = grad(v{length}[i]) + noise(sigma)
+"""
+[constants]
+sigma = 1.0
+'''
+    made = protocol(text, RING, 24)
+    for who in ("eavesdropper", "node:1"):
+        adversary = Adversary.parse(who)
+        (found,) = compare(made, named([adversary], [0], 4))
+        whole = NodeView.of(know(made.whole, adversary), 0)
+        assert whole.lowest == 0
+        assert min(found.bound.certificate) == 0
+        assert found.bound.mu is None or found.bound.mu >= whole.bound.mu * (1 - 1e-9)
 
 
 @pytest.mark.parametrize("size", [0, 1])

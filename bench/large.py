@@ -46,6 +46,7 @@ import leakaudit as la
 from leakaudit import registry
 from leakaudit.extraction import explanation
 from leakaudit.lint import conformance
+from leakaudit.lint.equations import tested_rounds
 from leakaudit.payload import Kept
 from leakaudit.protocols import topology
 from leakaudit.sketch import NUMBERS
@@ -252,18 +253,22 @@ def verify(run: Run, path: Path, rows: Tensor) -> dict[str, object]:
     if found.deviations:
         raise SystemExit(f"the trace does not follow its declaration: {found.sentences}")
 
-    # The same trace, but one message of round 3 differs in columns that were not recorded.
+    # The same trace, but one message of round 3, or of the last round, differs in columns that were
+    # not recorded.
     (table,) = trace.messages
     parts = {"columns": (trace, slice(0, table.payload.shape[1]))}
-    noticed: list[str] = []
+    noticed: dict[str, list[str]] = {}
     if trace.sketched is not None and table.stored is not None:
         place = slice(run.kept.raw, run.kept.linear)
         parts["sketch"] = (trace.sketched, place)
-        stored = table.stored.clone()
-        other = torch.randn(1, NUMBERS, generator=Generator().manual_seed(0))
-        stored[2 * run.nodes, place] += 0.01 * stored[2 * run.nodes, -1] * other[0] / other.norm()
-        changed = replace(table, stored=stored, payload=stored[:, : table.payload.shape[1]])
-        noticed = conformance.examine(replace(trace, messages=(changed,))).sentences
+        other = torch.randn(NUMBERS, generator=Generator().manual_seed(0))
+        for t in (3, run.rounds):
+            stored = table.stored.clone()
+            row = (t - 1) * run.nodes
+            stored[row, place] += 0.01 * stored[row, -1] * other / other.norm()
+            changed = replace(table, stored=stored, payload=stored[:, : table.payload.shape[1]])
+            tampered = replace(trace, messages=(changed,))
+            noticed[f"round {t}"] = conformance.examine(tampered).sentences
 
     # A derived gradient is the one at the node's model before the step, plus the noise over -lr.
     at, noise, target = rows[run.sent :].double().split([run.steps, run.steps, 1])
@@ -277,6 +282,7 @@ def verify(run: Run, path: Path, rows: Tensor) -> dict[str, object]:
         errors[f"{name}_rows"] = len(leak.value)
     return {
         "values": facts["values"],
+        "rounds_whose_relations_are_tested": tested_rounds(trace),
         "a_message_that_differs_by_1_percent": noticed,
         "error_of_derived_gradients": errors,
     }

@@ -117,7 +117,7 @@ class Consistency:
 
     Attributes:
         rounds: Number of rounds in which the relations were tested.
-        failure: The first relation that fails, as its line; None if none does.
+        failure: The first relation that fails, as its only line; None if none does.
         part: What it fails on: a sample of the recorded columns, sums of all of them, or the
             sketches of the messages.
     """
@@ -323,8 +323,9 @@ def _failure(
     failure = _Tests(case, declared, known, None, length).failure
     if failure is None:
         return None
-    written = [Line(line.number, relations.relations[line.number].text) for line in failure.lines]
-    return replace(failure, lines=tuple(written))
+    # The other ones, of earlier rounds, define private vectors in the last one.
+    number = failure.lines[-1].number
+    return replace(failure, lines=(Line(number, relations.relations[number].text),))
 
 
 def not_testable(case: Case) -> list[str]:

@@ -8,12 +8,20 @@ WHY = "too many for this check"
 
 
 def untested(last: int) -> str:
-    """Return that relations between messages were tested up to a round only."""
+    """Return that relations between messages were tested up to a round only.
+
+    Args:
+        last: The round.
+    """
     return f"{_related(last)} were not tested: {WHY}"
 
 
 def unexplained(last: int) -> str:
-    """Return that messages were compared with true gradients up to a round only."""
+    """Return that messages were compared with true gradients up to a round only.
+
+    Args:
+        last: The round.
+    """
     return f"{_explained(last)} were not compared with the truth: {WHY}"
 
 

@@ -155,7 +155,7 @@ def test_rounds_beyond_the_budget_are_stated(
     said = "relations between messages after round 8 were not tested: too many for this check"
     ended = call("attack", path, "-o", tmp_path / "part", "-q")
     assert said in ended.out
-    record = record_file.read(tmp_path / "part" / "results.json")
+    record: Any = record_file.read(tmp_path / "part" / "results.json")
     assert said in record["unverified"]
     assert redact(record)["unverified"] == record["unverified"]
     assert said in (tmp_path / "part" / "report.md").read_text()

@@ -32,6 +32,7 @@ from leakaudit.lint import noise
 from leakaudit.lint.conformance import samples
 from leakaudit.lint.fit import Fit
 from leakaudit.lint.pitfall import NAMES
+from leakaudit.lint.rest import unexplained
 from leakaudit.lint.samples import of_messages
 from leakaudit.lint.substitute import Left, Noise, left
 from leakaudit.lint.values import Values, contradicted
@@ -83,6 +84,7 @@ class Fidelity:
     _wrong: dict[str, _Complaint] = field(default_factory=dict)  # the first one per subject
     _skipped: str = ""  # why no values were compared
     _compared: bool = False
+    _last: int | None = None  # round that was compared with gradients, if others were not
     _sent: Values = field(default_factory=Values)  # besides the gradients of the truth
     _first: tuple[Noise, ...] = ()  # of the first recording
     _draws: Draws = field(default_factory=Draws)
@@ -139,6 +141,8 @@ class Fidelity:
         if self._compared:
             values = "contain the gradients of the truth up to the declared noise"
             says += f", and {values}{self._sharpness()}"
+            if self._last is not None:
+                says += f"; {unexplained(self._last)}"
         elif self._skipped:
             says += f"; values were not compared: {self._skipped}"
         return [Rule(RuleKind.RECORDING, cell, "", RuleStatus.OK, says)]
@@ -227,6 +231,8 @@ class Fidelity:
             self._skipped = _without_values(made)
             return
         self._compared = True
+        if found.rounds < made.trace.rounds:
+            self._last = min(found.rounds, self._last or found.rounds)
         for one in contradicted(found):
             self._complain(one, RuleStatus.VOID, made.seed)
         self._sent.add(found.noise)
@@ -234,7 +240,7 @@ class Fidelity:
         self._first = self._first or found.noise
 
     def _add(self, run: Run, trace: Trace, noise: Sequence[Noise]) -> None:
-        rounding = {one.node: one.rounded / float(one.std.min()) for one in noise}
+        rounding = {one.node: float(one.rounded.max() / one.std.min()) for one in noise}
         self._draws.add(run, noise, trace.layout.slices, rounding)
 
     # --- all recordings ---------------------------------------------------------------------------

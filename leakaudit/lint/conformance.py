@@ -303,10 +303,7 @@ def _noise_of(found: Left, values: Values) -> Iterator[Pitfall]:
 
     quiet = values.quiet()
     if quiet is None:
-        # In a run that diverges, the rounding of the largest number may exceed the noise.
-        kept = [one for one in found.noise if one.rounded < one.std.min()]
-        if kept:
-            yield from noise.judged(of_messages(kept))
+        yield from noise.judged(of_messages(found.noise))
         return
     small = list(noise.insufficient(of_messages(found.noise, quiet.nodes)))
     yield from small or [Pitfall(QUIET, Verdict.REFUTED, quiet.says, {"nodes": list(quiet.nodes)})]

@@ -96,7 +96,8 @@ class Noise:
             units.
         gaussian: whether all are declared as normal.
         std: (k,) declared standard deviations.
-        rounded: rounding error of the largest recorded number.
+        rounded: (k,) rounding errors of the largest recorded number until each draw, which grow
+            with the messages of a run that diverges.
     """
 
     node: int
@@ -107,7 +108,7 @@ class Noise:
     better: Floats
     gaussian: bool
     std: Floats
-    rounded: float
+    rounded: Floats
 
 
 @dataclass(frozen=True)
@@ -164,10 +165,7 @@ def left(
     for place, vector in enumerate(declared.vectors):
         if vector.kind == "noise" and vector.owner is not None and place in done.values:
             drawn.setdefault(vector.owner, []).append(place)
-    noise = [
-        _noise(declared, node, places, done, eps * done.largest)
-        for node, places in sorted(drawn.items())
-    ]
+    noise = [_noise(declared, node, places, done, eps) for node, places in sorted(drawn.items())]
     return replace(_missed(declared, done, eps), noise=tuple(noise), rounds=rounds)
 
 
@@ -312,7 +310,7 @@ class _Substitution:
         given: vector that depends on gradients -> norm of their contribution.
         over: relation without unknown vectors -> its error.
         most: largest number of rows that were kept at once.
-        largest: the largest recorded number that was used.
+        largest: noise -> the largest recorded number that was used until it was determined.
     """
 
     def __init__(
@@ -327,7 +325,8 @@ class _Substitution:
         self.given: dict[int, float] = {}
         self.over: dict[int, _Error] = {}
         self.most = 0
-        self.largest = 0.0
+        self.largest: dict[int, float] = {}
+        self._so_far = 0.0
         self._rows = 0
         self._declared = declared
         self._recorded = known
@@ -384,7 +383,7 @@ class _Substitution:
             value = stored[None].double().numpy()
             self._set(place, value)
             if value.size:
-                self.largest = max(self.largest, -float(value.min()), float(value.max()))
+                self._so_far = max(self._so_far, -float(value.min()), float(value.max()))
             if stored.dtype != torch.float64:  # otherwise the values are those of the file
                 mapping.release(stored)
         return self.values[place]
@@ -426,6 +425,8 @@ class _Substitution:
             return
         known = {place: factor for place, factor in terms.items() if place != unknown[0]}
         self._set(unknown[0], self._sum(known) / -float(terms[unknown[0]]))
+        if self._declared.vectors[unknown[0]].kind == "noise":
+            self.largest[unknown[0]] = self._so_far
         self._announce(unknown[0])
 
     def _sum(self, terms: Mapping[int, Fraction]) -> Floats:
@@ -499,7 +500,7 @@ def _sender(declared: Relations, terms: Iterable[int]) -> int | None:
 
 
 def _noise(
-    declared: Relations, node: int, places: list[int], done: _Substitution, rounded: float
+    declared: Relations, node: int, places: list[int], done: _Substitution, eps: float
 ) -> Noise:
     """Return the draws of one node."""
     vectors = [declared.vectors[place] for place in places]
@@ -516,5 +517,5 @@ def _noise(
         better=guessed - rest,
         gaussian=all(vector.law == "gaussian" for vector in vectors),
         std=std[:, 0],
-        rounded=rounded,
+        rounded=eps * np.array([done.largest[place] for place in places]),
     )

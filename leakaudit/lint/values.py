@@ -71,7 +71,7 @@ class _Size:
             energy=float(rest @ rest),
             numbers=rest.size,
             power=float(one.signal[k] @ one.signal[k]),
-            rounding=ROUNDED * one.rounded / float(one.std[k]) * math.sqrt(rest.size),
+            rounding=ROUNDED * float(one.rounded[k] / one.std[k]) * math.sqrt(rest.size),
         )
 
     def add(self, other: _Size) -> None:

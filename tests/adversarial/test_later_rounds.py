@@ -13,10 +13,15 @@ from torch import Generator, Tensor
 
 import leakaudit as la
 from leakaudit.cli import main
+from leakaudit.gate.config import Check
+from leakaudit.gate.fidelity import Fidelity
+from leakaudit.gate.runs import Recorded
 from leakaudit.lint import conformance, equations, reach
 from leakaudit.lint.checks import lint, unexamined
+from leakaudit.protocols import recording
 from leakaudit.protocols.declared import protocol_of
 from leakaudit.results import record_file
+from leakaudit.results.model import RuleStatus
 from leakaudit.results.redaction import redact
 from leakaudit.trace import Trace
 from leakaudit.traces import trace_file
@@ -190,3 +195,14 @@ def test_copied_relations_are_those_that_are_declared(victim: str) -> None:
         rows = [{one.vectors[k]: c for k, c in r.terms.items()} for r in one.relations]
         shapes.append({frozenset(row.items()) for row in rows})
     assert shapes[0] == shapes[1]
+
+
+@pytest.mark.parametrize("rounds", [64, 70])
+def test_a_gate_states_which_rounds_it_compared(rounds: int) -> None:
+    plan = recording.plan(replace(SMALL, rounds=rounds))
+    made = recording.record(plan, None)
+    fidelity = Fidelity(Check("c", scenario={"protocol": "pdmm"}))
+    fidelity.look(Recorded(0, made.trace, made.truth_record, plan.task))
+    (rule,) = fidelity.rules()
+    assert rule.status is RuleStatus.OK
+    assert ("after round 64 were not compared" in rule.says) == (rounds > 64)

@@ -70,7 +70,7 @@ def _noise(node: int, rest: Floats, signal: Floats) -> Noise:
         better=signal,
         gaussian=True,
         std=np.ones(len(rest)),
-        rounded=1e-7,
+        rounded=np.full(len(rest), 1e-7),
     )
 
 

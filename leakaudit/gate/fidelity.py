@@ -227,8 +227,8 @@ class Fidelity:
         found = Left(())
         if made.trace.columns == (0, made.trace.layout.size):
             found = left(made, self._declared(made.trace).relations) or Left(())
-        if not found.noise and not found.size:
-            self._skipped = _without_values(made)
+        if not found.compared:
+            self._skipped = _without_values(made, found)
             return
         self._compared = True
         if found.rounds < made.trace.rounds:
@@ -309,11 +309,11 @@ def _announced(trace: Trace) -> Iterator[Deviation]:
         yield Deviation("announced", says)
 
 
-def _without_values(made: Recorded) -> str:
+def _without_values(made: Recorded, found: Left) -> str:
     """Explain why no value could be compared with the truth."""
     batch = int(made.trace.number("batch"))
     if 0 < batch < int(made.truth.node.bincount().max()):
         return "gradients are of secret mini-batches"
     if made.trace.columns != (0, made.trace.layout.size):
         return "only some columns of the model are recorded"
-    return "the truth and the messages do not determine the private states"
+    return found.obstacle

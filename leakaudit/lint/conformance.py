@@ -142,7 +142,7 @@ def examine(
         if remainder is None:
             remainder = Left(())
             obstacle = "the values of one round do not fit into the memory for this comparison"
-        compared = bool(remainder.noise or remainder.size)
+        compared = remainder.compared
         if compared:
             explained = remainder.rounds
         values = Values()
@@ -150,8 +150,7 @@ def examine(
         hard += list(contradicted(remainder)) or [*values.signal(), *values.excess()][:1]
         if not hard:
             noise += _noise_of(remainder, values)
-        if not compared and not obstacle:
-            obstacle = "the truth and the messages do not determine the private states"
+        obstacle = obstacle or remainder.obstacle
     if not hard and not compared:
         noise += _noise(case)
     for pitfall in noise[:1]:

@@ -26,7 +26,7 @@ from leakaudit.lint import coordinates, reach
 from leakaudit.lint.case import Case
 from leakaudit.lint.pitfall import Pitfall
 from leakaudit.lint.samples import state
-from leakaudit.lint.substitute import Floats, norm
+from leakaudit.lint.substitute import SHORT, SHORT_CLOSE, Floats, norm
 from leakaudit.protocols.declared import largest, protocol_of
 from leakaudit.protocols.equations.declare import Declared
 from leakaudit.protocols.equations.syntax import Indexed, Line, Repeat, shown
@@ -49,10 +49,12 @@ RUN = 64  # neighbouring columns of a large recording that are tested together: 
 # Rounding error of a recorded vector, in units of its number format and relative to its norm. The
 # bundled victims reach 6; the rest is a margin for devices that add in a different order.
 ROUNDING = 100.0
+# The same in half precision, where storing the messages makes the largest errors: at most half of
+# one, and .3 on average.
+SHORT_ROUNDING = 4.0
 # Relative error of a program's gradients: 2^-8 is the precision of bfloat16, in which programs with
 # mixed precision compute them. A wrong constant of a gradient is noticed beyond this.
 GRADIENT = 5e-3
-COARSE = 1e-2  # relative rounding error beyond which messages test nothing; bfloat16 is beyond it
 STRONG = 3.0  # a term is tested if it exceeds the errors of all terms together by this factor
 NAMED = 3  # unknown vectors that a sentence names
 Part = Literal["columns", "sums", "sketch"]  # what relations between messages are tested on
@@ -257,7 +259,7 @@ def consistency(case: Case) -> Consistency:
     except LeakauditError:
         return Consistency(0)
     rounds = _tested_rounds(case.trace, relations)
-    if not rounds or ROUNDING * torch.finfo(case.trace.dtype).eps > COARSE:
+    if not rounds:
         return Consistency(rounds)
     # With many vectors, fewer coordinates are tested.
     most = _numbers(case.trace) // max(1, len(relations.vectors))
@@ -523,7 +525,9 @@ class _Tests:
         self.known = known
         self.task = task
         self.length = length
-        self.rounding = ROUNDING * torch.finfo(case.trace.dtype).eps
+        eps = torch.finfo(case.trace.dtype).eps
+        self.rounding = eps * (SHORT_ROUNDING if eps > SHORT else ROUNDING)
+        self.imprecise = SHORT_CLOSE if eps > SHORT else GRADIENT
         self.values: dict[int, _Value] = {}
         for k, value in known.items():
             self.values[k] = self._recorded(k, value)
@@ -533,9 +537,8 @@ class _Tests:
         self.failures: list[tuple[int, int, Failure]] = []
         self.misses: dict[int, Floats] = {}  # relation -> the difference of its sides
         self.pending = list(range(len(declared.relations.relations)))
-        if self.rounding <= COARSE:
-            with np.errstate(all="ignore"):  # what overflows fails its test
-                self._run()
+        with np.errstate(all="ignore"):  # what overflows fails its test
+            self._run()
 
     def _recorded(self, place: int, value: Floats) -> _Value:
         """Return a recorded vector, with its rounding error and that of its channel."""
@@ -603,7 +606,7 @@ class _Tests:
         model = torch.from_numpy(self._sum(point.at.terms).value)
         value = task.gradients(model[None], x.double()[None], y[None])[0].double().numpy()
         size = norm(value)
-        self.values[place] = _Value(value, size, GRADIENT * size, computed=True)
+        self.values[place] = _Value(value, size, self.imprecise * size, computed=True)
         self.sources[place] = _Source(self.declared.origins[place], tuple(point.at.terms))
 
     def _sum(self, terms: Mapping[int, Fraction]) -> _Value:
@@ -672,11 +675,6 @@ class _Tests:
 
     def untested(self) -> Iterator[Untested]:
         """Yield the equations that were neither tested nor used in a test."""
-        if self.rounding > COARSE:
-            dtype = str(self.case.trace.dtype).removeprefix("torch.")
-            for line in dict.fromkeys(self.declared.lines):
-                yield Untested(line, f"messages in {dtype} are too coarse")
-            return
         tested = self._lines(self.misses)
         for line, term in self._weak().items():
             if line in tested:

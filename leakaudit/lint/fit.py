@@ -12,12 +12,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from leakaudit.lint.substitute import Noise
-
-# Shifts of the coefficient up to this are ignored. A gradient that another framework computed in
-# float32 agrees to about 1e-5; a wrong constant shifts the coefficient by its relative error, such
-# as a tenth if a step of 0.11 is declared as 0.1. Half of that is far from both.
-CLOSE = 0.05
+from leakaudit.lint.substitute import CLOSE, Noise
 
 
 @dataclass

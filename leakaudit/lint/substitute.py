@@ -48,6 +48,10 @@ OF_NOISE = 1 << 25
 # more, as with a hundred million parameters, nothing is examined. A choice.
 LARGEST = 1 << 29
 FLOAT = 8  # bytes
+# Differences up to this share of the gradients are ignored. A gradient that another framework
+# computed in float32 agrees to about 1e-5; a wrong constant changes messages by its relative error,
+# such as a tenth if a step of 0.11 is declared as 0.1. Half of that is far from both.
+CLOSE = 0.05
 # Most gradients that are computed from the truth: a number in any case, and more for each message.
 # The others count as unknown, so that constants of a file, such as a number of local steps, do not
 # decide how long a recording is examined. Choices: a second or two for a small model.
@@ -57,9 +61,23 @@ GRADIENTS = 20
 AT_ONCE = 1 << 20
 # Kinds of gradients: those of the truth, none, and those of a guess.
 KINDS = 3
-# Allowed error of a relation, in rounding errors of its largest term. Private states accumulate the
-# errors of all previous rounds: the same allowance as in `leakaudit.protocols.declared`.
+# Allowed error of a relation, in rounding errors of its largest term, however many errors its terms
+# have accumulated: the same allowance as in `leakaudit.protocols.declared`.
 ROUNDED = 2000.0
+# Allowed error in units of the accumulated rounding errors of all terms. The bundled victims reach
+# 1.4; the rest is a margin for devices that add in a different order.
+MARGIN = 100.0
+# The same in half precision, where storing the messages makes the largest errors; bundled victims
+# reach 0.4.
+SHORT_MARGIN = 4.0
+SHORT = 1e-4  # precision from which on it counts as half precision
+# Rounding a model to half precision may switch a ReLU, which changes gradients of a small network
+# by half. Gradients are therefore also evaluated at two models that differ by more than rounding,
+# in opposite directions because a switch has one. A choice: in rounding errors of the format, which
+# are four times the usual ones.
+FARTHER = 2.0
+# Differences that are ignored in half precision, because of switches that this does not reveal.
+SHORT_CLOSE = 0.5
 # Allowed error due to a channel's declared error, in standard deviations, in every number at once.
 # A single number exceeds 4 with a probability of 6e-5, the root mean square of several far less
 # often.
@@ -96,8 +114,9 @@ class Noise:
             units.
         gaussian: whether all are declared as normal.
         std: (k,) declared standard deviations.
-        rounded: (k,) rounding errors of the largest recorded number until each draw, which grow
+        rounded: (k,) bounds of the rounding errors of the draws, as a root mean square, which grow
             with the messages of a run that diverges.
+        margin: how many times as large errors are allowed to be.
     """
 
     node: int
@@ -109,6 +128,7 @@ class Noise:
     gaussian: bool
     std: Floats
     rounded: Floats
+    margin: float = MARGIN
 
 
 @dataclass(frozen=True)
@@ -120,6 +140,9 @@ class Left:
         missed: root of the sum of squared errors of relations without unknown vectors, beyond
             rounding.
         size: the same for the contribution of the gradients to these relations.
+        absent: what `missed` would be if the messages contained no gradients. It is 0 if rounding
+            hides them.
+        close: share of the gradients up to which differences are ignored.
         broken: the first of these relations that fails although it contains no gradient, as text;
             "" if there is none.
         worst: largest error of one of these relations, relative to the contribution of the
@@ -135,6 +158,22 @@ class Left:
     worst: float = 0.0
     node: int | None = None
     rounds: int = 0
+    absent: float = 0.0
+    close: float = CLOSE
+
+    @property
+    def compared(self) -> bool:
+        """Whether messages without the gradients of the truth would have been noticed."""
+        return bool(self.noise) or self.absent > self.close * self.size
+
+    @property
+    def obstacle(self) -> str:
+        """Why they would not have been noticed, in words; empty if they would."""
+        if self.compared:
+            return ""
+        if self.size:
+            return "the rounding of the messages hides the gradients"
+        return "the truth and the messages do not determine the private states"
 
 
 def left(
@@ -159,8 +198,8 @@ def left(
     most = LARGEST if memory is None else min(LARGEST, memory // FLOAT)
     if _most_at_once(declared, known, rounds) * (stop - first) > most:
         return None
-    done = _Substitution(declared, known, _Gradients(made, guess=noisy), rounds)
     eps = torch.finfo(made.trace.dtype).eps
+    done = _Substitution(declared, known, _Gradients(made, guess=noisy), rounds, eps)
     drawn: dict[int, list[int]] = {}  # node -> its noise vectors
     for place, vector in enumerate(declared.vectors):
         if vector.kind == "noise" and vector.owner is not None and place in done.values:
@@ -188,8 +227,14 @@ def _most_at_once(declared: Relations, known: Mapping[int, Tensor], rounds: int)
     """Return how many rows of values exist at once, from a substitution of single numbers."""
     numbers = dict.fromkeys(known, torch.zeros(1))
     kept = _Substitution(declared, numbers, _no_gradients, rounds).most
-    return kept + 2 * KINDS  # a sum and its next term, or a gradient while it is evaluated
+    return kept + 2 * KINDS + 2  # a sum and its next term, or a gradient while it is evaluated
 
+
+# Returns gradients and their errors: see `_Gradients`.
+_Evaluates = Callable[
+    [Mapping[int, Floats], Mapping[int, int], Mapping[int, float]],
+    dict[int, tuple[Floats, float]],
+]
 
 # --- gradients ------------------------------------------------------------------------------------
 
@@ -212,17 +257,24 @@ class _Gradients:
         numbers = made.trace.layout.size + made.truth.x.numel() // made.trace.graph.nodes
         self.together = max(1, AT_ONCE // numbers)
         self._guesses: dict[int, Tensor] = {}
+        self._random = np.random.default_rng(0)
 
     def __call__(
-        self, models: Mapping[int, Floats], owners: Mapping[int, int]
-    ) -> dict[int, Floats]:
-        """Return the values (k, c) of gradients that can be evaluated.
+        self,
+        models: Mapping[int, Floats],
+        owners: Mapping[int, int],
+        errors: Mapping[int, float],
+    ) -> dict[int, tuple[Floats, float]]:
+        """Return the values (k, c) of gradients that can be evaluated, and their errors.
 
-        Those of mini-batches, which are secret, cannot be, nor can those after too many.
+        Those of mini-batches, which are secret, cannot be, nor can those after too many. An error
+        is the norm by which a gradient changes if random numbers are added to its model, or
+        subtracted.
 
         Args:
             models: gradient -> the model (1, c) or (k, c) at which it is evaluated.
             owners: gradient -> its node.
+            errors: gradient -> norm of the error of its model; without one, none is evaluated.
         """
         alike: dict[int, list[tuple[int, Tensor, Tensor]]] = {}  # number of records -> gradients
         for place in models:
@@ -231,19 +283,27 @@ class _Gradients:
                 continue
             self.left -= 1
             alike.setdefault(len(x), []).append((place, x.double(), y))
-        found: dict[int, Floats] = {}
+        found: dict[int, tuple[Floats, float]] = {}
         for group in alike.values():
             places = [place for place, _, _ in group]
             y = torch.stack([y for _, _, y in group])
             x = torch.stack([x for _, x, _ in group])
             kinds = KINDS if self.guess else KINDS - 1
             rows = np.zeros((len(places), kinds, models[places[0]].shape[1]))
-            rows[:, 0] = self._evaluate(np.stack([models[place][0] for place in places]), x, y)
+            at = np.stack([models[place][0] for place in places])
+            rows[:, 0] = self._evaluate(at, x, y)
             if self.guess:
                 guesses = torch.stack([self._guessed(owners[place]) for place in places])
-                at = np.stack([models[place][-1] for place in places])
-                rows[:, 2] = self._evaluate(at, guesses[:, None].expand_as(x), y)
-            found |= dict(zip(places, rows, strict=True))
+                last = np.stack([models[place][-1] for place in places])
+                rows[:, 2] = self._evaluate(last, guesses[:, None].expand_as(x), y)
+            changes = [0.0] * len(places)
+            if errors:
+                each = np.array([[errors[place] / math.sqrt(at.shape[1])] for place in places])
+                away = each * self._random.standard_normal(at.shape)
+                for moved in (at + away, at - away):
+                    apart = self._evaluate(moved, x, y) - rows[:, 0]
+                    changes = [max(norm(row), old) for row, old in zip(apart, changes, strict=True)]
+            found |= dict(zip(places, zip(rows, changes, strict=True), strict=True))
         return found
 
     def _evaluate(self, models: Floats, x: Tensor, y: Tensor) -> Floats:
@@ -268,9 +328,11 @@ class _Gradients:
         return self._guesses[node]
 
 
-def _no_gradients(models: Mapping[int, Floats], owners: Mapping[int, int]) -> dict[int, Floats]:
+def _no_gradients(
+    models: Mapping[int, Floats], owners: Mapping[int, int], errors: Mapping[int, float]
+) -> dict[int, tuple[Floats, float]]:
     """Return gradients of one coordinate, all zero."""
-    return {place: np.zeros((KINDS, 1)) for place in models}
+    return {place: (np.zeros((KINDS, 1)), 0.0) for place in models}
 
 
 # --- one way through the relations ----------------------------------------------------------------
@@ -284,11 +346,13 @@ class _Error:
         size: its norm with the gradients of the truth.
         given: norm of what the gradients contribute to it; None if it contains none.
         columns: number of coordinates.
+        rounded: sum of the rounding errors of its terms.
     """
 
     size: float
     given: float | None
     columns: int
+    rounded: float
 
 
 class _Substitution:
@@ -303,31 +367,35 @@ class _Substitution:
         known: vector -> its recorded value (c,).
         gradients: evaluates gradients at models, called as `_Gradients` is.
         rounds: the last round that is visited.
+        eps: precision of the number format of the messages.
 
     Attributes:
         values: vector -> its value (1, c) or (k, c), while it is kept.
         norms: vector whose value was found -> its norm with the gradients of the truth.
         given: vector that depends on gradients -> norm of their contribution.
+        rounded: vector whose value was found -> bound of the norm of its rounding error, relative
+            to the precision of the number format. Values that are computed from others accumulate
+            their errors.
         over: relation without unknown vectors -> its error.
         most: largest number of rows that were kept at once.
-        largest: noise -> the largest recorded number that was used until it was determined.
     """
 
     def __init__(
         self,
         declared: Relations,
         known: Mapping[int, Tensor],
-        gradients: Callable[[Mapping[int, Floats], Mapping[int, int]], dict[int, Floats]],
+        gradients: _Evaluates,
         rounds: int,
+        eps: float = 0.0,
     ) -> None:
         self.values: dict[int, Floats] = {}
         self.norms: dict[int, float] = {}
         self.given: dict[int, float] = {}
+        self.rounded: dict[int, float] = {}
         self.over: dict[int, _Error] = {}
         self.most = 0
-        self.largest: dict[int, float] = {}
-        self._so_far = 0.0
         self._rows = 0
+        self._eps = eps
         self._declared = declared
         self._recorded = known
         self._gradients = gradients
@@ -367,10 +435,11 @@ class _Substitution:
             if not self._missing[gradient]:
                 self._ready[gradient] = None
 
-    def _set(self, place: int, value: Floats) -> None:
-        """Keep the value of a vector."""
+    def _set(self, place: int, value: Floats, accumulated: float = 0.0) -> None:
+        """Keep the value of a vector, which was computed from values with these rounding errors."""
         self.values[place] = value
         self.norms[place] = norm(value[0])
+        self.rounded[place] = self.norms[place] + accumulated
         if len(value) > 1:
             self.given[place] = norm(value[1] - value[0])
         self._rows += len(value)
@@ -382,8 +451,6 @@ class _Substitution:
             stored = self._recorded[place]
             value = stored[None].double().numpy()
             self._set(place, value)
-            if value.size:
-                self._so_far = max(self._so_far, -float(value.min()), float(value.max()))
             if stored.dtype != torch.float64:  # otherwise the values are those of the file
                 mapping.release(stored)
         return self.values[place]
@@ -402,15 +469,18 @@ class _Substitution:
         places = [first, *itertools.islice(others, self._together - 1)]
         models: dict[int, Floats] = {}
         owners: dict[int, int] = {}
+        errors: dict[int, float] = {}
         for place in places:
             del self._ready[place]
             terms = self._declared.points[place].at.terms
             if place not in self.norms:
                 models[place] = self._sum(terms)
                 owners[place] = self._declared.vectors[place].owner or 0
+                if self._eps > SHORT:
+                    errors[place] = FARTHER * self._eps * self._rounding(terms)
             self._release(terms)
-        for place, value in self._gradients(models, owners).items():
-            self._set(place, value)
+        for place, (value, error) in self._gradients(models, owners, errors).items():
+            self._set(place, value, error / self._eps if error else 0.0)
             self._announce(place)
 
     def _use(self, at: int, terms: Mapping[int, Fraction]) -> None:
@@ -421,13 +491,16 @@ class _Substitution:
         if not unknown:
             total = self._sum(terms)
             given = norm(total[1] - total[0]) if len(total) > 1 else None
-            self.over[at] = _Error(norm(total[0]), given, total.shape[1])
+            self.over[at] = _Error(norm(total[0]), given, total.shape[1], self._rounding(terms))
             return
         known = {place: factor for place, factor in terms.items() if place != unknown[0]}
-        self._set(unknown[0], self._sum(known) / -float(terms[unknown[0]]))
-        if self._declared.vectors[unknown[0]].kind == "noise":
-            self.largest[unknown[0]] = self._so_far
+        scale = -float(terms[unknown[0]])
+        self._set(unknown[0], self._sum(known) / scale, self._rounding(known) / abs(scale))
         self._announce(unknown[0])
+
+    def _rounding(self, terms: Mapping[int, Fraction]) -> float:
+        """Return a bound of the rounding error of a sum whose terms were used."""
+        return sum(abs(float(factor)) * self.rounded[place] for place, factor in terms.items())
 
     def _sum(self, terms: Mapping[int, Fraction]) -> Floats:
         total: Floats = np.zeros((1, 1))
@@ -470,6 +543,7 @@ def _missed(declared: Relations, done: _Substitution, eps: float) -> Left:
     """Return the errors of relations without unknown vectors, and no noise."""
     missed = 0.0
     size = 0.0
+    absent = 0.0
     broken = ""
     worst = 0.0
     node: int | None = None
@@ -477,9 +551,11 @@ def _missed(declared: Relations, done: _Substitution, eps: float) -> Left:
         terms = {place: abs(float(f)) for place, f in declared.relations[at].terms.items()}
         largest = max(factor * done.norms[place] for place, factor in terms.items())
         channel = max(factor * declared.vectors[place].std for place, factor in terms.items())
-        allowed = ROUNDED * eps * largest + CHANNEL * channel * math.sqrt(error.columns)
+        allowed = eps * min(ROUNDED * largest, _margin(eps) * error.rounded)
+        allowed += CHANNEL * channel * math.sqrt(error.columns)
         off = max(0.0, error.size - allowed)
         together = error.given or 0.0
+        absent = math.hypot(absent, max(0.0, together - allowed))
         if off > 0 and together == 0.0:
             broken = broken or declared.relations[at].text
         missed = math.hypot(missed, off)
@@ -490,7 +566,13 @@ def _missed(declared: Relations, done: _Substitution, eps: float) -> Left:
         if most and off / most > worst:
             worst = off / most
             node = _sender(declared, terms)
-    return Left((), missed, size, broken, worst, node)
+    close = SHORT_CLOSE if eps > SHORT else CLOSE
+    return Left((), missed, size, broken, worst, node, absent=absent, close=close)
+
+
+def _margin(eps: float) -> float:
+    """Return how many times the accumulated rounding errors a difference may be."""
+    return SHORT_MARGIN if eps > SHORT else MARGIN
 
 
 def _sender(declared: Relations, terms: Iterable[int]) -> int | None:
@@ -517,5 +599,6 @@ def _noise(
         better=guessed - rest,
         gaussian=all(vector.law == "gaussian" for vector in vectors),
         std=std[:, 0],
-        rounded=eps * np.array([done.largest[place] for place in places]),
+        rounded=eps * np.array([done.rounded[place] for place in places]) / math.sqrt(shape[1]),
+        margin=_margin(eps),
     )

@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from leakaudit.lint.fit import CLOSE, Fit
-from leakaudit.lint.substitute import ROUNDED, Left, Noise
+from leakaudit.lint.fit import Fit
+from leakaudit.lint.substitute import CLOSE, Left, Noise
 from leakaudit.protocols.deviation import Deviation
 
 # Probability of a false alarm of each test, over all recordings: a thousandth of a gate's default
@@ -35,7 +35,7 @@ def contradicted(found: Left) -> Iterator[Deviation]:
         yield Deviation("messages", says)
         return
     share = found.missed / max(found.size, 1e-300)
-    if max(share, found.worst) <= CLOSE:
+    if max(share, found.worst) <= found.close:
         return
     nodes = () if found.node is None else (found.node,)
     of_node = "".join(f" of node {node}" for node in nodes)
@@ -71,7 +71,7 @@ class _Size:
             energy=float(rest @ rest),
             numbers=rest.size,
             power=float(one.signal[k] @ one.signal[k]),
-            rounding=ROUNDED * float(one.rounded[k] / one.std[k]) * math.sqrt(rest.size),
+            rounding=one.margin * float(one.rounded[k] / one.std[k]) * math.sqrt(rest.size),
         )
 
     def add(self, other: _Size) -> None:

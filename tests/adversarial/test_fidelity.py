@@ -11,56 +11,14 @@ from typing import Any
 
 import pytest
 import torch
+from every_victim import CASES, run
 
-from leakaudit import registry
 from leakaudit.gate.config import Check
 from leakaudit.gate.fidelity import Fidelity
 from leakaudit.gate.rule import Rule
 from leakaudit.gate.runs import Recorded
-from leakaudit.protocols import recording
-from leakaudit.protocols.scenario import Scenario
 from leakaudit.results.model import RuleStatus
 from leakaudit.trace import Trace
-
-SETTINGS: dict[str, list[dict[str, Any]]] = {
-    "dpsgd": [
-        {},
-        {"sigma": 0.3, "noise": "message", "order": "adapt"},
-        {"sigma": 0.3, "noise": "message", "own": "plain"},
-        {"sigma": 0.2, "noise": "step"},
-        {"steps": 3},
-        {"clip": 0.5, "sigma": 0.1},
-        {"batch": 1},
-        {"slow": 0.1, "sigma": 0.1},
-    ],
-    "gossip": [{}, {"sigma": 0.2}],
-    "fedavg": [{}, {"epochs": 3}, {"batch": 1}],
-    "muffliato": [{}, {"clip": 0.5}],
-}
-CASES = [
-    (name, settings) for name in registry.names("victims") for settings in SETTINGS.get(name, [{}])
-]
-
-
-def run(name: str, settings: dict[str, Any], seed: int) -> Recorded:
-    """One honest recording; the protocols that solve a small problem exactly need a convex one."""
-    exact = name in ("mradmm", "pvpadmm", "rwadmm")
-    task: dict[str, Any] = (
-        {"data": "gaussians", "model": "logistic"} if exact else {"data": "faces", "model": "mlp"}
-    )
-    size: dict[str, Any] = (
-        {"nodes": 9, "graph": "complete"}
-        if name in ("secagg", "secured")
-        else {"nodes": 6, "graph": "ring"}
-    )
-    hidden = {} if exact else {"hidden": 8}
-    plan = recording.plan(
-        Scenario(name, rounds=5, samples=2, seed=seed, set={**hidden, **settings}, **task, **size)
-    )
-    made = recording.record(plan, None)
-    # A program's own Recorder announces its rounds; the victims' engine need not.
-    said = {**made.trace.provenance, "checked": True, "planned": made.trace.rounds}
-    return Recorded(seed, replace(made.trace, provenance=said), made.truth_record, plan.task)
 
 
 def judged(runs: list[Recorded], **named: Any) -> list[Rule]:

@@ -302,6 +302,8 @@ def _squared(rounds: Rounds, count: int) -> Array:
         now = later
         if t < len(rounds.first):
             now = _Filter(rounds, rounds.first[t])
+        elif t == count:
+            now = _Filter(rounds, rounds.final)
         covariance, moved, gained = now.next(covariance, moved)
         total += gained
     step("rounds", count + 1, count + 1)

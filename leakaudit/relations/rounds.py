@@ -8,7 +8,7 @@ declaration and one more for all others describe a run of any length.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -67,7 +67,9 @@ class Rounds:
 
     Attributes:
         first: Rounds 0 to n - 1.
-        later: Round n and all after it.
+        later: Round n and all after it but the last.
+        final: The last round of a run, in which nothing is known that only a next one shows, such
+            as a model that is sent at the start of the next round.
 
     Raises:
         NotAlike: The rounds of this view have no such form, or a gradient is known.
@@ -104,6 +106,7 @@ class Rounds:
         self.first = [self._round(t, received[t], received[t + 1]) for t in range(self._last)]
         after = [self._after(k) for k in received[-1]]
         self.later = self._round(self._last, received[-1], after)
+        self.final = self._round(self._last, received[-1], after, self._known_at_the_end)
 
     @cached_property
     def own_points(self) -> list[bool]:
@@ -201,13 +204,49 @@ class Rounds:
             raise NotAlike
         return after
 
-    def _round(self, t: int, earlier: Sequence[int], to_next: Sequence[int]) -> Round:
-        """Return a round that receives some vectors, and passes others on."""
+    @cached_property
+    def _known_at_the_end(self) -> frozenset[int]:
+        """Return the vectors of round `_last` of which those in the last declared one are known."""
+        before, last, end = (self._known_roles(self._last + by) for by in (-1, 0, 1))
+        # Noise that only the next round shows would be hidden in the last one.
+        missing = last.keys() - end.keys()
+        if before.keys() != last.keys() or end.keys() - last.keys():
+            raise NotAlike
+        if any(self._vectors[last[role]].kind == "noise" for role in missing):
+            raise NotAlike
+        return frozenset(last[role] for role in end)
+
+    def _known_roles(self, t: int) -> dict[Hashable, int]:
+        """Return the known vectors of a round by what distinguishes them from others."""
+        found: dict[Hashable, int] = {}
+        for k in (*self._defined[t], *(k for k in self.model.noise if self._vectors[k].round == t)):
+            if k in self.known:
+                v = self._vectors[k]
+                found[v.kind, v.name, v.owner, v.index, v.dst] = k
+        return found
+
+    def _round(
+        self,
+        t: int,
+        earlier: Sequence[int],
+        to_next: Sequence[int],
+        known: Collection[int] | None = None,
+    ) -> Round:
+        """Return a round that receives some vectors, and passes others on.
+
+        Args:
+            t: The round.
+            earlier: The vectors that it receives.
+            to_next: The vectors that it passes on.
+            known: The known vectors of this round; None for `self.known`.
+        """
+        if known is None:
+            known = self.known
         passed: list[LinearForm] = []
         for k in to_next:
             is_new = self._vectors[k].round == t and k in self._forms
             passed.append(self._forms[k] if is_new else {k: Fraction(1)})
-        seen = [k for k in self._defined[t] if k in self.known and self._forms[k]]
+        seen = [k for k in self._defined[t] if k in known and self._forms[k]]
         seen = self._independent(seen)
         made_by = [int(self.model.made_by[self.model.place[k]]) for k in seen]
         made = Round(

@@ -116,6 +116,7 @@ class SymmetricNetwork:
         self._rounds = rounds
         self._count = count
         self._found: dict[tuple[int, ...], Array] = {}
+        self._made: dict[int, int] = {}  # z, and what equals it -> the round of this z
         self._sent = self._every_sent()
         first = [self._step(one) for one in rounds.first]
         later = self._step(rounds.later)
@@ -210,8 +211,7 @@ class SymmetricNetwork:
 
     def _times(self, some: Iterable[int]) -> Counter[int]:
         """Return node -> number of rounds in which its z is among some vectors."""
-        vectors = self._rounds.declared.vectors
-        times = {(self._sent[k], vectors[k].round) for k in some if k in self._sent}
+        times = {(self._sent[k], self._made[k]) for k in some if k in self._sent}
         return Counter(node for node, _ in times)
 
     @cached_property
@@ -350,6 +350,7 @@ class SymmetricNetwork:
                 place = declared.place(vectors[k], t - vectors[k].round)
                 if place is not None:
                     found[place] = node
+                    self._made[place] = t
         if sorted(found[k] for k in last) != list(range(self._rounds.model.nodes)):
             raise NotAlike
         model = self._rounds.model
@@ -358,6 +359,7 @@ class SymmetricNetwork:
             (source, *others) = of or (None,)
             if source in found and not others and of[source] == 1:
                 found[k] = found[source]
+                self._made[k] = self._made[source]
         return found
 
     def _step(self, one: Round) -> tuple[Array, float, float]:

@@ -282,18 +282,20 @@ def _like_earlier(protocol: Protocol, node: int) -> tuple[NodeView, ...]:
 
 
 def _private(heard: Knowledge, node: int) -> Hashable:
-    """Return the relations and points of a node without known vectors and without its number.
+    """Return the relations and points of a node without known vectors and without any node's number.
 
     Known vectors do not affect a bound, so nodes with equal values have equal bounds.
     """
     vectors = heard.declared.vectors
+    labels: dict[int, int] = {}  # unknown vectors in the order of their first use
 
     def form(terms: Mapping[int, Fraction]) -> Hashable:
         unknown = []
         for k, value in terms.items():
             if k not in heard.known:
                 v = vectors[k]
-                unknown.append((v.kind, v.name, v.round, v.index, v.std, v.law, value))
+                label = labels.setdefault(k, len(labels))
+                unknown.append((label, v.kind, v.name, v.round, v.std, v.law, value))
         return frozenset(unknown)
 
     rows: list[Hashable] = []
@@ -340,9 +342,9 @@ def _by_own_relations(protocol: Protocol, adversary: Adversary, node: int) -> No
     Private vectors of the adversary's own nodes are included. Only these relations are continued
     over the rounds, which is much faster. This requires that all messages of the node are observed
     or encrypted, and that over the first rounds its own relations yield the same as those of the
-    whole network. What a relay of encrypted messages adds may arrive later: over all rounds, they
-    must therefore leak something by themselves, or have the bound of one who observes all messages
-    of the node.
+    whole network. What other nodes relay, by encrypted messages or because equations refer to their
+    private vectors, may arrive later: over all rounds, the node's own relations must therefore leak
+    something by themselves, or have the bound of one who observes all messages of the node.
     """
     if not protocol.repeats or protocol.rounds <= DECLARED:
         return None
@@ -352,7 +354,7 @@ def _by_own_relations(protocol: Protocol, adversary: Adversary, node: int) -> No
         return None
     rows = protocol.continued(own.rows, range(1, protocol.rounds + 1))
     found = NodeView.of(know(rows, adversary), node)
-    if found.bound.leaking or not _any_encrypted(own):
+    if found.bound.leaking or not _any_hidden(own, node):
         return found
     for view in stronger_views(protocol, node):
         if view.stronger is Stronger.ALL_MESSAGES and _equal(found.bound, view.bound):
@@ -360,10 +362,11 @@ def _by_own_relations(protocol: Protocol, adversary: Adversary, node: int) -> No
     return None
 
 
-def _any_encrypted(knowledge: Knowledge) -> bool:
-    """Return whether a message in use is not observed."""
+def _any_hidden(knowledge: Knowledge, node: int) -> bool:
+    """Return whether a message, or a private vector of another node, is in use and not known."""
     vectors = knowledge.declared.vectors
-    return any(vectors[k].kind == "message" for k in knowledge.used - knowledge.known)
+    hidden = (vectors[k] for k in knowledge.used - knowledge.known)
+    return any(vector.kind == "message" or vector.owner not in (node, None) for vector in hidden)
 
 
 def _all_heard(knowledge: Knowledge) -> bool:

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from leakaudit.accounting import node_view
-from leakaudit.accounting.adversaries import around, named
+from leakaudit.accounting.adversaries import around, curious, named
 from leakaudit.accounting.compare import compare
 from leakaudit.accounting.node_view import NodeView
 from leakaudit.accounting.view_bound import CONTRADICTION
@@ -112,6 +112,51 @@ A = [[1, 0], [0, -1]]
 '''
 
 
+# The same relay, in which equations refer to the private vectors of other nodes.
+REFERENCES = RELAY.replace(
+    """secure s[i -> neighbours] = r[i] + n[i]
+r[i] = sum(j in neighbours: L[i,j] * s[j -> i])""",
+    "r[i] = sum(j in nodes: L[i,j] * (r[j] + n[j]))",
+)
+
+# Node 0 shows both of its masks, and node 1 one mask twice.
+MASKS = '''name = "masks"
+start = """
+w[i] = w0
+"""
+round = """
+secure s[2 -> neighbours] = noise(3)
+secure s[3 -> neighbours] = noise(3)
+secure s[4 -> neighbours] = noise(3)
+secure s[5 -> neighbours] = noise(3)
+e[0 -> neighbours] = s[4 -> 0]
+f[0 -> neighbours] = s[5 -> 0]
+e[1 -> neighbours] = s[2 -> 1]
+f[1 -> neighbours] = s[2 -> 1]
+m[0 -> neighbours] = grad(w0) + noise(sigma) + s[4 -> 0] + s[5 -> 0]
+m[1 -> neighbours] = grad(w0) + noise(sigma) + s[2 -> 1] + s[3 -> 1]
+"""
+[constants]
+sigma = 1.0
+'''
+MASKED = Graph(6, ((0, 4), (0, 5), (1, 2), (1, 3), (3, 4)))
+
+# Every model is sent at the start of the next round, which the last round does not have.
+SENT_LATER = '''name = "later"
+start = """
+w[i] = w0
+"""
+round = """
+h[i -> neighbours] = w[i]
+w[i] = sum(j in closed_neighbours: W[i,j] * h[j -> i]) - 1/10 * grad(h[i -> i]) + noise(sigma)
+"""
+[constants]
+sigma = 1.0
+[matrices]
+W = "metropolis"
+'''
+
+
 def protocol(text: str, graph: Graph, rounds: int) -> Protocol:
     return Protocol(victim(text)(), graph, rounds, {"w0": torch.zeros(1)})
 
@@ -151,9 +196,10 @@ def test_a_number_that_changes_from_round_to_round_is_no_repetition() -> None:
 
 @pytest.mark.parametrize("rounds", [8, 11, 12, 20])
 @pytest.mark.parametrize("node", [0, 1, 5])
-def test_noise_that_arrives_by_encrypted_messages(node: int, rounds: int) -> None:
+@pytest.mark.parametrize("text", [RELAY, REFERENCES], ids=["messages", "references"])
+def test_noise_that_is_relayed_out_of_sight(text: str, node: int, rounds: int) -> None:
     """The last node of a path publishes what was relayed: it says nothing in the first rounds."""
-    made = protocol(RELAY, PATH, rounds)
+    made = protocol(text, PATH, rounds)
     adversary = Adversary.parse("eavesdropper")
     (found,) = compare(made, named([adversary], [node], 12))
     whole = NodeView.of(know(made.whole, adversary), node)
@@ -161,6 +207,36 @@ def test_noise_that_arrives_by_encrypted_messages(node: int, rounds: int) -> Non
     assert bool(found.bound.leaking) == bool(whole.bound.leaking)
     if rounds >= 12:
         assert found.bound.mu == math.inf
+
+
+@pytest.mark.parametrize("rounds", [8, 12, 30])
+def test_nodes_that_show_other_masks_are_not_alike(rounds: int) -> None:
+    """Node 1 had the bound of node 0, which is three times as large."""
+    made = protocol(MASKS, MASKED, rounds)
+    for found in compare(made, named([Adversary()], [0, 1], 6)):
+        # The noise of one gradient: of variance 1, and a mask of standard deviation 3 for node 1.
+        variance = {0: 1.0, 1: 1.0 + 3.0**2}[found.bound.node]
+        assert found.bound.mu == pytest.approx(math.sqrt(rounds / variance))
+
+
+@pytest.mark.parametrize("rounds", [40, 41, 50])
+@pytest.mark.parametrize("matrix", ["metropolis", "uniform"])
+@pytest.mark.parametrize(
+    "adversary", [curious(0), curious(3), Adversary(hears=frozenset({(1, 2)}))]
+)
+def test_a_model_that_is_never_sent_is_not_observed(
+    adversary: Adversary, matrix: str, rounds: int
+) -> None:
+    """From 41 rounds on, another method follows the rounds; it counted one too many."""
+    graph = Graph(4, ((0, 1), (1, 2), (2, 3)))
+    made = protocol(SENT_LATER.replace("metropolis", matrix), graph, rounds)
+    nodes = [node for node in range(4) if node not in adversary.corrupt]
+    for found in compare(made, named([adversary], nodes, 4)):
+        node = found.bound.node
+        whole = NodeView.of(know(made.whole, adversary), node)
+        fisher = whole.bound.fisher
+        right = whole.bound.linear if fisher is None else math.sqrt(float(fisher.sum()))
+        assert found.bound.linear == pytest.approx(right, rel=1e-6)
 
 
 def test_a_bound_below_what_records_attain_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

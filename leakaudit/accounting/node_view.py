@@ -282,7 +282,7 @@ def _like_earlier(protocol: Protocol, node: int) -> tuple[NodeView, ...]:
 
 
 def _private(heard: Knowledge, node: int) -> Hashable:
-    """Return the relations and points of a node without known vectors and without any node's number.
+    """Return the relations and points of a node without known vectors and numbers of nodes.
 
     Known vectors do not affect a bound, so nodes with equal values have equal bounds.
     """

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from leakaudit import registry
 from leakaudit._util.plain import is_number
@@ -15,6 +16,9 @@ from leakaudit.protocols.declared import Protocol, protocol_of
 from leakaudit.relations import Relations
 from leakaudit.trace import Trace, Truth
 from leakaudit.verdict import Verdict
+
+if TYPE_CHECKING:
+    from leakaudit.lint.samples import Sample
 
 FEW = 64  # number of rounds that are declared: a choice; findings also hold for longer runs
 
@@ -95,6 +99,13 @@ class Case:
         if loops.noise(self.params):
             return frozenset({"gaussian"})
         return frozenset()
+
+    @cached_property
+    def estimates(self) -> Sequence[Sample]:
+        """What an outsider determines about the gradients of some nodes, up to noise."""
+        from leakaudit.lint.samples import of_trace  # slow to import
+
+        return tuple(of_trace(self))
 
     @property
     def _start(self) -> Relations | None:

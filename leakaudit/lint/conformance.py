@@ -102,6 +102,8 @@ def examine(
     adversary: Adversary | None = None,
     task: Task | None = None,
     memory: int | None = None,
+    *,
+    noise: bool = True,
 ) -> Conformance:
     """Compare a recording with its declaration.
 
@@ -112,6 +114,7 @@ def examine(
             default an eavesdropper on all channels.
         task: Computes gradients; built if it is needed and runs no code of a user.
         memory: Bytes that the comparison with the truth may use, up to 4 GiB; None for these.
+        noise: Whether the noise is tested as well if the truth does not determine it.
 
     Raises:
         LeakauditError: The protocol is unknown, or cannot be declared with these constants.
@@ -135,7 +138,7 @@ def examine(
         consistent = consistency(case)
         tested = consistent.rounds
         hard += _inconsistent(consistent)
-    noise: list[Pitfall] = []
+    of_noise: list[Pitfall] = []
     if not hard and not obstacle and truth is not None:
         made = _Recording(trace, truth, task or Task.build(trace.task))
         remainder = _remainder(made, memory)
@@ -149,15 +152,15 @@ def examine(
         values.add(remainder.noise)
         hard += list(contradicted(remainder)) or [*values.signal(), *values.excess()][:1]
         if not hard:
-            noise += _noise_of(remainder, values)
+            of_noise += _noise_of(remainder, values)
         obstacle = obstacle or remainder.obstacle
-    if not hard and not compared:
-        noise += _noise(case)
-    for pitfall in noise[:1]:
+    if noise and not hard and not compared:
+        of_noise += _noise(case)
+    for pitfall in of_noise[:1]:
         about = "quiet" if pitfall.number == QUIET else "distribution"
         hard.append(Deviation(about, pitfall.says))
     rest = _rest(trace, tested, explained)
-    return Conformance(tuple(hard), stated, compared, obstacle, tuple(noise), rest)
+    return Conformance(tuple(hard), stated, compared, obstacle, tuple(of_noise), rest)
 
 
 def uncompared(trace: Trace, truth: Truth | None = None) -> Rest:
@@ -190,7 +193,7 @@ def check(case: Case) -> Iterator[Pitfall]:
     if case.trace.protocol.startswith(registry.OWN):
         return
     try:
-        found = examine(case.trace, case.truth)
+        found = examine(case.trace, case.truth, noise=case.truth is not None)
     except LeakauditError as error:  # nothing can be compared with an unknown declaration
         yield Pitfall(NUMBER, Verdict.UNSUPPORTED, str(error))
         return
@@ -297,12 +300,13 @@ def _noise_of(found: Left, values: Values) -> Iterator[Pitfall]:
     """Test whether the remainder of the messages is the declared noise."""
     if not found.noise:
         return
-    from leakaudit.lint import noise  # slow to import
+    from leakaudit.lint import every_draw, noise  # slow to import
     from leakaudit.lint.samples import of_messages
 
     quiet = values.quiet()
     if quiet is None:
-        yield from noise.judged(of_messages(found.noise))
+        some = list(noise.judged(of_messages(found.noise)))
+        yield from some or every_draw.judged(every_draw.of_noise(found.noise))
         return
     small = list(noise.insufficient(of_messages(found.noise, quiet.nodes)))
     yield from small or [Pitfall(QUIET, Verdict.REFUTED, quiet.says, {"nodes": list(quiet.nodes)})]

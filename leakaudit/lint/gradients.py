@@ -15,7 +15,7 @@ from leakaudit.errors import LeakauditError
 from leakaudit.lint import loops
 from leakaudit.lint.case import Case
 from leakaudit.lint.pitfall import Pitfall, chance_text
-from leakaudit.lint.samples import LEVEL, of_trace, state
+from leakaudit.lint.samples import LEVEL, state
 from leakaudit.relations import Relations, Vector, residuals
 from leakaudit.relations.estimate import recorded
 from leakaudit.tasks.task import Task
@@ -89,7 +89,7 @@ def _by_trace(case: Case, bound: _Bound) -> Iterator[Pitfall]:
     """
     from scipy.special import chdtrc  # slow to import
 
-    samples = [sample for sample in of_trace(case) if sample.gaussian]
+    samples = [sample for sample in case.estimates if sample.gaussian]
     tests = sum(len(sample.std) for sample in samples)
     for sample in samples:
         longest = sample.weight * bound.size * MORE

@@ -14,9 +14,10 @@ import numpy as np
 from scipy.special import bdtr, betaincc, gammaincinv, ndtr
 
 from leakaudit._util.plain import Figures
+from leakaudit.lint import every_draw
 from leakaudit.lint.case import Case
 from leakaudit.lint.pitfall import Pitfall, chance_text
-from leakaudit.lint.samples import ENOUGH, LEVEL, Floats, Sample, of_trace, of_truth, pick
+from leakaudit.lint.samples import ENOUGH, LEVEL, Floats, Sample, of_truth, pick
 from leakaudit.lint.variance import LowVariance, low_variance
 from leakaudit.verdict import Verdict
 
@@ -42,11 +43,8 @@ def check(case: Case) -> Iterator[Pitfall]:
         case: The input. The noise in its truth is tested first, if there is one, and the trace only
             if that yields no finding.
     """
-    for read in (of_truth, of_trace):
-        found = list(judged(list(read(case))))
-        if found:
-            yield from found
-            return
+    found = list(judged(list(of_truth(case)))) or list(every_draw.judged(every_draw.of_truth(case)))
+    yield from found or judged(list(case.estimates))
 
 
 def judged(samples: list[Sample]) -> Iterator[Pitfall]:

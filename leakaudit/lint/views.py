@@ -22,6 +22,7 @@ MORE = 1 + 1e-6  # ratio that rounding cannot explain
 NODES = 3  # number of nodes that are examined: a choice that limits the time
 LONGEST = 24  # number of rounds that are examined: likewise
 SHOWN = 3  # largest number of names in a sentence
+TERMS = 10  # largest number of terms of a combination in a sentence
 
 
 def check(case: Case) -> Iterator[Pitfall]:
@@ -67,10 +68,18 @@ def _without_noise(case: Case, relations: Relations, nodes: list[int]) -> Iterat
 
 def _some(names: Sequence[Expression]) -> str:
     """Return the first names, and the number of the others."""
-    text = ", ".join(map(str, names[:SHOWN]))
+    text = ", ".join(map(_brief, names[:SHOWN]))
     if len(names) > SHOWN:
         text += f" and {len(names) - SHOWN} more"
     return text
+
+
+def _brief(one: Expression) -> str:
+    """Return a combination, of which only the first terms are written if there are many."""
+    if len(one.terms) <= TERMS:
+        return str(one)
+    first = dict(sorted(one.terms.items())[:SHOWN])
+    return f"{Expression(one.home, first)} + ... ({len(one.terms)} terms)"
 
 
 def _neighbours(case: Case, relations: Relations, nodes: list[int]) -> Iterator[Pitfall]:

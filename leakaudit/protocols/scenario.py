@@ -79,9 +79,15 @@ class Scenario:
             path: The file.
 
         Raises:
-            LeakauditError: It cannot be read, has an unknown key, or a value has the wrong type.
+            LeakauditError: It cannot be read, is empty, has an unknown key, or a value has the
+                wrong type.
         """
-        return cls.of(config.read(path, f"scenario {path}"))
+        file = config.read(path, f"scenario {path}")
+        if not file.values:  # such as what remains of a file on a full disk
+            raise LeakauditError(
+                f"scenario {path} is empty: expected keys such as victim and rounds"
+            )
+        return cls.of(file)
 
     @classmethod
     def of(cls, file: config.Table) -> Scenario:

@@ -232,11 +232,10 @@ def test_a_model_that_is_never_sent_is_not_observed(
     made = protocol(SENT_LATER.replace("metropolis", matrix), graph, rounds)
     nodes = [node for node in range(4) if node not in adversary.corrupt]
     for found in compare(made, named([adversary], nodes, 4)):
-        node = found.bound.node
-        whole = NodeView.of(know(made.whole, adversary), node)
+        whole = NodeView.of(know(made.whole, adversary), found.bound.node)
         fisher = whole.bound.fisher
-        right = whole.bound.linear if fisher is None else math.sqrt(float(fisher.sum()))
-        assert found.bound.linear == pytest.approx(right, rel=1e-6)
+        assert fisher is not None
+        assert found.bound.linear == pytest.approx(math.sqrt(float(fisher.sum())), rel=1e-6)
 
 
 def test_a_bound_below_what_records_attain_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -426,3 +426,22 @@ def test_text_beyond_unicode_is_refused(tmp_path: Path) -> None:
         data_files.read_npz(tmp_path / "d.npz")
     with npz.Npz(tmp_path / "d.npz") as held, pytest.raises(ValueError, match="beyond Unicode"):
         held["y"]
+
+
+def test_an_empty_scenario_is_not_the_default_one(capsys: pytest.CaptureFixture[str]) -> None:
+    """What a full disk leaves of a file was bounded as ten nodes of PDMM."""
+    Path("s.toml").write_text("")
+    assert "s.toml is empty" in refused(capsys, "bound", "s.toml")
+
+
+def test_combinations_of_a_thousand_gradients_are_not_written_out(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    args = ["--nodes", "4", "--rounds", "1", "--data", "gaussians", "--model", "logistic"]
+    steps = ["--set", "local_steps=40", "--set", "sigma=0", "--set", "mask=1"]
+    assert main(["record", "secagg", "-o", "x.pt", *args, *steps, "-q"]) == 0
+    capsys.readouterr()
+    assert main(["trace", "lint", "x.pt"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "g[0|1,1] + g[0|2,1] + g[0|3,1] + ... (40 terms)" in said
+    assert "g[0|4,1]" not in said

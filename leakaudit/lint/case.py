@@ -11,7 +11,7 @@ from leakaudit import registry
 from leakaudit._util.plain import is_number
 from leakaudit.claim import Claim
 from leakaudit.errors import LeakauditError
-from leakaudit.lint import loops
+from leakaudit.lint import loops, reach
 from leakaudit.protocols.declared import Protocol, protocol_of
 from leakaudit.relations import Relations
 from leakaudit.trace import Trace, Truth
@@ -57,6 +57,11 @@ class Case:
             return self.protocol.whole
         except LeakauditError:
             return None
+
+    @cached_property
+    def compared(self) -> Relations:
+        """The relations of the rounds that are compared; LeakauditError if there are none."""
+        return reach.relations(self.trace)
 
     @cached_property
     def claims(self) -> tuple[Claim, ...]:

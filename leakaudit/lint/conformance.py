@@ -141,7 +141,7 @@ def examine(
     of_noise: list[Pitfall] = []
     if not hard and not obstacle and truth is not None:
         made = _Recording(trace, truth, task or Task.build(trace.task))
-        remainder = _remainder(made, memory)
+        remainder = left(made, case.compared, NUMBERS, memory)
         if remainder is None:
             remainder = Left(())
             obstacle = "the values of one round do not fit into the memory for this comparison"
@@ -289,11 +289,6 @@ def _noise(case: Case) -> Iterator[Pitfall]:
     for pitfall in noise.check(case):
         if pitfall.verdict is Verdict.REFUTED:
             yield pitfall
-
-
-def _remainder(made: _Recording, memory: int | None) -> Left | None:
-    """Substitute the gradients of the truth; None if the model is too large."""
-    return left(made, reach.relations(made.trace), NUMBERS, memory)
 
 
 def _noise_of(found: Left, values: Values) -> Iterator[Pitfall]:

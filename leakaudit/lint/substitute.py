@@ -196,7 +196,9 @@ def left(
     noisy = any(vector.kind == "noise" for vector in declared.vectors)
     first, stop = made.trace.columns
     most = LARGEST if memory is None else min(LARGEST, memory // FLOAT)
-    if _most_at_once(declared, known, rounds) * (stop - first) > most:
+    each = stop - first
+    all_at_once = KINDS * len(declared.vectors) * each  # a small run need not be counted
+    if all_at_once > most and _most_at_once(declared, known, rounds) * each > most:
         return None
     eps = torch.finfo(made.trace.dtype).eps
     done = _Substitution(declared, known, _Gradients(made, guess=noisy), rounds, eps)

@@ -146,7 +146,6 @@ READS = {
     "leakaudit/gate/program.py:_outcome": ERROR,
     "leakaudit/gate/program.py:imported": TYPED,
     "leakaudit/inversion/search/feature_inversion.py:features": TORCH,
-    "leakaudit/lint/equations.py:_Tests.untested": TORCH,
     "leakaudit/lint/wire.py:_coarse": TORCH,
     "leakaudit/pipeline/rescoring.py:_own_note": "takes off the remark that it computes from the scores itself",
     "leakaudit/protocols/equations/file.py": "names that a user wrote in a protocol file",

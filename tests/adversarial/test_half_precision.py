@@ -1,4 +1,4 @@
-"""Messages in float16 and bfloat16, whose rounding may hide the gradients and even their absence."""
+"""Messages in float16 and bfloat16, whose rounding may hide gradients and even their absence."""
 
 from __future__ import annotations
 

@@ -23,13 +23,12 @@ from dataclasses import dataclass, field
 
 from leakaudit.adversary import Adversary
 from leakaudit.extraction.hearing import targets
-from leakaudit.gate import draws
 from leakaudit.gate.config import Check
-from leakaudit.gate.draws import Draws, Run
 from leakaudit.gate.rule import Rule
 from leakaudit.gate.runs import Recorded
-from leakaudit.lint import noise
+from leakaudit.lint import draws, noise
 from leakaudit.lint.conformance import samples
+from leakaudit.lint.draws import Draws, Run
 from leakaudit.lint.fit import Fit
 from leakaudit.lint.pitfall import NAMES
 from leakaudit.lint.rest import unexplained
@@ -240,8 +239,7 @@ class Fidelity:
         self._first = self._first or found.noise
 
     def _add(self, run: Run, trace: Trace, noise: Sequence[Noise]) -> None:
-        rounding = {one.node: float(one.rounded.max() / one.std.min()) for one in noise}
-        self._draws.add(run, noise, trace.layout.slices, rounding)
+        self._draws.add(run, noise, trace.layout.slices, draws.rounding_of(noise))
 
     # --- all recordings ---------------------------------------------------------------------------
 

@@ -59,7 +59,7 @@ class Case:
             return None
 
     @cached_property
-    def compared(self) -> Relations:
+    def compared_relations(self) -> Relations:
         """The relations of the rounds that are compared; LeakauditError if there are none."""
         return reach.relations(self.trace)
 

@@ -16,7 +16,7 @@ Values are compared in all rounds, or in as many as fit into a budget (`reach`);
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from leakaudit import registry
@@ -141,7 +141,7 @@ def examine(
     of_noise: list[Pitfall] = []
     if not hard and not obstacle and truth is not None:
         made = _Recording(trace, truth, task or Task.build(trace.task))
-        remainder = left(made, case.compared, NUMBERS, memory)
+        remainder = left(made, case.compared_relations, NUMBERS, memory)
         if remainder is None:
             remainder = Left(())
             obstacle = "the values of one round do not fit into the memory for this comparison"
@@ -152,7 +152,7 @@ def examine(
         values.add(remainder.noise)
         hard += list(contradicted(remainder)) or [*values.signal(), *values.excess()][:1]
         if not hard:
-            of_noise += _noise_of(remainder, values)
+            of_noise += _noise_of(remainder, values, trace.layout.slices)
         obstacle = obstacle or remainder.obstacle
     if noise and not hard and not compared:
         of_noise += _noise(case)
@@ -291,17 +291,20 @@ def _noise(case: Case) -> Iterator[Pitfall]:
             yield pitfall
 
 
-def _noise_of(found: Left, values: Values) -> Iterator[Pitfall]:
+def _noise_of(
+    found: Left, values: Values, layers: Mapping[str, slice[int, int, None]]
+) -> Iterator[Pitfall]:
     """Test whether the remainder of the messages is the declared noise."""
     if not found.noise:
         return
-    from leakaudit.lint import every_draw, noise  # slow to import
-    from leakaudit.lint.samples import of_messages
+    from leakaudit.lint import draws, noise  # slow to import
+    from leakaudit.lint.samples import clear, of_messages
 
     quiet = values.quiet()
     if quiet is None:
         some = list(noise.judged(of_messages(found.noise)))
-        yield from some or every_draw.judged(every_draw.of_noise(found.noise))
+        kept = [clear(one) for one in found.noise]
+        yield from some or draws.judged([one for one in kept if len(one.std)], layers)
         return
     small = list(noise.insufficient(of_messages(found.noise, quiet.nodes)))
     yield from small or [Pitfall(QUIET, Verdict.REFUTED, quiet.says, {"nodes": list(quiet.nodes)})]

@@ -255,7 +255,7 @@ def consistency(case: Case) -> Consistency:
     if case.protocol is None:
         return Consistency(0)
     try:
-        relations = case.compared
+        relations = case.compared_relations
     except LeakauditError:
         return Consistency(0)
     rounds = _tested_rounds(case.trace, relations)

@@ -14,10 +14,18 @@ import numpy as np
 from scipy.special import bdtr, betaincc, gammaincinv, ndtr
 
 from leakaudit._util.plain import Figures
-from leakaudit.lint import every_draw
+from leakaudit.lint import draws
 from leakaudit.lint.case import Case
 from leakaudit.lint.pitfall import Pitfall, chance_text
-from leakaudit.lint.samples import ENOUGH, LEVEL, Floats, Sample, of_truth, pick
+from leakaudit.lint.samples import (
+    ENOUGH,
+    LEVEL,
+    Floats,
+    Sample,
+    every_draw_of_truth,
+    of_truth,
+    pick,
+)
 from leakaudit.lint.variance import LowVariance, low_variance
 from leakaudit.verdict import Verdict
 
@@ -43,7 +51,9 @@ def check(case: Case) -> Iterator[Pitfall]:
         case: The input. The noise in its truth is tested first, if there is one, and the trace only
             if that yields no finding.
     """
-    found = list(judged(list(of_truth(case)))) or list(every_draw.judged(every_draw.of_truth(case)))
+    found = list(judged(list(of_truth(case)))) or list(
+        draws.judged(every_draw_of_truth(case), case.trace.layout.slices)
+    )
     yield from found or judged(list(case.estimates))
 
 

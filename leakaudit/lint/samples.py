@@ -15,7 +15,7 @@ from leakaudit.errors import LeakauditError
 from leakaudit.extraction.deduction import Deduction, Determined
 from leakaudit.extraction.gradient_values import minimum_variance
 from leakaudit.lint.case import Case
-from leakaudit.lint.substitute import Noise
+from leakaudit.lint.substitute import OF_NOISE, Noise
 from leakaudit.relations import Vector
 
 Floats = NDArray[np.float64]
@@ -174,17 +174,78 @@ def of_messages(noise: Sequence[Noise], suspects: Sequence[int] = ()) -> list[Sa
     every = max(1, -(-len(noise) // NODES))
     found = []
     for k, one in enumerate(noise):
-        rows = np.flatnonzero(one.rounded <= CLEAR * one.std)[:DRAWS]
-        if not len(rows) or (k % every and one.node not in suspects):
+        kept = clear(one)
+        if not len(kept.std) or (k % every and one.node not in suspects):
             continue
+        rows = slice(DRAWS)
         found.append(
             _noise(
                 one.node,
-                labels=tuple(one.labels[row] for row in rows),
-                rounds=tuple(one.rounds[row] for row in rows),
-                value=one.rest[rows] * one.std[rows, None],
-                std=one.std[rows],
+                labels=kept.labels[rows],
+                rounds=kept.rounds[rows],
+                value=kept.rest[rows] * kept.std[rows, None],
+                std=kept.std[rows],
                 gaussian=one.gaussian,
+            )
+        )
+    return found
+
+
+def clear(noise: Noise) -> Noise:
+    """Return the draws of a node's noise that rounding does not hide.
+
+    Args:
+        noise: All of its draws.
+    """
+    rows = np.flatnonzero(noise.rounded <= CLEAR * noise.std)
+    if len(rows) == len(noise.std):
+        return noise
+    return replace(
+        noise,
+        labels=tuple(noise.labels[row] for row in rows),
+        rounds=tuple(noise.rounds[row] for row in rows),
+        rest=noise.rest[rows],
+        signal=noise.signal[rows],
+        better=noise.better[rows],
+        std=noise.std[rows],
+        rounded=noise.rounded[rows],
+    )
+
+
+def every_draw_of_truth(case: Case) -> list[Noise]:
+    """Return all draws in a truth that contains them, as far as they fit into memory.
+
+    Args:
+        case: The input; nothing is returned without a truth.
+    """
+    if case.truth is None or not case.truth.states or case.relations is None:
+        return []
+    kept: dict[int, list[tuple[Vector, Floats]]] = {}
+    left = OF_NOISE
+    for vector in case.relations.vectors:
+        if vector.kind != "noise" or vector.owner is None or not vector.std:
+            continue
+        value = state(case, vector)
+        if value is None or value.numel() > left:
+            continue
+        left -= value.numel()
+        kept.setdefault(vector.owner, []).append((vector, value.double().numpy() / vector.std))
+    found = []
+    for node in sorted(kept):
+        vectors = [vector for vector, _ in kept[node]]
+        rest = np.stack([value for _, value in kept[node]])
+        nothing = np.zeros_like(rest)
+        found.append(
+            Noise(
+                node=node,
+                labels=tuple(vector.label for vector in vectors),
+                rounds=tuple(vector.round for vector in vectors),
+                rest=rest,
+                signal=nothing,
+                better=nothing,
+                gaussian=all(vector.law == "gaussian" for vector in vectors),
+                std=np.array([vector.std for vector in vectors]),
+                rounded=np.zeros(len(vectors)),
             )
         )
     return found

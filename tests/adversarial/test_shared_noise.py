@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from leakaudit.gate import draws
-from leakaudit.gate.draws import Draws, Run
+from leakaudit.lint import draws
+from leakaudit.lint.draws import Draws, Run
 from leakaudit.lint.substitute import Noise
 
 Floats = NDArray[np.float64]

@@ -29,6 +29,7 @@ a false alarm in about one check in a million.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -39,8 +40,10 @@ from scipy.special import betainccinv, chdtr, ndtr
 
 from leakaudit._util.signals import whole
 from leakaudit.bounds.empirical import at_least
+from leakaudit.lint.pitfall import Pitfall
 from leakaudit.lint.substitute import Floats, Noise
 from leakaudit.protocols.deviation import Deviation
+from leakaudit.verdict import Verdict
 
 # Probability of a false alarm of each family of tests: about 1e-6 per check with the families
 # below, a ten-thousandth of the gate's default alpha.
@@ -73,6 +76,7 @@ SMALL = tuple(2.0 ** (-4 * power) for power in range(1, 12))
 # A level is used if it is at least this many rounding errors of a message: on a coarse grid, noise
 # can be 0 by chance. At 64, the grid changes the expected count by less than two per cent.
 ROUNDINGS = 64.0
+PEAK = 8.0  # largest number of a message over its root mean square: a choice
 COARSE = 0.01  # rounding, in standard deviations, above which noise cannot be distinguished from it
 
 Places = NDArray[np.int64]
@@ -92,10 +96,12 @@ class Run:
     Attributes:
         seed: the seed with which it was called.
         process: number of the process that was called; 1 is the new process.
+        only: whether there is no other run, so that no sentence has to name it.
     """
 
-    seed: int
+    seed: int = 0
     process: int = 0
+    only: bool = False
 
 
 @dataclass(frozen=True)
@@ -116,7 +122,8 @@ class _Draw:
 
     def __str__(self) -> str:
         """The name of the draw in a sentence."""
-        return f"{self.label} of node {self.node} with seed {self.run.seed}"
+        name = f"{self.label} of node {self.node}"
+        return name if self.run.only else f"{name} with seed {self.run.seed}"
 
 
 @dataclass(frozen=True)
@@ -155,6 +162,31 @@ class _Matrix:
     rows: str
     values: Floats
     loose: float
+
+
+def rounding_of(noise: Sequence[Noise]) -> dict[int, float]:
+    """Return the rounding error of one number of each node's messages, in units of its noise.
+
+    Args:
+        noise: the noise of some nodes, with at least one draw each.
+    """
+    return {one.node: PEAK * float((one.rounded / one.std).max()) for one in noise}
+
+
+def judged(
+    noise: Sequence[Noise], layers: Mapping[str, slice[int, int, None]]
+) -> Iterator[Pitfall]:
+    """Yield the first property of a recording's noise that independent normal noise does not have.
+
+    Args:
+        noise: the noise of its nodes.
+        layers: name of a parameter -> its columns.
+    """
+    every = Draws()
+    every.add(Run(only=True), noise, layers, rounding_of(noise))
+    for one in itertools.islice(itertools.chain(every.shared(), every.wrong()), 1):
+        number = 20 if one.about == QUIET else 6
+        yield Pitfall(number, Verdict.REFUTED, one.says, {"nodes": list(one.nodes)})
 
 
 class Draws:
@@ -198,7 +230,7 @@ class Draws:
             noise: noise of its nodes; noise that is not declared as normal is ignored.
             layers: name of a parameter -> its columns.
             rounding: node -> rounding error of one number of a message, in standard deviations of
-                its noise.
+                its noise (`rounding_of`).
         """
         for one in noise:
             width = one.rest.shape[1]
@@ -431,7 +463,7 @@ class Draws:
         count, width = rows.shape
         if count < 2 or width < 2:
             return
-        size = np.linalg.norm(rows, axis=0)
+        size = np.linalg.norm(rows, axis=0).astype(float)  # 1e-300 below is 0 in float32
         loose = TOLERANCE * float(np.linalg.norm(signals))  # of a column, at most
         limit = _largest_cosine(LEVEL, width * (width - 1) // 2, count)
         products = np.abs(rows.T @ rows).astype(float) - loose * (size[:, None] + size[None, :])

@@ -328,7 +328,7 @@ class View:
         table, row = found
         payload = self._trace.messages[table].payload[row]
         bad = 0
-        if found not in self._finite:
+        if not self._all_finite[table] and found not in self._finite:
             bad = _not_finite(payload)
         if bad:
             where = f"message {kind!r} {src} -> {dst} of round {round}"
@@ -337,6 +337,16 @@ class View:
             )
         self._finite.add(found)
         return payload
+
+    @cached_property
+    def _all_finite(self) -> list[bool]:
+        """Whether all messages of a table are finite; False if it is too large to be read."""
+        found = []
+        for messages in self._trace.messages:
+            payload = messages.payload
+            found.append(payload.numel() <= CHUNK and math.isfinite(float(payload.sum())))
+            mapping.release(payload)
+        return found
 
     def some(self, round: int, src: int, dst: int, kind: str, columns: Tensor) -> Tensor:
         """Return some columns (k,) of one message, without reading the rest of it.

@@ -190,8 +190,9 @@ class PDMM(Victim):
                         moved_w = w[i] - alpha * (g + pull + push * w[i])
                         w[i] = p.state("w", i, None if k == self.k_max else k, eq=moved_w)
             moved = {}
+            pushed = {i: twice * w[i] for i in w}
             for i, j in sign:
-                change = theta * (z[i, j] - z[j, i] + sign[i, j] * (twice * w[i]))
+                change = theta * (z[i, j] - z[j, i] + sign[i, j] * pushed[i])
                 if self.differential:
                     sent = p.send(i, j, change, "dz", std=cell)
                     moved[j, i] = p.state("z", j, i, eq=z[j, i] + sent)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -36,6 +36,7 @@ from leakaudit.relations import Relations
 from leakaudit.relations.checks import CHANNEL
 from leakaudit.relations.declare import at_most
 from leakaudit.relations.estimate import recorded
+from leakaudit.relations.expression import floats
 from leakaudit.tasks.task import Task
 from leakaudit.trace import Trace
 from leakaudit.verdict import Verdict
@@ -471,8 +472,7 @@ def _assigned_once(declared: Declared, case: Case) -> set[str]:
     return {name for name, count in counts.items() if count == 1}
 
 
-@dataclass(frozen=True)
-class _Value:
+class _Value(NamedTuple):
     """A vector in the evaluation of the relations.
 
     Attributes:
@@ -488,8 +488,7 @@ class _Value:
     computed: bool = False
 
 
-@dataclass(frozen=True)
-class _Source:
+class _Source(NamedTuple):
     """How a vector was computed.
 
     Attributes:
@@ -565,19 +564,20 @@ class _Tests:
 
     def _use(self, k: int) -> bool:
         """Test a relation, or define its only unknown vector; False if it has several."""
-        terms = dict(self.declared.relations.relations[k].terms)
+        terms = self.declared.relations.relations[k].terms
         if self.task is not None:
             for place in terms:
                 self._gradient(place, self.task)
         unknown = [place for place in terms if place not in self.values]
         if len(unknown) > 1 or len(unknown) == len(terms):
             return False
+        factors = floats(terms)
         if not unknown:
-            self._test(k, terms)
+            self._test(k, factors)
             return True
         [defined] = unknown
-        scale = -float(terms.pop(defined))
-        total = self._sum(terms)
+        scale = -factors.pop(defined)
+        total = self._sum(factors)
         self.errors[k] = total.error
         self.values[defined] = _Value(
             total.value / scale,
@@ -585,7 +585,7 @@ class _Tests:
             total.error / abs(scale),
             total.computed,
         )
-        self.sources[defined] = _Source(self.declared.lines[k], tuple(terms))
+        self.sources[defined] = _Source(self.declared.lines[k], tuple(factors))
         self.defines[k] = defined
         return True
 
@@ -603,27 +603,26 @@ class _Tests:
         x, y = truth.of(vector.owner)
         if not len(x):
             return
-        model = torch.from_numpy(self._sum(point.at.terms).value)
+        model = torch.from_numpy(self._sum(floats(point.at.terms)).value)
         value = task.gradients(model[None], x.double()[None], y[None])[0].double().numpy()
         size = norm(value)
         self.values[place] = _Value(value, size, self.imprecise * size, computed=True)
         self.sources[place] = _Source(self.declared.origins[place], tuple(point.at.terms))
 
-    def _sum(self, terms: Mapping[int, Fraction]) -> _Value:
+    def _sum(self, terms: Mapping[int, float]) -> _Value:
         value: Floats = np.zeros(())
         size = 0.0
         error = 0.0
         computed = False
-        for place, coefficient in terms.items():
+        for place, factor in terms.items():
             held = self.values[place]
-            factor = float(coefficient)
             value = value + factor * held.value
             size = max(size, held.size * abs(factor))
             error += held.error * abs(factor)
             computed = computed or held.computed
         return _Value(value, size, error, computed)
 
-    def _test(self, k: int, terms: Mapping[int, Fraction]) -> None:
+    def _test(self, k: int, terms: Mapping[int, float]) -> None:
         total = self._sum(terms)
         if not total.size:
             return

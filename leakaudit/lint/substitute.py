@@ -34,6 +34,7 @@ from leakaudit.adversary import Adversary
 from leakaudit.errors import LeakauditError
 from leakaudit.relations import Relations
 from leakaudit.relations.estimate import recorded
+from leakaudit.relations.expression import floats
 from leakaudit.tasks.task import Task
 from leakaudit.trace import Trace, Truth
 
@@ -474,7 +475,7 @@ class _Substitution:
         errors: dict[int, float] = {}
         for place in places:
             del self._ready[place]
-            terms = self._declared.points[place].at.terms
+            terms = floats(self._declared.points[place].at.terms)
             if place not in self.norms:
                 models[place] = self._sum(terms)
                 owners[place] = self._declared.vectors[place].owner or 0
@@ -485,29 +486,29 @@ class _Substitution:
             self._set(place, value, error / self._eps if error else 0.0)
             self._announce(place)
 
-    def _use(self, at: int, terms: Mapping[int, Fraction]) -> None:
+    def _use(self, at: int, exact: Mapping[int, Fraction]) -> None:
         """Solve a relation for its only unknown vector, or store its error if there is none."""
-        unknown = [place for place in terms if not self._is_known(place)]
-        if len(unknown) > 1 or len(unknown) == len(terms):
+        unknown = [place for place in exact if not self._is_known(place)]
+        if len(unknown) > 1 or len(unknown) == len(exact):
             return
+        terms = floats(exact)
         if not unknown:
             total = self._sum(terms)
             given = norm(total[1] - total[0]) if len(total) > 1 else None
             self.over[at] = _Error(norm(total[0]), given, total.shape[1], self._rounding(terms))
             return
-        known = {place: factor for place, factor in terms.items() if place != unknown[0]}
-        scale = -float(terms[unknown[0]])
-        self._set(unknown[0], self._sum(known) / scale, self._rounding(known) / abs(scale))
+        scale = -terms.pop(unknown[0])
+        self._set(unknown[0], self._sum(terms) / scale, self._rounding(terms) / abs(scale))
         self._announce(unknown[0])
 
-    def _rounding(self, terms: Mapping[int, Fraction]) -> float:
+    def _rounding(self, terms: Mapping[int, float]) -> float:
         """Return a bound of the rounding error of a sum whose terms were used."""
-        return sum(abs(float(factor)) * self.rounded[place] for place, factor in terms.items())
+        return sum([abs(factor) * self.rounded[place] for place, factor in terms.items()])
 
-    def _sum(self, terms: Mapping[int, Fraction]) -> Floats:
-        total: Floats = np.zeros((1, 1))
-        for place, factor in terms.items():
-            part = float(factor) * self._value(place)
+    def _sum(self, terms: Mapping[int, float]) -> Floats:
+        parts = (factor * self._value(place) for place, factor in terms.items())
+        total = next(parts)
+        for part in parts:
             if total.shape == part.shape:
                 total += part
             else:
@@ -550,7 +551,8 @@ def _missed(declared: Relations, done: _Substitution, eps: float) -> Left:
     worst = 0.0
     node: int | None = None
     for at, error in done.over.items():
-        terms = {place: abs(float(f)) for place, f in declared.relations[at].terms.items()}
+        terms = floats(declared.relations[at].terms)
+        terms = {place: abs(factor) for place, factor in terms.items()}
         largest = max(factor * done.norms[place] for place, factor in terms.items())
         channel = max(factor * declared.vectors[place].std for place, factor in terms.items())
         allowed = eps * min(ROUNDED * largest, _margin(eps) * error.rounded)

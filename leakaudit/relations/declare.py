@@ -562,7 +562,8 @@ class Relations:
         if self._most is not None and self._terms > TERMS * self._most.vectors:
             raise self._excess(f"{TERMS * self._most.vectors} terms")
         for place, factor in form.terms.items():
-            if factor.numerator.bit_length() - factor.denominator.bit_length() > DIGITS:
+            digits = factor.numerator.bit_length()
+            if digits > DIGITS and digits - factor.denominator.bit_length() > DIGITS:
                 raise LeakauditError(
                     f"round {self.round}: the coefficient of {self.vectors[place].label} is beyond "
                     "all floating-point numbers; check the constants of the protocol"

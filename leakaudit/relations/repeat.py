@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from weakref import WeakKeyDictionary
 
 from leakaudit._util.uncollected import uncollected
 from leakaudit.errors import LeakauditError
@@ -16,6 +17,9 @@ from leakaudit.relations import declare
 from leakaudit.relations.declare import Point, Relation, Relations
 from leakaudit.relations.estimate import Estimate
 from leakaudit.relations.expression import Expression, Vector
+
+# The steady rounds of declarations, which several protocols of one run share.
+_steady = WeakKeyDictionary[Relations, tuple[tuple[int, int, int | None], range]]()
 
 
 def steady(declared: Relations, most: int | None = None) -> range:
@@ -27,6 +31,13 @@ def steady(declared: Relations, most: int | None = None) -> range:
         declared: The protocol.
         most: Maximum number of rounds to examine; None for all.
     """
+    of = (len(declared.relations), len(declared.vectors), most)
+    if declared not in _steady or _steady[declared][0] != of:
+        _steady[declared] = of, _found(declared, most)
+    return _steady[declared][1]
+
+
+def _found(declared: Relations, most: int | None) -> range:
     rows = defaultdict[int, list[Relation]](list)
     for r in declared.relations:
         rows[r.round].append(r)
@@ -66,7 +77,10 @@ def shifted(terms: Mapping[int, Fraction], by: int, vectors: Sequence[Vector]) -
     found = []
     for k, c in terms.items():
         v = vectors[k]
-        found.append((_moved(v, by), v.name, v.owner, v.index, v.dst, v.secure, v.std, v.law, c))
+        factor = c.as_integer_ratio()
+        found.append(
+            (_moved(v, by), v.name, v.owner, v.index, v.dst, v.secure, v.std, v.law, factor)
+        )
     return frozenset(found)
 
 

@@ -25,7 +25,7 @@ import leakaudit as la
 from leakaudit import registry
 from leakaudit.capture.equations.propose import propose
 from leakaudit.errors import LeakauditError
-from leakaudit.lint.checks import lint, unexamined
+from leakaudit.lint.checks import Lint, lint
 from leakaudit.tasks.task import Task
 from leakaudit.trace import Trace, Truth
 
@@ -83,7 +83,7 @@ def verdict(trace: Trace, truth: Truth, lost: float) -> tuple[str, str]:
     wrong = [pitfall for pitfall in lint(one, truth) if pitfall.number == WRONG_EQUATION]
     if wrong:
         return "WRONG", str(wrong[0])
-    open_ = [line for line in unexamined(one, truth) if "equation" in line]
+    open_ = [line for line in Lint(one, truth).unexamined if "equation" in line]
     if open_:
         return "untested", open_[0]
     return "right", "; ".join(found.said)

@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     Returns:
         The exit code.
     """
-    from leakaudit.lint.checks import lint, unexamined
+    from leakaudit.lint.checks import Lint
     from leakaudit.rendering import console
     from leakaudit.traces import trace_file
 
@@ -70,11 +70,12 @@ def run(args: argparse.Namespace) -> int:
     with console.shown(chosen.progress):
         truth = None if args.truth in (None, Path("none")) else trace_file.load_truth(args.truth)
         trace = trace_file.load(args.trace)
-        found = lint(trace, truth)
+        lint = Lint(trace, truth)
+        found = lint.findings
     if args.format == "json":
         sys.stdout.write(json.dumps([p.to_json() for p in found], indent=2) + "\n")
     else:
-        _write(found, unexamined(trace, truth))
+        _write(found, lint.unexamined)
     return 1 if args.strict and any(p.bad for p in found) else 0
 
 

@@ -18,6 +18,7 @@ from leakaudit.trace import Trace, Truth
 from leakaudit.verdict import Verdict
 
 if TYPE_CHECKING:
+    from leakaudit.lint.conformance import Conformance
     from leakaudit.lint.samples import Sample
 
 FEW = 64  # number of rounds that are declared: a choice; findings also hold for longer runs
@@ -62,6 +63,13 @@ class Case:
     def compared_relations(self) -> Relations:
         """The relations of the rounds that are compared; LeakauditError if there are none."""
         return reach.relations(self.trace)
+
+    @cached_property
+    def conformance(self) -> Conformance:
+        """The comparison with the declaration; LeakauditError if there is no declaration."""
+        from leakaudit.lint.conformance import examine  # which examines a case
+
+        return examine(self.trace, self.truth, noise=self.truth is not None)
 
     @cached_property
     def claims(self) -> tuple[Claim, ...]:

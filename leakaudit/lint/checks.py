@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 from leakaudit import registry
 from leakaudit.lint import (
     bounded,
@@ -35,49 +37,61 @@ CHECKS = (
 )
 
 
-def lint(trace: Trace, truth: Truth | None = None) -> list[Pitfall]:
-    """Check a trace for pitfalls; an empty list is not evidence of privacy.
+class Lint:
+    """The checks of one recording.
 
     Args:
         trace: The recording; rounds from the first gap on are left out.
         truth: The truth of the same run. It adds the norms of single records, the noise itself and
             its seed.
 
-    Returns:
-        At most one finding for each pitfall and verdict, the most severe first.
-
     Raises:
         LeakauditError: The truth is of another run, or messages of the first round are missing.
     """
-    if truth is not None:
-        same_run(trace, truth)
-    case = Case(gaps.before(trace), truth)
-    found: dict[tuple[int, Verdict], Pitfall] = {}
-    for k, check in enumerate(CHECKS):
-        step("checks", k, len(CHECKS))
-        for pitfall in check(case):
-            found.setdefault((pitfall.number, pitfall.verdict), pitfall)
-    step("checks", len(CHECKS), len(CHECKS))
-    return order(list(found.values()))
+
+    def __init__(self, trace: Trace, truth: Truth | None = None) -> None:
+        if truth is not None:
+            same_run(trace, truth)
+        self._case = Case(gaps.before(trace), truth)
+
+    @cached_property
+    def findings(self) -> list[Pitfall]:
+        """At most one finding for each pitfall and verdict, the most severe first.
+
+        An empty list is not evidence of privacy.
+        """
+        found: dict[tuple[int, Verdict], Pitfall] = {}
+        for k, check in enumerate(CHECKS):
+            step("checks", k, len(CHECKS))
+            for pitfall in check(self._case):
+                found.setdefault((pitfall.number, pitfall.verdict), pitfall)
+        step("checks", len(CHECKS), len(CHECKS))
+        return order(list(found.values()))
+
+    @property
+    def unexamined(self) -> list[str]:
+        """What cannot be examined, and what it would require."""
+        trace, truth = self._case.trace, self._case.truth
+        found: list[str] = []
+        if trace.protocol.startswith(registry.OWN):
+            found.append(f"the messages: the protocol {trace.protocol!r} has no declaration")
+        else:
+            found += conformance.not_compared(self._case)
+        records = "gradients of single records against the declared sensitivity (P05)"
+        if truth is None:
+            found.append(f"the noise, its seed, and {records}: requires --truth")
+        elif not truth.states:
+            found.append(f"{records}: requires a truth recorded with --states")
+        elif ":" in trace.task.model:
+            found.append(f"{records}: the model is code of your own, which a lint does not run")
+        return [*found, *equations.not_testable(self._case)]
 
 
-def unexamined(trace: Trace, truth: Truth | None) -> list[str]:
-    """Return what a lint of these files cannot examine, and what it would require.
+def lint(trace: Trace, truth: Truth | None = None) -> list[Pitfall]:
+    """Return the findings of a lint; see `Lint`.
 
     Args:
         trace: The recording.
         truth: The truth of the same run, or None.
     """
-    found: list[str] = []
-    if trace.protocol.startswith(registry.OWN):
-        found.append(f"the messages: the protocol {trace.protocol!r} has no declaration")
-    else:
-        found += conformance.uncompared(gaps.before(trace), truth).subjects
-    records = "gradients of single records against the declared sensitivity (P05)"
-    if truth is None:
-        found.append(f"the noise, its seed, and {records}: requires --truth")
-    elif not truth.states:
-        found.append(f"{records}: requires a truth recorded with --states")
-    elif ":" in trace.task.model:
-        found.append(f"{records}: the model is code of your own, which a lint does not run")
-    return [*found, *equations.not_testable(Case(gaps.before(trace), truth))]
+    return Lint(trace, truth).findings

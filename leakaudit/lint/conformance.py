@@ -15,7 +15,6 @@ Values are compared in all rounds, or in as many as fit into a budget (`reach`);
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -24,12 +23,11 @@ from leakaudit._util import vocabulary
 from leakaudit._util.plain import Figures
 from leakaudit.adversary import Adversary
 from leakaudit.errors import LeakauditError, suggest
-from leakaudit.lint import reach
 from leakaudit.lint.case import Case
-from leakaudit.lint.equations import Consistency, Part, consistency, tested_rounds
+from leakaudit.lint.equations import Consistency, Part, consistency
 from leakaudit.lint.pitfall import Pitfall
 from leakaudit.lint.rest import Rest
-from leakaudit.lint.substitute import Left, affordable, left
+from leakaudit.lint.substitute import Left, left
 from leakaudit.lint.values import Values, contradicted
 from leakaudit.protocols import expected
 from leakaudit.protocols.deviation import Deviation
@@ -163,18 +161,20 @@ def examine(
     return Conformance(tuple(hard), stated, compared, obstacle, tuple(of_noise), rest)
 
 
-def uncompared(trace: Trace, truth: Truth | None = None) -> Rest:
-    """Return which rounds `examine` does not compare, without comparing any.
+def not_compared(case: Case) -> list[str]:
+    """Return what the messages are not compared with, and why.
 
     Args:
-        trace: A recording without gaps.
-        truth: The truth of the same run, if there is one.
+        case: The input, of any declared protocol.
     """
-    explained = trace.rounds
-    if not _obstacle(trace, truth, None):
-        with contextlib.suppress(LeakauditError):
-            explained = affordable(reach.relations(trace), trace, NUMBERS)
-    return _rest(trace, tested_rounds(trace), explained)
+    try:
+        found = case.conformance
+    except LeakauditError:  # a finding says so
+        return []
+    said = found.rest.subjects
+    if case.truth is not None and not found.compared and not found.deviations:
+        said.append(f"gradients in messages against the truth: {found.obstacle}")
+    return said
 
 
 def _rest(trace: Trace, tested: int, explained: int) -> Rest:
@@ -193,7 +193,7 @@ def check(case: Case) -> Iterator[Pitfall]:
     if case.trace.protocol.startswith(registry.OWN):
         return
     try:
-        found = examine(case.trace, case.truth, noise=case.truth is not None)
+        found = case.conformance
     except LeakauditError as error:  # nothing can be compared with an unknown declaration
         yield Pitfall(NUMBER, Verdict.UNSUPPORTED, str(error))
         return

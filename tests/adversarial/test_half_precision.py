@@ -13,6 +13,7 @@ from torch import Tensor
 
 import leakaudit as la
 from leakaudit.lint import conformance
+from leakaudit.lint.checks import Lint
 from leakaudit.trace import Trace, Truth
 
 HALVES = [torch.float16, torch.bfloat16]
@@ -92,7 +93,10 @@ def test_gradients_below_the_precision_are_not_called_compared(alpha: float) -> 
         "dpsgd", nodes=4, graph="ring", rounds=4, data="faces", model="mlp", samples=2,
         set={"hidden": 16, "alpha": alpha},
     )  # fmt: skip
-    found = conformance.examine(*la.record(scenario))
+    trace, truth = la.record(scenario)
+    found = conformance.examine(trace, truth)
     assert not found.sentences
     assert found.compared == (alpha == 0.1)
     assert found.obstacle == ("" if alpha == 0.1 else HIDDEN)
+    said = f"gradients in messages against the truth: {HIDDEN}"
+    assert (said in Lint(trace, truth).unexamined) == (alpha != 0.1)

@@ -65,7 +65,7 @@ READS = {
     "leakaudit/capture/tap/log/finder.py:Finder.save": ERROR,
     "leakaudit/capture/tap/saved.py:take": TYPED,
     "leakaudit/errors.py:one_line": SHOWN,
-    "leakaudit/lint/checks.py:unexamined": STORED,
+    "leakaudit/lint/checks.py:Lint.unexamined": STORED,
     "leakaudit/lint/conformance.py:check": STORED,
     "leakaudit/inversion/exact/decoders.py:_candidates": TORCH,
     "leakaudit/inversion/exact/decoders.py:_gpt2": TORCH,

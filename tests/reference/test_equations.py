@@ -18,7 +18,7 @@ from leakaudit import registry
 from leakaudit.capture.equations.propose import Proposal, propose
 from leakaudit.capture.tap.fitting import min_rank
 from leakaudit.cli import main
-from leakaudit.lint.checks import lint, unexamined
+from leakaudit.lint.checks import Lint, lint
 from leakaudit.protocols.equations.file import read
 from leakaudit.tasks.task import Task
 from leakaudit.trace import Trace, Truth
@@ -43,7 +43,7 @@ def holds(trace: Trace, truth: Truth, text: str) -> bool:
     one = unlabelled(trace)
     one = replace(one, provenance={**one.provenance, registry.TEXT: text})
     wrong = [pitfall for pitfall in lint(one, truth) if pitfall.number == 21]
-    open_ = [line for line in unexamined(one, truth) if "equation" in line]
+    open_ = [line for line in Lint(one, truth).unexamined if "equation" in line]
     return not wrong and not open_
 
 

@@ -20,7 +20,7 @@ from leakaudit.cli import main
 from leakaudit.errors import LeakauditError, ProgramError
 from leakaudit.gate.config import Check
 from leakaudit.gate.runs import ready
-from leakaudit.lint.checks import lint, unexamined
+from leakaudit.lint.checks import Lint, lint
 from leakaudit.lint.pitfall import Pitfall
 from leakaudit.protocols import declared
 from leakaudit.protocols.equations.file import load, read, victim
@@ -191,7 +191,7 @@ def test_right_equations_pass(name: str, runs: dict[str, tuple[Trace, Truth]]) -
     assert wrong(trace, None, text) == []
     assert wrong(trace, truth, text) == []
     # With the records, every equation is tested.
-    assert [one for one in unexamined(carrying(trace, text), truth) if "equation" in one] == []
+    assert [one for one in Lint(carrying(trace, text), truth).unexamined if "equation" in one] == []
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -267,7 +267,7 @@ def test_an_equation_that_fits_any_messages_is_said_to(
     trace, truth = runs["dpsgd_combine"]
     text = text_of("dpsgd_combine")
     for one in (text, text.replace("alpha = 0.1", "alpha = 0.2")):
-        said = unexamined(carrying(trace, one), None)
+        said = Lint(carrying(trace, one), None).unexamined
         (equation,) = [s for s in said if "(line 5)" in s]
         assert "fit any value of g[0,1]" in equation
         assert "--truth" in equation
@@ -275,7 +275,7 @@ def test_an_equation_that_fits_any_messages_is_said_to(
     # Mini-batches are not recorded, so gradients cannot be computed.
     batches = text.replace("[constants]", "[constants]\nbatch = 2\nsamples = 4")
     known = replace(carrying(trace, batches), params={"batch": 2, "samples": 4})
-    assert any("mini-batches" in s for s in unexamined(known, truth))
+    assert any("mini-batches" in s for s in Lint(known, truth).unexamined)
 
 
 def test_a_term_below_rounding_is_not_called_tested(kite: str) -> None:
@@ -286,7 +286,7 @@ def test_a_term_below_rounding_is_not_called_tested(kite: str) -> None:
     trace, truth = la.record(scenario)
     text = text_of("dpsgd_combine").replace("alpha = 0.1", "alpha = 2e-7")
     assert wrong(trace, truth, text) == []
-    (said,) = [s for s in unexamined(carrying(trace, text), truth) if "equation" in s]
+    (said,) = [s for s in Lint(carrying(trace, text), truth).unexamined if "equation" in s]
     assert "too small beside the others" in said
 
 
@@ -297,7 +297,7 @@ def test_what_half_precision_hides_is_not_called_tested(
     short = tuple(replace(m, payload=m.payload.bfloat16()) for m in trace.messages)
     text = text_of("tracking").replace("alpha = 0.1", "alpha = 0.11")
     assert wrong(replace(trace, messages=short), truth, text) == []
-    said = unexamined(carrying(replace(trace, messages=short), text), truth)
+    said = Lint(carrying(replace(trace, messages=short), text), truth).unexamined
     assert sum("too small beside the others" in s for s in said) >= 2
 
 
@@ -310,14 +310,15 @@ def test_another_gradient_may_be_the_reason(runs: dict[str, tuple[Trace, Truth]]
 
 def test_what_the_file_does_not_send_is_said(runs: dict[str, tuple[Trace, Truth]]) -> None:
     trace, truth = runs["tracking"]
-    said = unexamined(carrying(trace, text_of("dpsgd_combine")), truth)
+    said = Lint(carrying(trace, text_of("dpsgd_combine")), truth).unexamined
     assert [s for s in said if "of kind" in s] == [
         "messages of kind 'y': the protocol file does not send the one from 0 to 1 in round 0"
     ]
     rows = '[["1/2", "1/2"], ["1/2", "1/2"]]'
     small = text_of("dpsgd_combine").replace('"metropolis"', rows)
     assert any(
-        "2 rows, but the graph has 5 nodes" in s for s in unexamined(carrying(trace, small), None)
+        "2 rows, but the graph has 5 nodes" in s
+        for s in Lint(carrying(trace, small), None).unexamined
     )
 
 
@@ -352,7 +353,7 @@ def test_noise_is_tested_if_it_is_recorded(kite: str) -> None:
     assert wrong(trace, truth, text) == []
     (found,) = wrong(trace, truth, text.replace("alpha = 0.1", "alpha = 0.2"))
     assert "alpha = 0.1 instead of 0.2" in found.says
-    without = [s for s in unexamined(carrying(trace, text), None) if "equation" in s]
+    without = [s for s in Lint(carrying(trace, text), None).unexamined if "equation" in s]
     assert any("xi[0,1]" in s for s in without)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import pickle
@@ -21,6 +22,7 @@ from leakaudit.progress import watching
 
 # Results depend on the versions of these packages.
 DEPEND = ("torch", "numpy", "scipy")
+ENDS = 1 << 20  # bytes at either end of a file that are compared
 PLUGINS = "LEAKAUDIT_PLUGINS"  # names of modules that child processes import, see the registry
 
 
@@ -34,7 +36,7 @@ class Shipped:
         plugins: The plug-ins in use.
         versions: Versions of the packages that results depend on.
         until: End of the available time, in seconds since 1970.
-        files: Files that it reads.
+        files: Files that it reads, each with its `_mark`.
     """
 
     job: bytes
@@ -42,7 +44,7 @@ class Shipped:
     plugins: str
     versions: tuple[tuple[str, str], ...]
     until: float
-    files: tuple[str, ...]
+    files: tuple[tuple[str, str], ...]
 
 
 def pack(
@@ -62,7 +64,7 @@ def pack(
         os.environ.get(PLUGINS, ""),
         _versions(),
         until,
-        tuple(os.path.abspath(path) for path in files),
+        tuple((os.path.abspath(path), _mark(path)) for path in files),
     )
 
 
@@ -97,16 +99,39 @@ def _unpacked(shipped: Shipped) -> Callable[[Any], Any]:
                     "install the same versions everywhere"
                 )
         os.environ[PLUGINS] = shipped.plugins
-        for file in shipped.files:
-            if not os.access(file, os.R_OK):
+        for file, mark in shipped.files:
+            own = _mark(Path(file))
+            if not own:
                 raise LeakauditError(
                     f"{shipped.backend} workers need to reach {file}; {where} cannot open it"
+                )
+            if own != mark:
+                raise LeakauditError(
+                    f"{file} is another file for {where} than for this process; "
+                    "copy it to all machines again"
                 )
     import torch
 
     torch.set_num_threads(1)
     job: Callable[[Any], Any] = pickle.loads(shipped.job)
     return job
+
+
+def _mark(path: Path) -> str:
+    """Return what distinguishes a file from others, without reading all of it; "" if unreadable.
+
+    A recording ends with the checksums of all its parts.
+    """
+    try:
+        with open(path, "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            sha = hashlib.sha256(b"%d" % size)
+            for place in (0, max(0, size - ENDS)):
+                file.seek(place)
+                sha.update(file.read(ENDS))
+    except OSError:
+        return ""
+    return sha.hexdigest()
 
 
 @lru_cache

@@ -128,6 +128,20 @@ def test_a_worker_with_other_versions_or_without_a_file_says_so(tmp_path: Path) 
     assert f"ray workers need to reach {tmp_path / 'trace.pt'}" in str(told.error)
 
 
+@pytest.mark.parametrize("place", [0, 3_000_000, -1])
+def test_a_worker_with_another_copy_of_a_file_says_so(tmp_path: Path, place: int) -> None:
+    file = tmp_path / "trace.pt"
+    contents = bytearray(4_000_000)
+    file.write_bytes(contents)
+    packed = shipping.pack(slower_first, "dask", math.inf, [file])
+    assert shipping.call(packed, 0, pickle.dumps(2)).value == 4
+    contents[place] = 1
+    file.write_bytes(contents)
+    shipping._unpacked.cache_clear()  # another process, on a machine with another copy
+    told = shipping.call(packed, 0, pickle.dumps(2))
+    assert f"{file} is another file for the dask worker" in str(told.error)
+
+
 SCENARIO = la.Scenario(
     victim="pdmm", nodes=4, graph="ring", rounds=2, data="faces", model="mlp", set={"hidden": 4}
 )

@@ -30,6 +30,7 @@ TABLE_NODES = 2048
 
 # Numbers of a message that are looked at together, which limits the memory of large models.
 CHUNK = 1 << 20
+SMALL = 1 << 26  # bytes of all messages
 
 
 @dataclass(frozen=True)
@@ -340,11 +341,15 @@ class View:
 
     @cached_property
     def _all_finite(self) -> list[bool]:
-        """Whether all messages of a table are finite; False if it is too large to be read."""
-        found = []
-        for messages in self._trace.messages:
-            payload = messages.payload
-            found.append(payload.numel() <= CHUNK and math.isfinite(float(payload.sum())))
+        """Whether all messages of a table are known to be finite, which saves testing each one.
+
+        Of a large trace, only the messages that somebody asks for are read, so nothing is known.
+        """
+        tables = [messages.payload for messages in self._trace.messages]
+        if self._trace.payload_bytes > SMALL:
+            return [False] * len(tables)
+        found = [math.isfinite(float(payload.sum())) for payload in tables]
+        for payload in tables:
             mapping.release(payload)
         return found
 

@@ -265,7 +265,8 @@ class Draws:
         self._width = width
         self._coordinates = np.zeros(width)
         self._layers = {"": slice(0, width)}
-        if len(layers) > 1:
+        # Of vectors that are not as long as the model, it is unknown what belongs to a parameter.
+        if len(layers) > 1 and max(part.stop for part in layers.values()) == width:
             self._layers |= layers
 
     def _add(self, run: Run, one: Noise, rounding: float) -> None:

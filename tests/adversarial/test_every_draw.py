@@ -15,7 +15,10 @@ from torch import Generator, Tensor
 import leakaudit as la
 from leakaudit import registry
 from leakaudit.lint import conformance
+from leakaudit.lint.case import Case
 from leakaudit.lint.checks import lint
+from leakaudit.lint.draws import judged
+from leakaudit.lint.samples import every_draw_of_truth
 from leakaudit.trace import Trace, Truth
 
 # The noise (n, d) of all nodes in a round and that of all earlier rounds -> the noise that is sent.
@@ -105,3 +108,13 @@ def test_faulty_noise_is_found(fault: str, states: bool, monkeypatch: pytest.Mon
     found = conformance.examine(trace, truth)
     assert [one.about for one in found.deviations] in (["distribution"], ["quiet"])
     assert number in [one.number for one in lint(trace, truth)]
+
+
+def test_noise_that_is_shorter_than_the_model_belongs_to_no_parameter() -> None:
+    """A file may state any length; the columns of a parameter were none, which ended the lint."""
+    trace, truth = la.record(replace(SMALL, states=True, seed=2**40))
+    noise = every_draw_of_truth(Case(trace, truth))
+    width = trace.layout.size
+    assert {one.rest.shape[1] for one in noise} == {width}
+    for stop in (width // 2, 2 * width):
+        assert not list(judged(noise, {"a": slice(0, 1), "b": slice(width, width + stop)}))

@@ -255,6 +255,8 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def forget() -> None:
     """Forget modules and registered names of a user's own, as the end of a process does."""
     os.environ[registry.PLUGINS] = ""
+    for path in list(registry._files):
+        registry._forget(path)
     for kept in registry._found.values():
         for name in [
             n for n, thing in kept.items() if not thing.__module__.startswith("leakaudit.")

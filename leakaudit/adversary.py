@@ -30,7 +30,7 @@ TABLE_NODES = 2048
 
 # Numbers of a message that are looked at together, which limits the memory of large models.
 CHUNK = 1 << 20
-SMALL = 1 << 26  # bytes of all messages
+SMALL = 1 << 26  # bytes of all messages up to which they are tested together
 
 
 @dataclass(frozen=True)

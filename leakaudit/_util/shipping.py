@@ -118,20 +118,39 @@ def _unpacked(shipped: Shipped) -> Callable[[Any], Any]:
 
 
 def _mark(path: Path) -> str:
-    """Return what distinguishes a file from others, without reading all of it; "" if unreadable.
+    """Return what distinguishes a recording from others, without reading all of it.
 
-    A recording ends with the checksums of all its parts.
+    A file ends with the checksums of all its parts. Of a folder, the names and sizes of its files
+    count, and the files beside its shards.
+
+    Args:
+        path: A file or a folder.
+
+    Returns:
+        A digest; "" if it cannot be read.
     """
     try:
-        with open(path, "rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            sha = hashlib.sha256(b"%d" % size)
-            for place in (0, max(0, size - ENDS)):
-                file.seek(place)
-                sha.update(file.read(ENDS))
+        if not path.is_dir():
+            return hashlib.sha256(_ends(path)).hexdigest()
+        files = [one for one in sorted(path.rglob("*")) if one.is_file() and one.name[0] != "."]
+        sizes = [(str(one.relative_to(path)), one.stat().st_size) for one in files]
+        sha = hashlib.sha256(repr(sizes).encode())
+        for one in files:
+            if one.parent == path:
+                sha.update(_ends(one))
+        return sha.hexdigest()
     except OSError:
         return ""
-    return sha.hexdigest()
+
+
+def _ends(path: Path) -> bytes:
+    """Return the size, the beginning and the end of a file."""
+    with open(path, "rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(0)
+        first = file.read(ENDS)
+        file.seek(max(0, size - ENDS))
+        return b"%d " % size + first + file.read(ENDS)
 
 
 @lru_cache

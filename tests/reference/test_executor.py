@@ -142,6 +142,21 @@ def test_a_worker_with_another_copy_of_a_file_says_so(tmp_path: Path, place: int
     assert f"{file} is another file for the dask worker" in str(told.error)
 
 
+def test_a_worker_compares_a_recording_that_is_a_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "trace"
+    (folder / "shards").mkdir(parents=True)
+    (folder / "index.json").write_text("{}")
+    (folder / "shards" / "r0.pt").write_bytes(bytes(10))
+    packed = shipping.pack(slower_first, "dask", math.inf, [folder])
+    assert shipping.call(packed, 0, pickle.dumps(2)).value == 4
+    for name, contents in (("index.json", b"[]"), ("shards/r1.pt", b"")):
+        (folder / name).write_bytes(contents)
+        shipping._unpacked.cache_clear()
+        told = shipping.call(packed, 0, pickle.dumps(2))
+        assert "is another file for the dask worker" in str(told.error)
+        packed = shipping.pack(slower_first, "dask", math.inf, [folder])
+
+
 SCENARIO = la.Scenario(
     victim="pdmm", nodes=4, graph="ring", rounds=2, data="faces", model="mlp", set={"hidden": 4}
 )

@@ -12,6 +12,9 @@ from torch import Tensor
 
 from leakaudit.errors import LeakauditError
 
+LARGEST = 1e300
+"""Largest cost of a pair, so that sums of costs are finite."""
+
 
 @dataclass(frozen=True)
 class Match:
@@ -97,11 +100,12 @@ def assign(cost: Tensor) -> Match:
     """Pair rows and columns with the minimal sum of costs.
 
     Args:
-        cost: (n, m), finite.
+        cost: (n, m); what is not finite, as squares of huge errors, counts as `LARGEST`.
 
     Returns:
         min(n, m) pairs.
     """
+    cost = cost.double().nan_to_num(nan=LARGEST, posinf=LARGEST).clamp(max=LARGEST)
     clear = _each_its_cheapest(cost)
     if clear is not None:
         return clear

@@ -6,12 +6,14 @@ Every key is validated, nothing is downloaded, and nothing is loaded partially.
 from __future__ import annotations
 
 import hashlib
+import pickle
 import re
 import warnings
 import zipfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -179,7 +181,12 @@ def _load(path: Path) -> dict[str, Tensor]:
                 return {key: torch.from_numpy(file[key]) for key in file.files}
         if zipfile.is_zipfile(path):
             _check_stored(path)
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        state = _tensors(path)
+    except pickle.UnpicklingError:
+        raise LeakauditError(
+            f"{path}: expected LPIPS weights as .npz or .pth with tensors only, "
+            "got a damaged file or other Python objects, which are never loaded"
+        ) from None
     except Exception as error:  # a damaged pickle raises whatever it happens to run into
         reason = (str(error).splitlines() or [""])[0] or type(error).__name__
         raise LeakauditError(
@@ -190,6 +197,13 @@ def _load(path: Path) -> dict[str, Tensor]:
             f"{path}: expected a state dictionary of tensors, got {type(state).__name__}"
         )
     return {key: value for key, value in state.items() if not key.startswith("classifier.")}
+
+
+def _tensors(path: Path) -> Any:
+    """What torch reads from a file without executing its code, and without its warnings."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.load(path, map_location="cpu", weights_only=True)
 
 
 def _check_stored(path: Path) -> None:

@@ -13,6 +13,7 @@ import shutil
 import struct
 import sys
 import time
+import warnings
 import zipfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -33,6 +34,7 @@ from safetensors.torch import load_file, save_file
 
 from leakaudit import registry
 from leakaudit._util import config, vocabulary
+from leakaudit._util.assignment import match, match_labels
 from leakaudit._util.decoding import Misfit, decoded
 from leakaudit._util.npz import Npz
 from leakaudit._util.plain import is_number
@@ -66,6 +68,7 @@ from leakaudit.relations.semidefinite import supremum
 from leakaudit.rendering.gallery import image
 from leakaudit.results import record_file, redaction, wording
 from leakaudit.results.model import NumberColumn, VerdictEntry
+from leakaudit.scoring import lpips_weights
 from leakaudit.scoring.metrics import identification, ssim
 from leakaudit.sweeping import tables
 from leakaudit.tasks import data_files
@@ -1106,3 +1109,43 @@ def test_a_node_without_neighbours_has_no_dpnorm_constants() -> None:
     victim = registry.configure(registry.get("victims", "dpnorm"), {})
     with pytest.raises(LeakauditError, match="every node to have a neighbour, got none of node 2"):
         victim.relations(Graph(3, ((0, 1),)), 1, {})
+
+
+@pytest.mark.parametrize(("name", "value"), [("x", math.nan), ("y", math.inf), ("pool", -math.inf)])
+def test_a_truth_has_finite_numbers(
+    here: Path, capsys: pytest.CaptureFixture[str], name: str, value: float
+) -> None:
+    """An attack could not pair its reconstructions with such records, and ended with ValueError."""
+    assert main(["record", "dpsgd", "-o", "n.pt", *SMALL]) == 0
+
+    def spoil(tree: dict[str, Any], about: dict[str, Any]) -> None:
+        tree[name] = torch.cat([tree[name].double(), tree[name][:1].double() * 0 + value])[1:]
+
+    edit(here / "n.truth.pt", spoil)
+    said = refused(capsys, "attack", "n.pt", "-o", "o")
+    assert f"'{name}' should contain finite numbers, but has NaN or infinity" in said
+
+
+def test_records_and_labels_whose_squared_errors_are_infinite_are_paired() -> None:
+    guesses = torch.tensor([[3e200], [-3e200]], dtype=torch.float64)
+    records = torch.tensor([[1e200], [-1e200], [1.0]], dtype=torch.float64)
+    assert match(guesses, records).missing == 1
+    assert match_labels(guesses[:, 0] * 1e107, -guesses[:1, 0] * 1e107).missing == 0
+
+
+def test_weights_with_a_call_of_a_tensor(here: Path) -> None:
+    """Torch warned of its own code, and advised to load the file with all that it executes."""
+    torch.save({"net.0.weight": torch.ones(2)}, here / "plain.pth")
+    with zipfile.ZipFile(here / "plain.pth") as plain, zipfile.ZipFile("w.pth", "w") as called:
+        for entry in plain.infolist():
+            content = plain.read(entry)
+            if entry.filename.endswith("data.pkl"):
+                assert content.endswith(b"s.")
+                content = content[:-2] + b")Rs."
+            called.writestr(entry.filename, content)
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        with pytest.raises(LeakauditError, match="tensors only") as refusal:
+            lpips_weights.read(Path("w.pth"))
+    assert "weights_only" not in str(refusal.value)
+    assert not shown

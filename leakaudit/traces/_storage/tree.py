@@ -19,6 +19,7 @@ increments the version.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -300,7 +301,7 @@ def decode_truth(tree: Mapping[str, Any], where: str) -> Truth:
 
 
 def _check_records(truth: Truth) -> None:
-    """Raise `Bad` unless every record has one entry in each, in the shape of the task."""
+    """Raise `Bad` unless records are finite, with one entry in each, in the shape of the task."""
     lengths = {t.shape[:1] for t in (truth.x, truth.y, truth.node, truth.index)}
     shapes = {tuple(t.shape[1:]) for t in (truth.x, truth.pool)}
     if len(lengths) != 1 or shapes != {tuple(truth.task.shape)}:
@@ -311,3 +312,8 @@ def _check_records(truth: Truth) -> None:
         wellformed.bad(f"its records are inconsistent: {came}, inputs of shape {truth.task.shape}")
     if bool((truth.node < 0).any()):
         wellformed.bad(f"node {int(truth.node.min())} of its records does not exist")
+    for name, values in (("x", truth.x), ("y", truth.y), ("pool", truth.pool)):
+        # The smallest and the largest number are NaN if any is.
+        ends = (float(values.min()), float(values.max())) if values.numel() else ()
+        if not all(map(math.isfinite, ends)):
+            wellformed.bad(f"{name!r} should contain finite numbers, but has NaN or infinity")

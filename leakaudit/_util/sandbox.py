@@ -3,7 +3,8 @@
 On Linux, four independent mechanisms take away what a training program does not need:
 
 - no new privileges, so that programs such as sudo do not give any;
-- namespaces without a network and without the processes of others, where users may create them;
+- namespaces without a network and without the processes of others, where users may create them; all
+  file systems are read-only in them, so that not even permissions can be changed;
 - Landlock, which limits the files that can be read or written, and shields other processes;
 - a filter of system calls, which denies new sockets of any kind, among others.
 
@@ -23,14 +24,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from signal import SIGKILL
 
+SHARED_MEMORY = Path("/dev/shm")
+
 # prctl(2)
 SET_PDEATHSIG = 1
 SET_SECCOMP = 22
 SET_NO_NEW_PRIVS = 38
 FILTER = 2
 
-# unshare(2): namespaces of users, networks, System V IPC and processes.
+# unshare(2): namespaces of users, networks, System V IPC, processes and mounts.
 NEW_USER, NEW_NET, NEW_IPC, NEW_PID = 0x10000000, 0x40000000, 0x08000000, 0x20000000
+NEW_MOUNTS = 0x00020000
+
+# mount(2) and mount_setattr(2), whose number is the same on all architectures.
+MOUNT_SETATTR = 442
+HERE, RECURSIVE = -100, 0x8000
+NO_SUID, NO_DEVICES, NO_EXECUTION, BIND, PRIVATE = 2, 4, 8, 4096, 1 << 18
+READ_ONLY = 1
+
+# What is shared unless the namespaces have file systems of their own.
+SHARED = ("permissions of files", "shared memory", "command lines of other processes")
+
+CAPABILITIES = 0x20080522  # version of the structure that capset(2) reads
 
 # landlock(7); the numbers of its system calls are the same on all architectures.
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
@@ -56,6 +71,12 @@ DENIED = {
     "mount": (165, 40),
     "umount2": (166, 39),
     "pivot_root": (155, 41),
+    "open_tree": (428, 428),
+    "move_mount": (429, 429),
+    "fsopen": (430, 430),
+    "fsmount": (432, 432),
+    "fspick": (433, 433),
+    "mount_setattr": (442, 442),
     "open_by_handle_at": (304, 265),
     "add_key": (248, 217),
     "request_key": (249, 218),
@@ -66,6 +87,19 @@ DENIED = {
     "init_module": (175, 105),
     "finit_module": (313, 273),
     "kexec_load": (246, 104),
+}
+# What a process may only do to itself: the arguments that have to be 0 then. Without a namespace of
+# processes, the others would be those of the user.
+OF_ITSELF = {
+    "prlimit64": (302, 261, [0]),
+    "sched_setaffinity": (203, 122, [0]),
+    "sched_setscheduler": (144, 119, [0]),
+    "sched_setparam": (142, 118, [0]),
+    "sched_setattr": (314, 274, [0]),
+    "setpriority": (141, 140, [0, 1]),
+    "ioprio_set": (251, 30, [0, 1]),
+    "migrate_pages": (256, 238, [0]),
+    "move_pages": (279, 239, [0]),
 }
 ARCHITECTURES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
 X32 = 0x40000000  # system calls of the x32 interface have this bit
@@ -109,9 +143,10 @@ def enter(allowed: Allowed) -> list[str]:
     if libc.prctl(SET_NO_NEW_PRIVS, 1, 0, 0, 0):
         return ["the network", "files", "other processes", "privileges"]
     own = _namespaces(libc)
+    outside = _mounts(libc, allowed) if own else [*SHARED, "processes that it leaves behind"]
     version = libc.syscall(CREATE_RULESET, None, ctypes.c_size_t(0), VERSION)
     files = version > 0 and _landlock(libc, version, allowed)
-    calls = _filter(libc)
+    calls = _filter(libc, own)
     missing = []
     if not (calls or own):
         missing.append("the network")
@@ -119,7 +154,7 @@ def enter(allowed: Allowed) -> list[str]:
         missing.append("files")
     if not (own or (files and version >= 6)):
         missing.append("signals to other processes" if files else "other processes")
-    return missing
+    return missing + outside
 
 
 def _limit(largest: int) -> None:
@@ -163,7 +198,7 @@ def _namespaces(libc: ctypes.CDLL) -> bool:
 def _unshared(libc: ctypes.CDLL) -> bool:
     """Enter new namespaces as the same user; return whether that is allowed."""
     user, group = os.getuid(), os.getgid()
-    if libc.unshare(NEW_USER | NEW_NET | NEW_IPC | NEW_PID):
+    if libc.unshare(NEW_USER | NEW_NET | NEW_IPC | NEW_PID | NEW_MOUNTS):
         return False
     try:
         Path("/proc/self/setgroups").write_text("deny")
@@ -172,6 +207,50 @@ def _unshared(libc: ctypes.CDLL) -> bool:
     except OSError:
         return False
     return True
+
+
+def _mounts(libc: ctypes.CDLL, allowed: Allowed) -> list[str]:
+    """Make all file systems read-only, but for what may be written; return what did not work.
+
+    Landlock does not deny a change of permissions, owners and times; a read-only file system does.
+    The namespace gets shared memory and a list of processes of its own.
+    """
+    folders = [path for path in allowed.written if path.is_dir() and path != SHARED_MEMORY]
+    alone = _attributes(libc, Path("/"), propagation=PRIVATE)
+    bound = [alone and _mount(libc, path, path, None, BIND) for path in folders]
+    memory = alone and _mount(libc, "tmpfs", SHARED_MEMORY, "tmpfs", NO_SUID | NO_DEVICES)
+    processes = alone and _mount(
+        libc, "proc", Path("/proc"), "proc", NO_SUID | NO_DEVICES | NO_EXECUTION
+    )
+    locked = all(bound) and _attributes(libc, Path("/"), add=READ_ONLY)
+    if locked:
+        for path in (*folders, SHARED_MEMORY) if memory else folders:
+            _attributes(libc, path, remove=READ_ONLY)
+    _drop_capabilities(libc)
+    return [
+        word for word, held in zip(SHARED, (locked, memory, processes), strict=True) if not held
+    ]
+
+
+def _mount(
+    libc: ctypes.CDLL, source: str | Path, target: Path, kind: str | None, flags: int
+) -> bool:
+    words = [os.fsencode(source), os.fsencode(target), kind.encode() if kind else None]
+    return not libc.mount(*words, ctypes.c_ulong(flags), None)
+
+
+def _attributes(
+    libc: ctypes.CDLL, path: Path, add: int = 0, remove: int = 0, propagation: int = 0
+) -> bool:
+    """Change the attributes of a mount and of those below it; return whether that works."""
+    asked = struct.pack("=4Q", add, remove, propagation, 0)
+    size = ctypes.c_size_t(len(asked))
+    return not libc.syscall(MOUNT_SETATTR, HERE, os.fsencode(path), RECURSIVE, asked, size)
+
+
+def _drop_capabilities(libc: ctypes.CDLL) -> None:
+    """Give up what the creator of a namespace of users may do in it."""
+    libc.capset(struct.pack("=Ii", CAPABILITIES, 0), bytes(24))
 
 
 def _landlock(libc: ctypes.CDLL, version: int, allowed: Allowed) -> bool:
@@ -217,24 +296,39 @@ def _allow(libc: ctypes.CDLL, ruleset: int, path: Path, rights: int) -> None:
         os.close(place)
 
 
-def _filter(libc: ctypes.CDLL) -> bool:
-    """Deny the system calls of `DENIED`; return whether that works."""
+def _filter(libc: ctypes.CDLL, own: bool) -> bool:
+    """Deny the system calls of `DENIED`; return whether that works.
+
+    Args:
+        libc: The C library.
+        own: Whether this process has a namespace of processes; then `OF_ITSELF` is no limit.
+    """
     if platform.machine() not in ARCHITECTURES or struct.calcsize("P") != 8:
         return False
     architecture, column = ARCHITECTURES[platform.machine()]
-    numbers = [both[column] for both in DENIED.values()]
     # An instruction is (code, steps if true, steps if false, operand); the last one denies.
-    rest = len(numbers)
+    deny = -1
     program = [
         (LOAD, 0, 0, 4),  # the architecture of the call
-        (EQUAL, 0, rest + 3, architecture),
+        (EQUAL, 0, deny, architecture),
         (LOAD, 0, 0, 0),  # its number
-        (AT_LEAST, rest + 1, 0, X32),
+        (AT_LEAST, deny, 0, X32),
     ]
-    for place, number in enumerate(numbers):
-        program.append((EQUAL, rest - place, 0, number))
+    for both in DENIED.values():
+        program.append((EQUAL, deny, 0, both[column]))
+    for *numbers, arguments in () if own else OF_ITSELF.values():
+        program.append((EQUAL, 0, 2 * len(arguments) + 1, numbers[column]))
+        for place in arguments:
+            program.append((LOAD, 0, 0, 16 + 8 * place))  # the lower half of an argument
+            program.append((EQUAL, 0, deny, 0))
+        program.append((RETURN, 0, 0, ALLOW))
     program += [(RETURN, 0, 0, ALLOW), (RETURN, 0, 0, DENY)]
-    packed = b"".join(struct.pack("HBBI", *one) for one in program)
+    packed = b""
+    for place, (code, yes, no, operand) in enumerate(program):
+        last = len(program) - place - 2
+        packed += struct.pack(
+            "HBBI", code, last if yes == deny else yes, last if no == deny else no, operand
+        )
     buffer = ctypes.create_string_buffer(packed)
     pointer = struct.pack("HxxxxxxP", len(program), ctypes.addressof(buffer))
     return not libc.prctl(SET_SECCOMP, FILTER, pointer, 0, 0)

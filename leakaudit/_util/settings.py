@@ -134,7 +134,8 @@ def resolve(
         (value, source) by name; the source is "flag", "environment", a file or "default".
 
     Raises:
-        LeakauditError: A file has an unknown key, or a value cannot be read.
+        LeakauditError: A file has an unknown key, a value cannot be read, or the folder for results
+            is a link to another place that nobody asked for.
     """
     folder = folder or Path.cwd()
     environ = os.environ if environ is None else environ
@@ -149,6 +150,12 @@ def resolve(
     for source, values in layers:
         for name, value in values.items():
             found[name] = (value, source)
+    output, source = found["output"]
+    if source == "default" and not inside(Path(), output):
+        raise LeakauditError(
+            f"{output} is a link to a place outside of this folder, which nothing is written to by "
+            "default; remove the link, or pass --output"
+        )
     return found
 
 

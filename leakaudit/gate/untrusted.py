@@ -10,17 +10,21 @@ from __future__ import annotations
 
 import json
 import os
+import select
+import signal
 import site
 import stat
 import subprocess
 import sys
-import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TextIO
 
-from leakaudit._util import forks, sandbox
+from leakaudit._util import forks, sandbox, scratch
 from leakaudit._util.files import private_folder, replacing
 from leakaudit.errors import ProgramError
 
@@ -34,9 +38,20 @@ raise SystemExit(main(words))
 KEPT = ("PATH", "LANG", "LANGUAGE", "TZ", "TERM", "NO_COLOR", "COLUMNS", "CI", "SOURCE_DATE_EPOCH")
 LIBRARIES = ("LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 PREFIXES = ("LC_", "LEAKAUDIT_")
-SYSTEM = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/etc", "/proc", "/sys", "/nix")
+SYSTEM = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/proc", "/sys", "/nix")
+# What programs read in /etc, where keys and hashes of passwords are, too.
+SETTINGS = (
+    *("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives", "nsswitch.conf", "localtime"),
+    *("passwd", "group", "hosts", "host.conf", "os-release", "timezone", "locale.alias"),
+    *("ssl/certs", "ssl/openssl.cnf", "pki/tls/certs", "pki/ca-trust", "crypto-policies"),
+    *("fonts", "mime.types", "python3", "python3.11", "python3.12", "python3.13", "python3.14"),
+)
 RANDOM = ("/dev/zero", "/dev/random", "/dev/urandom")
 SHARED = ("/dev/null", "/dev/shm")
+GIT = ".git"
+WRITTEN = ("home", "tmp", "out")  # folders of the isolated process
+PATIENCE = 1.0  # seconds for the rest of its output after its end
+LONGEST = 1 << 16  # bytes of a line
 LARGEST = 1 << 34  # bytes of a file; a choice, above the largest recording by default
 LARGEST_RESULT = 1 << 28  # bytes of a file that is taken over; a choice
 RESULTS = "results.json"
@@ -60,9 +75,8 @@ def check(words: Sequence[str], project: Path, output: Path, dry: bool = False) 
     Raises:
         ProgramError: The exit code is not that of the record.
     """
-    with tempfile.TemporaryDirectory(prefix="leakaudit-") as scratch:
-        place = Path(scratch).resolve()
-        for name in ("home", "tmp", "out"):
+    with scratch.folder() as place:
+        for name in (*WRITTEN, "taken"):
             (place / name).mkdir()
         told = {
             "words": ["check", *words, "--output", str(place / "out")],
@@ -70,33 +84,44 @@ def check(words: Sequence[str], project: Path, output: Path, dry: bool = False) 
         }
         for name in TAKEN:
             (output / name).unlink(missing_ok=True)
-        with subprocess.Popen(
-            [sys.executable, "-P", "-c", START, json.dumps(told)],
-            env=_environment(place),
-            stdin=subprocess.DEVNULL,
-            stdout=None if dry else subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        ) as process:
-            try:
-                _relay(process)
-                code = process.wait()
-            finally:
-                process.kill()
+        made = os.open(place / "out", scratch.FOLDER)  # whatever has this name later
+        try:
+            code = _run(told, _environment(place), dry)
+            for name in TAKEN:
+                _take(made, name, place / "taken")
+        finally:
+            os.close(made)
         if code not in (*VERDICTS, REFUSED):
             code = ProgramError.code
         if dry or code not in VERDICTS:
             return code
-        private_folder(output)
-        for name in TAKEN:
-            _take(place / "out" / name, output / name)
-    if _code(output) != code:
-        (output / RESULTS).unlink(missing_ok=True)
-        raise ProgramError(
-            f"the isolated gate ended with code {code}, but its record does not state this "
-            "verdict; nothing was judged"
-        )
+        if _code(place / "taken") != code:
+            raise ProgramError(
+                f"the isolated gate ended with code {code}, but its record does not state this "
+                "verdict; nothing was judged"
+            )
+        _keep(place / "taken", output)
     return code
+
+
+def _run(told: Mapping[str, object], environment: dict[str, str], dry: bool) -> int:
+    """Run the isolated process, and show what it says; return its exit code."""
+    with subprocess.Popen(
+        [sys.executable, "-P", "-c", START, json.dumps(told)],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE if dry else subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        bufsize=0,
+        start_new_session=True,
+    ) as process:
+        try:
+            _relay(process)
+            return process.wait()
+        finally:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.kill()
 
 
 def enter() -> list[str]:
@@ -127,18 +152,79 @@ def _plain(allowed: sandbox.Allowed) -> dict[str, object]:
 def _allowed(project: Path, place: Path) -> sandbox.Allowed:
     """Return what the isolated process may use: Python, the project without .git, and `place`."""
     project = project.resolve()
-    python = {sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix}
-    python |= {folder for folder in sys.path if folder and Path(folder).resolve() != project}
-    python |= {site.getuserbase(), *_packages()}
-    # .git/config may hold the token with which the repository was fetched.
-    own = [entry for entry in project.iterdir() if entry.name != ".git"]
+    listed, read = _without_git(project)
+    for path in _python():
+        more_listed, more_read = _without_git(path)
+        listed += more_listed
+        read += more_read
+    read += [*map(Path, (*SYSTEM, *RANDOM)), *(Path("/etc", name) for name in SETTINGS)]
     devices = [*map(Path, SHARED), *Path("/dev").glob("nvidia*")]
     return sandbox.Allowed(
-        listed=[project],
-        read=[*map(Path, (*SYSTEM, *RANDOM, *sorted(python))), *own],
-        written=[place, *devices],
+        listed=listed,
+        read=read,
+        written=[*(place / name for name in WRITTEN), *devices],
         largest=LARGEST,
     )
+
+
+def _python() -> list[Path]:
+    """Return the folders of Python and its packages, without those that `SYSTEM` contains.
+
+    A folder that contains the home folder is none of them, even if it is on Python's path.
+    """
+    given = {sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix, *sys.path}
+    given |= {site.getusersitepackages(), *_packages()}
+    home = Path.home().resolve()
+    folders = {Path(name).resolve() for name in given if name}
+    return sorted(
+        folder
+        for folder in folders
+        if not home.is_relative_to(folder)
+        and not any(folder.is_relative_to(system) for system in SYSTEM)
+    )
+
+
+def _without_git(top: Path) -> tuple[list[Path], list[Path]]:
+    """Return the folders to list, and what to read below one: all but .git, at any depth.
+
+    A .git may hold the token with which the repository was fetched. Links are left out, because
+    they would allow what they lead to; what they lead to inside the folder is found anyway.
+    """
+    entries: dict[Path, list[os.DirEntry[str]]] = {}  # by folder
+    holding: set[Path] = set()  # folders with a .git somewhere below them
+    waiting = [top]
+    while waiting:
+        folder = waiting.pop()
+        entries[folder] = _entries(folder)
+        waiting += [Path(entry) for entry in entries[folder] if _is_folder(entry)]
+        if any(entry.name == GIT for entry in entries[folder]):
+            holding |= {folder, *folder.parents}
+    listed: list[Path] = []
+    read: list[Path] = []
+    waiting = [top]
+    while waiting:
+        folder = waiting.pop()
+        if folder not in holding:
+            read.append(folder)
+            continue
+        listed.append(folder)
+        own = [entry for entry in entries[folder] if entry.name != GIT]
+        waiting += [Path(entry) for entry in own if _is_folder(entry)]
+        read += [Path(entry) for entry in own if not _is_folder(entry)]
+    return listed, read
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    """Return what a folder contains, without links; nothing if it cannot be read."""
+    try:
+        with os.scandir(folder) as entries:
+            return [entry for entry in entries if not entry.is_symlink()]
+    except OSError:
+        return []
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    return entry.name != GIT and entry.is_dir(follow_symlinks=False)
 
 
 def _packages() -> set[str]:
@@ -167,37 +253,74 @@ def _environment(place: Path) -> dict[str, str]:
 
 
 def _relay(process: subprocess.Popen[bytes]) -> None:
-    """Copy the output of the process to stderr, so that it cannot command a terminal or a CI."""
+    """Copy the output of the process, so that it cannot command a terminal or a CI.
+
+    Programs that outlive the process, and hold its output, are not waited for.
+    """
+    streams = {process.stderr: sys.stderr, process.stdout: sys.stdout}
+    targets = {source.fileno(): target for source, target in streams.items() if source}
+    rest = dict.fromkeys(targets, b"")
+    waiting = list(targets)
+    ended = float("inf")
+    while waiting and time.monotonic() < ended + PATIENCE:
+        ready, _, _ = select.select(waiting, [], [], PATIENCE / 10)
+        if process.poll() is not None:
+            ended = min(ended, time.monotonic())
+        for source in ready:
+            came = os.read(source, LONGEST)
+            if not came:
+                waiting.remove(source)
+            *lines, rest[source] = (rest[source] + came).split(b"\n")
+            if len(rest[source]) > LONGEST:
+                lines.append(rest[source])
+                rest[source] = b""
+            _show(lines, targets[source])
+    for source, target in targets.items():
+        _show([rest[source]] if rest[source] else [], target)
+
+
+def _show(lines: Sequence[bytes], target: TextIO) -> None:
+    """Write lines that contain nothing but text, and that no CI takes for commands."""
     from leakaudit.results.wording import clean
 
-    assert process.stderr is not None
-    while line := process.stderr.readline(1 << 16):
-        text = clean(line.decode("utf-8", "replace").rstrip("\r\n"))
+    for line in lines:
+        text = clean(line.decode("utf-8", "replace").rstrip("\r"))
         if text.lstrip().startswith("::"):
             text = f"| {text}"
-        sys.stderr.write(f"{text}\n")
+        target.write(f"{text}\n")
 
 
-def _take(source: Path, target: Path) -> None:
-    """Copy a regular file of moderate size; whatever else is there is not taken."""
+def _take(folder: int, name: str, taken: Path) -> None:
+    """Copy a regular file of moderate size from an open folder; whatever else is there is left.
+
+    A file with a second name may be that of somebody else.
+    """
     try:
-        handle = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+        handle = os.open(name, flags, dir_fd=folder)
     except OSError:
         return
     with os.fdopen(handle, "rb") as file:
         about = os.fstat(handle)
-        if not stat.S_ISREG(about.st_mode) or about.st_size > LARGEST_RESULT:
-            return
-        with replacing(target) as out:
-            out.write(file.read(about.st_size))
+        if stat.S_ISREG(about.st_mode) and about.st_nlink == 1 and about.st_size <= LARGEST_RESULT:
+            (taken / name).write_bytes(file.read(about.st_size))
 
 
-def _code(output: Path) -> int | None:
+def _keep(taken: Path, output: Path) -> None:
+    """Move what was taken over to the output folder."""
+    private_folder(output)
+    for name in TAKEN:
+        if (taken / name).is_file():
+            with replacing(output / name) as out:
+                out.write((taken / name).read_bytes())
+
+
+def _code(folder: Path) -> int | None:
     """Return the exit code that a record states; None without a record."""
     from leakaudit.results import model, record_file
     from leakaudit.results.model import CheckRecord
 
-    path = output / RESULTS
+    path = folder / RESULTS
     if not path.is_file():
         return None
     record = model.fitted(record_file.read(path), CheckRecord)

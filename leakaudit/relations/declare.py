@@ -34,8 +34,8 @@ LARGEST = 10_000_000
 TERMS = 20  # terms for each vector that `at_most` allows; the bundled victims have 3 at most
 # Binary digits before the point of a coefficient; it is converted to a float of at most 1024.
 DIGITS = 1000
-# How many times as many vectors may be outlined as declared, which takes about twice as long then.
-OUTLINED = 5
+# How many times as many vectors may be outlined as declared; it takes about as long then.
+OUTLINED = 2
 TIMED = 1 << 16  # parts between two looks at the deadline, which take about a second
 Classes = Sequence[tuple[Vector, Sequence[int]]]  # one of a class, and the places of all
 _OUTLINE: ContextVar[bool] = ContextVar("outline", default=False)

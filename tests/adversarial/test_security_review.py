@@ -10,6 +10,7 @@ import io
 import json
 import os
 import shutil
+import signal
 import stat
 import subprocess
 import sys
@@ -34,6 +35,7 @@ from leakaudit.adversary import Adversary
 from leakaudit.capture.tap.messages import description
 from leakaudit.cli import main
 from leakaudit.errors import LeakauditError
+from leakaudit.gate import untrusted
 from leakaudit.protocols import topology
 from leakaudit.protocols.declared import Protocol
 from leakaudit.protocols.training_curves import to_csv
@@ -250,6 +252,21 @@ def test_a_configuration_neither_downloads_nor_writes_elsewhere(
     assert complaint.replace("line 1", f"line {line}") in said(capsys, "config", "show")
 
 
+@pytest.mark.parametrize("words", [["check", "--untrusted"], ["check"], ["attack", "a.pt"]])
+def test_a_planted_output_folder_is_no_link_to_elsewhere(
+    place: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`check` deleted the results of the folder that it led to."""
+    (place / "project").mkdir()
+    (place / "results.json").write_text("of another run")
+    os.chdir(place / "project")
+    Path("leakaudit-out").symlink_to("..")
+    Path("leakaudit.toml").write_text(SPYING)
+    assert main(words) == 2
+    assert "leakaudit-out is a link to a place outside" in capsys.readouterr().err
+    assert (place / "results.json").read_text() == "of another run"
+
+
 def test_a_gate_does_not_write_its_baseline_elsewhere(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -291,7 +308,16 @@ attempt("TCP", lambda: socket.socket())
 attempt("UDP", lambda: socket.socket(type=socket.SOCK_DGRAM))
 attempt("Unix", lambda: socket.socket(socket.AF_UNIX))
 attempt("token of git", lambda: open(".git/config").read())
+attempt("token of a link", lambda: open("innocent/config").read())
+attempt("token of a part", lambda: open("part/.git/config").read())
+attempt("token of a library", lambda: open("../lib/.git/config").read())
 attempt("other file", lambda: open("../secret.txt").read())
+attempt("linked file", lambda: open("linked/secret.txt").read())
+attempt("passwords", lambda: open("/etc/shadow").read())
+attempt("shared memory", lambda: open("/dev/shm/" + open("name.txt").read()))
+attempt("permissions", lambda: os.chmod("../secret.txt", 0o644))
+attempt("time", lambda: os.utime("../secret.txt"))
+attempt("command line", lambda: open(open("cmdline.txt").read()).read())
 attempt("write", lambda: open("written.txt", "w"))
 attempt("environments", environments)
 attempt("signal", lambda: os.kill(int(open("../pid").read()), 0))
@@ -324,9 +350,16 @@ def stranger(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     project = place / "project"
     (project / ".git").mkdir(parents=True)
     (project / ".git" / "config").write_text("token")
+    (project / "innocent").symlink_to(".git")
+    (project / "linked").symlink_to("..")
+    for above in (place / "lib", project / "part"):
+        (above / ".git").mkdir(parents=True)
+        (above / ".git" / "config").write_text("token")
     (project / "spy.py").write_text(SPY)
+    (project / "cmdline.txt").write_text(f"/proc/{os.getpid()}/cmdline")
     (project / "leakaudit.toml").write_text(SPYING)
     (place / "secret.txt").write_text("secret")
+    (place / "secret.txt").chmod(0o600)
     (place / "pid").write_text(str(os.getpid()))
     monkeypatch.chdir(project)
     return project
@@ -335,20 +368,29 @@ def stranger(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.skipif(sys.platform != "linux", reason="the mechanisms are those of Linux")
 def test_an_untrusted_gate_reaches_no_network_secret_or_file(stranger: Path) -> None:
     words = [str(COMMAND), "check", "--untrusted", "-o", "out", "-f", "junit=junit.xml"]
-    environment = {**os.environ, "API_TOKEN": "ENVSECRET123", "PYTHONSAFEPATH": ""}
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    environment = {
+        **os.environ,
+        "API_TOKEN": "ENVSECRET123",
+        "PYTHONSAFEPATH": "",
+        "PYTHONPATH": str(stranger.parent / "lib"),
+    }
+    with tempfile.NamedTemporaryFile(dir="/dev/shm") as shared:
+        (stranger / "name.txt").write_text(Path(shared.name).name)
+        done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 3, done.stderr  # the budgets hold, one control does not
     if "not isolated" in done.stderr:
         pytest.skip(done.stderr)
     tried = dict(line.split(": ") for line in done.stderr.splitlines() if line.count(": ") == 1)
-    assert {tried.pop(name) for name in ("Unix", "TCP", "UDP", "write", "signal")} <= {
+    assert {tried.pop(name) for name in ("Unix", "TCP", "UDP", "signal")} <= {
         "PermissionError",
         "ProcessLookupError",
     }
-    assert tried["secret"] == "KeyError"
-    files = ("token of git", "other file", "environments")
-    assert {tried[name] for name in files} == {"PermissionError"}
+    assert tried.pop("secret") == "KeyError"
+    files = ("token of git", "token of a part", "token of a library", "other file", "environments")
+    assert {tried.pop(name) for name in files} == {"PermissionError"}
+    assert len(tried) == 9
     assert "ALLOWED" not in done.stderr
+    assert stat.S_IMODE((stranger.parent / "secret.txt").stat().st_mode) == 0o600
     assert "| ::error::forged [2J" in done.stderr.splitlines()
     assert not (stranger / "written.txt").exists()
     assert (stranger / "junit.xml").is_file()
@@ -373,13 +415,74 @@ def test_each_mechanism_is_replaced_by_the_others_or_its_absence_is_said(
     )
     words = [sys.executable, "-P", "-c", code]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
+    shared = [
+        "permissions of files",
+        "shared memory",
+        "command lines of other processes",
+        "processes that it leaves behind",
+    ]
     expected = {
-        "_namespaces": "[] True\n",
+        "_namespaces": f"{shared} True\n",
         "_landlock": "['files'] True\n",
         "_filter": "[] True\n",
     }
     if done.stdout != expected[broken]:
         pytest.skip(f"this system does not provide the others: {done.stdout}{done.stderr}")
+
+
+SWAPPING = """
+import os, time
+if not os.fork():
+    os.setsid()
+    out = os.path.dirname(os.environ["TMPDIR"]) + "/out"
+    while not os.path.exists(out + "/results.json"):
+        time.sleep(0.01)
+    os.rename(out, out + "-mine")
+    os.symlink(OTHERS, out)
+    time.sleep(30)
+    os._exit(0)
+from spy import train
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the mechanisms are those of Linux")
+def test_an_untrusted_program_cannot_hand_over_files_of_others(stranger: Path) -> None:
+    """It put a link to a folder of its user in the place of its results, which were copied."""
+    others = stranger.parent / "others"
+    others.mkdir()
+    (others / "leak.png").write_bytes(b"picture of another run")
+    (stranger / "swap.py").write_text(SWAPPING.replace("OTHERS", repr(str(others))))
+    (stranger / "leakaudit.toml").write_text(SPYING.replace("spy:train", "swap:train"))
+    begun = time.monotonic()
+    subprocess.run([str(COMMAND), "check", "--untrusted"], capture_output=True, check=False)
+    assert time.monotonic() - begun < 300
+    written = [path.name for path in (stranger / "leakaudit-out").iterdir()]
+    assert "leak.png" not in written
+
+
+def test_what_an_untrusted_estimate_prints_is_text(
+    stranger: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (stranger / "plug.py").write_text(r"print('::add-mask::x\n\x1b]0;title\x07', flush=True)")
+    main(["check", "--untrusted", "--dry-run", "--plugin", "plug"])
+    shown = capfd.readouterr().out
+    assert "| ::add-mask::x" in shown.splitlines()
+    assert "title" in shown
+    assert "\x1b" not in shown
+
+
+def test_output_of_processes_that_are_left_behind_is_not_waited_for(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    code = "import os, time; os.write(2, b'said'); os.fork() or time.sleep(100)"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stderr=subprocess.PIPE, bufsize=0, start_new_session=True
+    ) as process:
+        begun = time.monotonic()
+        untrusted._relay(process)
+        assert time.monotonic() - begun < 60
+        os.killpg(process.pid, signal.SIGKILL)
+    assert capfd.readouterr().err == "said\n"
 
 
 @pytest.mark.parametrize("ending", ["os._exit(0)", "sys.exit(0)", "os.kill(os.getpid(), 9)"])

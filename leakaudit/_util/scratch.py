@@ -1,0 +1,93 @@
+"""Temporary folders in which code of strangers works.
+
+Whoever removes such a folder must neither follow its links nor depend on its depth: the standard
+library's `TemporaryDirectory` changed the permissions of what links name (before Python 3.11.8 and
+3.12.1), and recurses into folders.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import secrets
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+OWNER = stat.S_IRWXU
+
+
+@contextmanager
+def folder() -> Iterator[Path]:
+    """Make a private temporary folder, and remove it with all that it then contains.
+
+    Yields:
+        Its path, without links.
+    """
+    place = Path(tempfile.mkdtemp(prefix="leakaudit-")).resolve()
+    try:
+        yield place
+    finally:
+        remove(place)
+
+
+def remove(place: Path) -> None:
+    """Remove a folder. No link is followed, and what cannot be removed stays.
+
+    The folders inside are moved to the top and emptied there one after the other, so that neither
+    the length of a path nor the number of open folders grows with the depth.
+
+    Args:
+        place: The folder, which nobody may rename.
+    """
+    with suppress(OSError):
+        top = _opened(None, str(place))
+        try:
+            _empty(top)
+        finally:
+            os.close(top)
+        place.rmdir()
+
+
+def _empty(top: int) -> None:
+    """Remove everything from an open folder."""
+    moved = (f".{secrets.token_hex(8)}-{number}" for number in itertools.count())
+    waiting = _unlinked(top)
+    while waiting:
+        name = waiting.pop()
+        inner = _opened(top, name)
+        try:
+            for child in _unlinked(inner):
+                waiting.append(next(moved))
+                os.rename(child, waiting[-1], src_dir_fd=inner, dst_dir_fd=top)
+        finally:
+            os.close(inner)
+        os.rmdir(name, dir_fd=top)
+
+
+def _unlinked(open_folder: int) -> list[str]:
+    """Remove all that is no folder from an open one, and return the names of its folders."""
+    folders = []
+    with os.scandir(open_folder) as entries:
+        found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+    for name, is_folder in found:
+        if is_folder:
+            folders.append(name)
+        else:
+            os.unlink(name, dir_fd=open_folder)
+    return folders
+
+
+def _opened(top: int | None, name: str) -> int:
+    """Open a folder, whatever its permissions are."""
+    if hasattr(os, "O_PATH"):
+        # A path can be opened without permissions, and cannot become a link afterwards.
+        path = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=top)
+        try:
+            os.chmod(f"/proc/self/fd/{path}", OWNER)
+        finally:
+            os.close(path)
+    return os.open(name, FOLDER, dir_fd=top)

@@ -55,6 +55,7 @@ READS = {
     "leakaudit/_util/npz.py:Npz.__init__": NAMED,
     "leakaudit/_util/own_code.py:defined_in": MODULE,
     "leakaudit/gate/untrusted.py:_environment": "the name of an environment variable",
+    "leakaudit/gate/untrusted.py:_relay": "lines of the isolated process",
     "leakaudit/gate/untrusted.py:_show": SHOWN,
     "leakaudit/pipeline/purge.py:_what": NAMED,
     "leakaudit/_util/separated.py": SHOWN,

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import html
 import secrets
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from leakaudit._util.files import replacing
 from leakaudit._util.plural import counted
 from leakaudit.cli._options import described, say, show
 from leakaudit.errors import LeakauditError
@@ -16,6 +21,16 @@ from leakaudit.errors import LeakauditError
 NEEDED = ("starlette", "uvicorn")  # packages of the extra `view`
 UNSHOWN = 3  # exit code of an export in which a report is missing
 TOLD = 10  # largest number of missing reports that are listed
+# The page that leads a browser to an address; some browsers do not follow it by themselves.
+LEADING = """<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="referrer" content="no-referrer">
+<meta http-equiv="refresh" content="0; url={address}">
+<title>leakaudit</title>
+<p><a href="{address}">Open the list of runs</a></p>
+</html>
+"""
 
 
 def add(verbs: Any) -> None:
@@ -85,21 +100,36 @@ def _serve(args: argparse.Namespace) -> int:
 
     token = secrets.token_urlsafe(32)
     listener = server.listen(args.port)
-    with listener:
+    with listener, ExitStack() as until_the_end:
         port = listener.getsockname()[1]
         app = server.application(args.folder, token, port)
         address = f"http://{server.LOOPBACK}:{port}/{token}/"
         show(f"{address}\n")
         say("anyone with this address can read the folder; end with Ctrl-C", args)
         if args.open:
-            import webbrowser
-
-            webbrowser.open(address)
+            until_the_end.enter_context(_opened(address))
         try:
             server.server(app).run(sockets=[listener])
         except KeyboardInterrupt:
             say("\nended", args)
     return 0
+
+
+@contextmanager
+def _opened(address: str) -> Iterator[None]:
+    """Open an address in the default browser, and clean up at the end of the block.
+
+    All users of the machine can read the command line of a browser. It therefore names a page that
+    only its owner can read, and this page leads to the address.
+    """
+    import webbrowser
+
+    with tempfile.TemporaryDirectory(prefix="leakaudit-") as folder:
+        page = Path(folder) / "open.html"
+        with replacing(page, durable=False) as file:
+            file.write(LEADING.format(address=html.escape(address)).encode())
+        webbrowser.open(page.as_uri())
+        yield
 
 
 def _export(args: argparse.Namespace) -> int:

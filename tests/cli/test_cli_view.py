@@ -13,9 +13,12 @@ import re
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import time
+import urllib.parse
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -680,8 +683,6 @@ def test_ctrl_c_ends_the_viewer_and_its_processes(folder: Path) -> None:
     address = started.stdout.readline().strip()
     found = re.fullmatch(r"http://127\.0\.0\.1:(\d+)/([\w-]{43})/", address)
     assert found is not None, address
-    import urllib.request
-
     page = urllib.request.urlopen(address).read().decode()
     assert "faces/" in html.unescape(page)
     os.killpg(started.pid, signal.SIGINT)  # as a terminal does
@@ -692,6 +693,53 @@ def test_ctrl_c_ends_the_viewer_and_its_processes(folder: Path) -> None:
     started.stdout.close()
     started.stderr.close()
     assert ended(started.pid)
+
+
+BROWSER = """#!/bin/sh
+printf '%s\\n' "$@" > "$SEEN.new"
+mv "$SEEN.new" "$SEEN"
+"""
+
+
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
+def test_the_command_line_of_the_browser_does_not_contain_the_token(
+    folder: Path, tmp_path: Path, end: signal.Signals
+) -> None:
+    """Every user of the machine can read it; the page that it names is its owner's."""
+    browser, seen = tmp_path / "browser", tmp_path / "seen"
+    browser.write_text(BROWSER)
+    browser.chmod(0o700)
+    started = subprocess.Popen(
+        [sys.executable, "-m", "leakaudit", "view", str(folder), "--open"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "BROWSER": f"{browser} %s", "SEEN": str(seen)},
+    )
+    assert started.stdout is not None
+    address = started.stdout.readline().strip()
+    token = address.split("/")[-2]
+    for _ in range(300):
+        if seen.exists():
+            break
+        time.sleep(0.1)
+    asked = seen.read_text().splitlines()
+    assert len(asked) == 1
+    assert token not in asked[0]
+    page = Path(urllib.parse.unquote(asked[0].removeprefix("file://")))
+    assert stat.S_IMODE(page.stat().st_mode) == 0o600
+    assert stat.S_IMODE(page.parent.stat().st_mode) == 0o700
+    text = page.read_text()
+    assert f'<meta http-equiv="refresh" content="0; url={address}">' in text
+    assert "<script" not in text
+    # What a browser sends when a page of the disk leads it to the address.
+    headers = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}
+    with urllib.request.urlopen(urllib.request.Request(address, headers=headers)) as answer:
+        assert answer.status == 200
+    os.killpg(started.pid, end)
+    started.communicate(timeout=30)
+    assert not page.parent.exists()
 
 
 def test_queries_are_written_as_they_are_read() -> None:

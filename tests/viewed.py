@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from leakaudit.viewing import server
+from leakaudit.viewing.strangers import Strangers
 from leakaudit.viewing.summaries import identifier
 
 TOKEN = "a-token-of-the-tests"
@@ -67,11 +68,11 @@ class Viewer:
 
 
 @contextmanager
-def viewing(root: Path) -> Iterator[Viewer]:
+def viewing(root: Path, strangers: Strangers | None = None) -> Iterator[Viewer]:
     """Serve a folder while the block runs."""
     with server.listen(0) as listener:
         port = listener.getsockname()[1]
-        made = server.server(server.application(root, TOKEN, port))
+        made = server.server(server.application(root, TOKEN, port, strangers))
         thread = threading.Thread(target=made.run, kwargs={"sockets": [listener]})
         thread.start()
         try:

@@ -1,7 +1,8 @@
 """The server of the viewer: on the loopback interface, read-only, with a secret in its address.
 
-Every request must name the server as its host, use GET or HEAD, and begin with the token. Folders
-are found by identifiers that the list contains, so no part of an address becomes a path.
+Every request must name the server as its host, use GET or HEAD, and begin with the token; the
+connection of a refused one ends. Folders are found by identifiers that the list contains, so no
+part of an address becomes a path.
 """
 
 from __future__ import annotations
@@ -24,11 +25,13 @@ from leakaudit.viewing import compare, pages, running
 from leakaudit.viewing.filters import Query
 from leakaudit.viewing.index import Index, Listing
 from leakaudit.viewing.reports import Changes, Reports
+from leakaudit.viewing.strangers import Strangers, protocol
 from leakaudit.viewing.summaries import Run
 
 LOOPBACK = "127.0.0.1"
 METHODS = ("GET", "HEAD")
-CONNECTIONS = 64  # requests at the same time
+CONNECTIONS = 64  # connections at the same time, `strangers.PLACES` of them without the token
+KEEP_ALIVE = 5  # seconds that a connection with the token stays open between two requests
 QUERY = 8192  # bytes of a query
 # Headers of every answer. No other page can embed this one, and no cache keeps it.
 HEADERS = {
@@ -48,19 +51,22 @@ class Guard:
 
     Attributes:
         token: The first part of every path.
+        strangers: The connections without an accepted request.
         hosts: Names by which the server may be called.
     """
 
-    def __init__(self, app: ASGIApp, token: str, port: int) -> None:
+    def __init__(self, app: ASGIApp, token: str, port: int, strangers: Strangers) -> None:
         """Guard an application.
 
         Args:
             app: What answers accepted requests.
             token: The secret.
             port: Port of the server.
+            strangers: The connections without an accepted request.
         """
         self._app = app
         self.token = token
+        self.strangers = strangers
         self.hosts = frozenset({f"{LOOPBACK}:{port}", f"localhost:{port}"})
         if port == 80:
             self.hosts |= {LOOPBACK, "localhost"}
@@ -84,8 +90,10 @@ class Guard:
                 message = {**message, "headers": given}
             await send(message)
 
-        refused = self._refused(scope)
-        answer: ASGIApp = self._app if refused is None else refused
+        answer: ASGIApp | None = self._refused(scope)
+        if answer is None:
+            self.strangers.leave(tuple(scope["client"]))
+            answer = self._app
         await answer(scope, receive, with_headers)
 
     def _refused(self, scope: Scope) -> Response | None:
@@ -105,9 +113,9 @@ class Guard:
 
 
 def _plain(text: str, status: int, headers: Mapping[str, str] | None = None) -> Response:
-    return PlainTextResponse(
-        f"{text}\n", status, {**_policy("default-src 'none'"), **(headers or {})}
-    )
+    """A refusal, with which the connection ends: it would otherwise keep its place."""
+    own = {**_policy("default-src 'none'"), "connection": "close"}
+    return PlainTextResponse(f"{text}\n", status, {**own, **(headers or {})})
 
 
 def _policy(text: str) -> dict[str, str]:
@@ -274,13 +282,14 @@ def _not_found(request: Request, error: Exception) -> Response:
     return _missing(up)
 
 
-def application(root: Path, token: str, port: int) -> Guard:
+def application(root: Path, token: str, port: int, strangers: Strangers | None = None) -> Guard:
     """Return the viewer as an ASGI application.
 
     Args:
         root: The folder.
         token: The secret in every address.
         port: Port of the server.
+        strangers: The places for connections without the token; by default the usual ones.
 
     Returns:
         The guarded application.
@@ -297,7 +306,7 @@ def application(root: Path, token: str, port: int) -> Guard:
     site = Site(index, Reports(index.root))
     app = Starlette(routes=site.routes(), exception_handlers={404: _not_found})
     app.router.redirect_slashes = False
-    return Guard(app, token, port)
+    return Guard(app, token, port, strangers or Strangers())
 
 
 def listen(port: int) -> socket.socket:
@@ -339,7 +348,7 @@ def server(app: Guard) -> uvicorn.Server:
         uvicorn.Config(
             app,
             loop="asyncio",
-            http="h11",
+            http=protocol(app.strangers),
             ws="none",
             lifespan="off",
             log_level="error",
@@ -347,6 +356,7 @@ def server(app: Guard) -> uvicorn.Server:
             proxy_headers=False,
             server_header=False,
             limit_concurrency=CONNECTIONS,
+            timeout_keep_alive=KEEP_ALIVE,
             timeout_graceful_shutdown=1,
         )
     )

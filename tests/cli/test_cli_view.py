@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import html
+import http.client
 import json
 import os
 import re
@@ -20,6 +21,7 @@ import time
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -32,11 +34,12 @@ from leakaudit.cli import main
 from leakaudit.cli import view as verb
 from leakaudit.errors import LeakauditError
 from leakaudit.pipeline import progress_file
-from leakaudit.viewing import files, reports, summaries
+from leakaudit.viewing import files, reports, server, summaries
 from leakaudit.viewing.export import export
 from leakaudit.viewing.filters import FIELDS, SORTS, Query
 from leakaudit.viewing.index import Index
 from leakaudit.viewing.reports import Reports
+from leakaudit.viewing.strangers import Strangers
 from leakaudit.viewing.summaries import identifier
 
 pytestmark = pytest.mark.usefixtures("own_folder")
@@ -164,6 +167,73 @@ def test_the_server_listens_on_the_loopback_interface_only(viewer: Viewer) -> No
         if not address.startswith("127."):
             with pytest.raises(OSError, match=r"refused|timed out"):
                 socket.create_connection((address, viewer.port), timeout=2)
+
+
+# --- connections without the token ------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def narrow(folder: Path) -> Iterator[Viewer]:
+    """A viewer with few places for connections without the token."""
+    with viewing(folder, Strangers(seconds=2, places=4)) as started:
+        yield started
+
+
+def ends(connection: socket.socket, seconds: float) -> bool:
+    """Whether the viewer ends a connection in time, without an answer."""
+    connection.settimeout(seconds)
+    try:
+        return connection.recv(1) == b""
+    except ConnectionResetError:
+        return True
+    except TimeoutError:
+        return False
+
+
+def test_half_requests_of_others_take_no_place_of_a_reader(narrow: Viewer) -> None:
+    with ExitStack() as opened:
+        others = []
+        for _ in range(server.CONNECTIONS + 6):
+            other = opened.enter_context(socket.create_connection(("127.0.0.1", narrow.port)))
+            other.sendall(b"GET / HT")
+            others.append(other)
+        assert narrow.get().code == 200
+        assert all(ends(other, 20) for other in others)
+
+
+def test_a_request_that_arrives_byte_by_byte_ends_in_time(narrow: Viewer) -> None:
+    """Bytes do not extend the time: the whole request must arrive in it."""
+    with socket.create_connection(("127.0.0.1", narrow.port)) as slow:
+        began = time.monotonic()
+        with suppress(ConnectionResetError, BrokenPipeError):
+            while time.monotonic() < began + 20:
+                slow.sendall(b"G")
+                time.sleep(0.1)
+        assert 1.5 <= time.monotonic() - began < 20
+
+
+def test_a_refused_request_ends_its_connection(narrow: Viewer) -> None:
+    with socket.create_connection(("127.0.0.1", narrow.port), timeout=20) as refused:
+        request = f"GET / HTTP/1.1\r\nHost: 127.0.0.1:{narrow.port}\r\n\r\n"
+        refused.sendall(request.encode())
+        answer = b""
+        while more := refused.recv(1000):
+            answer += more
+        assert answer.split()[1] == b"403"
+        assert b"\r\nconnection: close\r\n" in answer.lower()
+
+
+def test_a_connection_with_the_token_stays_between_requests(narrow: Viewer) -> None:
+    reader = http.client.HTTPConnection("127.0.0.1", narrow.port, timeout=150)
+    for _ in range(2):
+        reader.request("GET", f"/{TOKEN}/")
+        kept = reader.sock
+        answer = reader.getresponse()
+        assert answer.status == 200
+        answer.read()
+        time.sleep(3)  # longer than a connection without the token may wait
+        assert reader.sock is kept
+    reader.close()
 
 
 # --- the list ---------------------------------------------------------------------------------

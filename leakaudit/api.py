@@ -437,14 +437,15 @@ def report(
             f"--against does not apply to {format}, which shows one record; omit it"
         )
     earlier = None if against is None else record_file.read(file_of(against))
-    if location is not None:
-        shown = {**shown, "location": location}
+    # The location is named for this report, so it stays in a redacted one.
+    named = {} if location is None else {"location": location}
     if redacted:
         from leakaudit.results import redaction  # it knows all data sets and models
 
         if earlier is not None:
-            return render(redaction.redact_compared(shown, earlier, redact_key))
-        return render(redaction.redact(shown, redact_key))
+            return render({**redaction.redact_compared(shown, earlier, redact_key), **named})
+        return render({**redaction.redact(shown, redact_key), **named})
+    shown = {**shown, **named}
     record_file.whole(shown, source.parent)
     if earlier is not None:
         shown = comparison.compare(shown, earlier)

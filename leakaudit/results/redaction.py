@@ -6,10 +6,14 @@ treated accordingly:
 - nodes, edges and adversaries are renamed;
 - a sentence that could name a node is removed, or composed again from the redacted fields beside
   it;
-- a name is kept if it is one of leakaudit's own (an attack, a protocol, a data set, a model), and
-  otherwise hidden;
-- scores, certificates, the structure of the network, seeds, versions and SHA-256 digests stay,
-  because they are the substance of a report.
+- a name is kept if it is one of leakaudit's own (an attack, a protocol, a data set, a model, a
+  setting), and otherwise hidden;
+- what identifies a recording, a file or a machine is removed: identifiers, digests of files, the
+  number of a recording, and what a platform or a version says of one machine;
+- a digest of settings is computed again from the redacted settings. The old one would confirm every
+  correct guess of what was hidden, and the old number of a node is quickly guessed;
+- scores, certificates, the structure of the network, seeds, times and versions stay, because they
+  are the substance of a report.
 
 No text is searched. Text that is not known to be harmless is removed.
 """
@@ -18,9 +22,12 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import inspect
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TypeVar
 
 from msgspec import UNSET, UnsetType
@@ -46,6 +53,7 @@ from leakaudit.results.model import (
     NodeBest,
     NotTried,
     Provenance,
+    Rescoring,
     RuleEntry,
     RunRecord,
     TraceSummary,
@@ -54,9 +62,10 @@ from leakaudit.results.model import (
     ViewEntry,
     given,
 )
+from leakaudit.results.provenance import PACKAGES, digest
 from leakaudit.results.record_file import ID_ONLY, NOT_COMPARED, UNTIED, warned
 from leakaudit.results.wording import headline, reconstructed, rule_outcome, untried
-from leakaudit.scoring.scoring import definitions
+from leakaudit.scoring.scoring import METRICS, definitions
 from leakaudit.tasks.data import is_public
 from leakaudit.tasks.models import MODELS
 from leakaudit.trace import Json, TaskSpec
@@ -65,7 +74,7 @@ from leakaudit.verdict import Verdict
 HIDDEN = "redacted"
 LARGEST = 200_000  # nodes that are renumbered, which takes about a second; a choice
 ROUNDS = 100_000  # rounds up to which a sentence about the last round attacked is kept: a choice
-LOCATION = "leakaudit.toml"  # for a gate whose configuration was given as an absolute path
+LOCATION = "leakaudit.toml"  # in place of the path of a gate's configuration
 LEAKS = ("gradient", "difference")  # kinds of a `leakaudit.leak.GradientLeak`
 GUESSERS = ("auto", *Guesser)  # what guesses, besides the attacks
 LEVELS = (0, 1, 15, 16, 255, 256, 65535)  # data grids for which the definitions are known
@@ -75,6 +84,34 @@ ATTACKS = ("attack", "attacks")  # settings that name attacks
 WORDS = frozenset(
     ("all", "auto", "none", "cpu", "cuda", "off", "warn", "error", "mean", "worst", "best", HIDDEN)
 )
+# Keys of settings that belong to leakaudit's own vocabulary, besides the parameters of attacks,
+# protocols and models; others, such as the constants of a user's protocol file, are hidden.
+KEYS = frozenset(
+    (
+        # an attack
+        *("adversary", "window", "knows", "nodes", "settings", "attack", "rounds", "truth"),
+        *("lpips_weights", "seed", "device", "max_seconds", "trusted"),
+        # a scenario, and what belongs to the task in its constants
+        *("scenario", "victim", "graph", "data", "samples", "split", "model", "set", "dtype"),
+        *("wires", "layers", "states", "curves", "l2", "bn", "dropout", "tokens", "sha256"),
+        # an audit
+        *("epsilon", "delta", "noise", "constant", "sensitivity", "smoothness", "adversaries"),
+        *("attacks", "seeds", "gradients", "alpha", "psnr", "candidates", "replays", "canary"),
+        "one_run",
+        # a gate
+        *("baseline", "compare", "tolerance", "checks", "budgets", "accepted", "name", "run"),
+        *("lint", "timeout", "secure", "undetermined", "measure", "most", "cells", "level"),
+        *("aggregate", "id", "reason", "owner", "expires"),
+        # measures of a gate, by which its tolerance is given
+        *("gain", "ssim", "recovered", "exact", "identified", "labels"),
+        # seeds
+        *("first", "count"),
+    )
+)
+DEVICES = frozenset(("cpu", "cuda", "mps", *(f"cuda:{number}" for number in range(64))))
+SYSTEMS = ("Linux", "macOS", "Darwin", "Windows", "FreeBSD", "OpenBSD", "NetBSD")
+# The public part of a version; what follows it may name who built the package (PEP 440).
+VERSION = re.compile(r"[0-9]+(\.[0-9]+)*((a|b|rc|\.post|\.dev)[0-9]+)*")
 ADVERSARY_NOBODY = "nobody"  # the text form of an `Adversary` that observes nothing
 
 B = TypeVar("B", Undetermined, Finding, VerdictEntry, NodeBest)
@@ -84,18 +121,18 @@ def redact(results: Mapping[str, Json], key: str | None = None) -> dict[str, Jso
     """Remove personal data from a record.
 
     Args:
-        results: The record of an attack, an audit or a gate. A comparison or a gallery in it is
-            omitted.
+        results: The record of an attack, an audit or a gate. A comparison, a gallery or a location
+            that was added to it is omitted.
         key: Records that are redacted with the same key have the same node numbers; anyone who
             knows the key can recover the original numbers. Without a key, the numbers are derived
             from the whole record.
 
     Returns:
-        The record without pictures, labels, notes, formulas, paths and command arguments, its nodes
-        renumbered throughout.
+        The record without pictures, labels, notes, formulas, paths, command arguments and
+        identifiers, its nodes renumbered throughout.
     """
     record = model.of_run(results)
-    return _placed(_Redactor.drawn(key, record).record(record), results)
+    return model.plain(_Redactor.drawn(key, record).record(record))
 
 
 def redact_compared(
@@ -117,20 +154,7 @@ def redact_compared(
     shown = redactor.record(new)
     differs = comparison.differences(new, old)
     against = comparison.against(shown, redactor.record(old), differs)
-    return {**_placed(shown, now), "against": model.plain(against)}
-
-
-def _placed(shown: RunRecord, results: Mapping[str, Json]) -> dict[str, Json]:
-    """The values of a redacted record.
-
-    Only the record of a gate has a field `location`; for other records it is added here if the
-    command line specified one.
-    """
-    values = model.plain(shown)
-    location = results.get("location")
-    if isinstance(location, str) and "location" not in values:
-        values["location"] = _location(location)
-    return values
+    return {**model.plain(shown), "against": model.plain(against)}
 
 
 @dataclass(frozen=True)
@@ -154,7 +178,7 @@ class _Redactor:
         if secret is None:
             values = [json.dumps(model.plain(record), sort_keys=True) for record in records]
             secret = "\n".join(values)
-        digest = hashlib.sha256(secret.encode("utf-8", "surrogatepass")).digest()
+        hashed = hashlib.sha256(secret.encode("utf-8", "surrogatepass")).digest()
         nodes = max(network.nodes for record in records for network in _networks(record))
         if nodes > LARGEST:
             raise LeakauditError(
@@ -162,7 +186,7 @@ class _Redactor:
                 f"{brief(nodes, 20)}"
             )
         order = sorted(
-            range(nodes), key=lambda node: hmac.digest(digest, str(node).encode(), "sha256")
+            range(nodes), key=lambda node: hmac.digest(hashed, str(node).encode(), "sha256")
         )
         return cls(
             places={node: place for place, node in enumerate(order)},
@@ -218,7 +242,7 @@ class _Redactor:
         if isinstance(shown, AuditRecord):
             shown = replace(shown, audit=self.audit(shown.audit))
         if isinstance(shown, CheckRecord):
-            shown = replace(shown, gate=self.gate(shown.gate), location=_location(shown.location))
+            shown = replace(shown, gate=self.gate(shown.gate), location=LOCATION)
         said = headline(shown)
         remarks = given(shown.unverified, ())
         return replace(shown, summary=warned(said, remarks, given(shown.unclear, ())))
@@ -291,24 +315,49 @@ class _Redactor:
 
     def provenance(self, record: RunRecord) -> Provenance:
         source = record.provenance
+        trace, truth = source.trace, source.truth
         rescored = source.rescored
         if not isinstance(rescored, UnsetType):
-            rescored = tuple(replace(one, command=_command("score")) for one in rescored)
-        settings = {name: self.setting(value, name) for name, value in source.settings.items()}
+            rescored = tuple(map(_rescoring, rescored))
+        settings = self.settings(source.settings)
         return replace(
             source,
-            trace=replace(source.trace, id=HIDDEN),
-            truth=replace(source.truth, path=UNSET),
+            versions=_versions(source.versions),
+            seeds=dict(zip(self.keys(source.seeds), source.seeds.values(), strict=True)),
+            device=_known(source.device, DEVICES),
+            trace=replace(trace, id=HIDDEN, sha256=None, recording=_recording(trace.recording)),
+            truth=replace(truth, sha256=None, path=UNSET, recording=_recording(truth.recording)),
             settings=settings,
+            digest=digest(settings),
             command=_command(_verb(record)),
+            platform=_system(source.platform),
             rescored=rescored,
             program=UNSET,
         )
 
+    def settings(self, values: Mapping[str, object]) -> dict[str, object]:
+        """The settings of one table."""
+        kept = {}
+        for shown, (name, value) in zip(self.keys(values), values.items(), strict=True):
+            kept[shown] = self.setting(value, name)
+        return kept
+
+    def keys(self, names: Iterable[str]) -> list[str]:
+        """Keys of one table: those of leakaudit's own, and a number for each hidden one."""
+        kept = []
+        hidden = 0
+        for name in names:
+            if name in KEYS or name in self.attacks or name in _parameters():
+                kept.append(name)
+            else:
+                hidden += 1
+                kept.append(f"{HIDDEN} {hidden}")
+        return kept
+
     def setting(self, value: object, name: str) -> object:
         """Numbers stay, except for nodes; texts are adversaries, attacks or known words."""
         if isinstance(value, Mapping):
-            return {key: self.setting(inner, str(key)) for key, inner in value.items()}
+            return self.settings(value)
         if isinstance(value, list | tuple):
             return [self.setting(inner, name) for inner in value]
         if isinstance(value, str):
@@ -428,6 +477,7 @@ class _Redactor:
             name=f"{cell.check}/{adversary}/{attack}",
             adversary=adversary,
             attack=attack,
+            digest=digest({"check": cell.check, "adversary": adversary, "attack": attack}),
             worst=worst,
             nodes=nodes,
             says=reconstructed(worst, adversary, attack),
@@ -526,6 +576,48 @@ def _command(verb: str) -> str:
     return f"leakaudit {verb} {HIDDEN}"
 
 
-def _location(location: str) -> str:
-    """A relative path is what SARIF points at; an absolute path reveals the machine."""
-    return LOCATION if location.startswith("/") else location
+@cache
+def _parameters() -> frozenset[str]:
+    """Names of the parameters of all attacks, protocols and models."""
+    kinds = [registry.get("attacks", name) for name in registry.names("attacks")]
+    kinds += [registry.get("victims", name) for name in registry.names("victims")]
+    known: set[str] = set()
+    for kind in kinds:
+        known |= registry.parameters(kind).keys()
+    for made in MODELS.values():
+        known |= inspect.signature(made).parameters.keys()
+    return frozenset(known)
+
+
+def _recording(number: str | UnsetType | None) -> str | UnsetType | None:
+    """Keep that a recording has a number, but not which one."""
+    return HIDDEN if isinstance(number, str) else number
+
+
+def _rescoring(one: Rescoring) -> Rescoring:
+    metrics = tuple(_known(name, METRICS) for name in one.metrics)
+    return replace(one, metrics=metrics, truth=None, command=_command("score"))
+
+
+def _versions(versions: Mapping[str, str | None]) -> dict[str, str | None]:
+    """The public versions of the packages that leakaudit itself lists."""
+    kept: dict[str, str | None] = {}
+    for name in ("python", *PACKAGES):
+        if name in versions:
+            kept[name] = _public(versions[name])
+    return kept
+
+
+def _public(version: str | None) -> str | None:
+    if version is None:
+        return None
+    found = VERSION.match(version)
+    return HIDDEN if found is None else found[0]
+
+
+def _system(platform: str) -> str:
+    """The operating system without its build, which may identify a machine."""
+    for name in SYSTEMS:
+        if platform.startswith(name):
+            return name
+    return HIDDEN

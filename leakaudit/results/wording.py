@@ -813,9 +813,7 @@ def provenance(record: RunRecord) -> list[tuple[str, str]]:
         "torchvision": "shimmed (operators declared, not compiled)" if source.shimmed else "",
         "seeds": ", ".join(f"{name} {seed}" for name, seed in source.seeds.items()),
         "device": f"{source.device}, {counted(source.threads, 'thread')}, {source.platform}",
-        "trace": (
-            f"id {source.trace.id or 'none'}, sha256 {source.trace.sha256 or 'not computed'}"
-        ),
+        "trace": (f"id {source.trace.id or 'none'}, sha256 {source.trace.sha256 or 'not stated'}"),
         "truth": _truth(record),
         "configuration": f"sha256 {source.digest}",
     }
@@ -839,6 +837,8 @@ def _truth(record: RunRecord) -> str:
         return f"sha256 {sha256}"
     if isinstance(record, AuditRecord | CheckRecord):
         return "recorded in each run and not kept"
+    if any(finding.scores is not None for finding in record.findings):
+        return "sha256 not stated"
     return "no truth file: not scored"
 
 

@@ -7,13 +7,21 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 from records import FORMATS, RECORDS, Record, finding, gate_of_two_checks, record, rendered
+from viewed import bare, put
 
+from leakaudit import api
+from leakaudit.auditing.plan import AuditPlan
+from leakaudit.gate.config import Acceptance, Budget, Check
+from leakaudit.gate.measures import MEASURES
+from leakaudit.protocols.scenario import Scenario
 from leakaudit.results import comparison, grading, record_file, redaction
+from leakaudit.results.provenance import digest
 
 
 def redacted(of: Record, key: str | None = None) -> Record:
@@ -127,6 +135,69 @@ def test_redaction_is_stable_under_a_key_and_differs_without() -> None:
     assert redacted(one)["trace"]["links"] != redacted(other)["trace"]["links"]
 
 
+def test_what_identifies_a_recording_a_file_or_a_machine_is_removed() -> None:
+    of = record(finding(0))
+    number, sha256 = "0123456789abcdef" * 2, "3" * 64
+    of["provenance"] |= {
+        "trace": {"id": "ward 7", "sha256": sha256, "recording": number},
+        "truth": {"sha256": sha256, "path": "ward7/trace.truth.pt", "recording": number},
+        "device": "cuda:0",
+        "platform": "Linux-6.8.0-45-ward7-x86_64-with-glibc2.39",
+        "versions": {"python": "3.11.7", "torch": "2.13.0+cu128", "lpips": None},
+    }
+    origin = redacted(of)["provenance"]
+    assert origin["trace"] == {"id": "redacted", "sha256": None, "recording": "redacted"}
+    assert origin["truth"] == {"sha256": None, "recording": "redacted"}
+    assert (origin["device"], origin["platform"]) == ("cuda:0", "Linux")
+    assert origin["versions"] == {"python": "3.11.7", "torch": "2.13.0", "lpips": None}
+    for format in (*FORMATS, "markdown", "text"):
+        page = rendered(format, redacted(of))
+        assert number not in page
+        assert sha256 not in page
+        assert "not scored" not in page
+
+
+def test_no_digest_confirms_a_guess_of_what_was_hidden() -> None:
+    """Whoever knows a way of writing settings could otherwise try all numbers of nodes."""
+    of = RECORDS["gate"]
+    of = {**of, "provenance": {**of["provenance"], "digest": DIGEST}}
+    of["gate"] = {**of["gate"], "cells": [{**c, "digest": DIGEST} for c in of["gate"]["cells"]]}
+    out = redacted(of, "key")
+    assert out["provenance"]["digest"] == digest(out["provenance"]["settings"])
+    assert DIGEST not in json.dumps(out)
+    assert redacted(of, "key") == out
+
+
+def test_a_redacted_report_points_only_at_the_file_that_is_named_for_it(tmp_path: Path) -> None:
+    for name in ("attack", "gate"):
+        of = bare(RECORDS[name])
+        if name == "gate":
+            of["location"] = "wards/ward7/leakaudit.toml"
+        put(tmp_path / name, of)
+        page = api.report(tmp_path / name, "sarif", redact=True)
+        assert "ward7" not in str(page)
+        assert '"uri": "leakaudit.toml"' in str(page)
+        page = api.report(tmp_path / name, "sarif", redact=True, location="public/train.py")
+        assert '"uri": "public/train.py"' in str(page)
+
+
+def test_leakaudits_own_keys_of_settings_stay() -> None:
+    own = {
+        one.name
+        for kind in (AuditPlan, Scenario, Check, Budget, Acceptance)
+        for one in fields(kind)
+    }
+    own |= {*MEASURES, "steps", "sigma", "hidden", "inverting"}
+    of = record(finding(0))
+    of["provenance"]["settings"] = {**dict.fromkeys(own, 0.5), "ward7": 1.5, "ward8": 2.5}
+    kept = redacted(of)["provenance"]["settings"]
+    assert own <= kept.keys()
+    assert {name: kept[name] for name in kept.keys() - own} == {
+        "redacted 1": 1.5,
+        "redacted 2": 2.5,
+    }
+
+
 # --- comparison -------------------------------------------------------------------------------------------------------
 
 
@@ -208,12 +279,13 @@ def test_a_redacted_comparison_keeps_its_states_and_no_old_fingerprint() -> None
 GOLDEN = Path(__file__).parents[1] / "golden" / "records"
 FIRST = 70_001  # planted nodes bear numbers that nothing else in a record has
 PLANTED = f"PLANTED of node {FIRST} on edge {FIRST}-{FIRST + 1} in /home/PLANTED/x.pt"
-# What stays as it is: words of the schema, digests and times, and what a report is about (docs/reports.md): versions,
-# the machine, and names that leakaudit's own code or the configuration gives to checks, tests, measures and promises.
+DIGEST = "5ec7e7" * 10 + "5ec7"  # in place of every SHA-256
+# What stays as it is: words of the schema, times, and what a report is about (docs/reports.md): names that leakaudit's
+# own code or the configuration gives to checks, tests, measures and promises.
 KEPT = {
-    *("schema", "kind", "started", "sha256", "digest", "recording", "status", "verdict", "epsilon"),
-    *("versions", "device", "platform", "name", "check", "test", "measure", "measures", "pitfalls"),
-    *("files", "seeds", "exact", "mu", "value", "limit", "p", "acceptances", "level", "why_not"),
+    *("schema", "kind", "started", "status", "verdict", "epsilon"),
+    *("name", "check", "test", "measure", "measures", "pitfalls"),
+    *("files", "exact", "mu", "value", "limit", "p", "acceptances", "level", "why_not"),
 }
 NODES = {"node", "nodes", "links"}
 
@@ -224,8 +296,16 @@ def planted(value: Any, key: str = "", inside: str = "") -> Any:
         return {**value, "sentence": PLANTED} if isinstance(value, dict) else value
     if key == "reasons":
         return {str(FIRST): PLANTED}
+    if key in ("sha256", "digest"):
+        return DIGEST
+    if key == "recording":
+        return None if value is None else PLANTED
+    if key == "versions":
+        return {**dict.fromkeys(value, PLANTED), "torch": "2.10.0+PLANTED", PLANTED: "1.0"}
+    if key == "seeds" and isinstance(value, dict):
+        return {**value, PLANTED: 0}
     if isinstance(value, dict):
-        if key in KEPT or inside == "versions":
+        if key in KEPT:
             return value
         return {name: planted(one, name, key) for name, one in value.items()}
     if isinstance(value, list):
@@ -253,7 +333,17 @@ def test_of_what_is_planted_in_every_field_nothing_stays(name: str) -> None:
     for network in (secret["trace"], *secret.get("gate", {}).get("networks", {}).values()):
         network["nodes"] = 90_000
     secret["not_tried"] += [f"check main: nodes other than {FIRST}, {FIRST + 1}"]
-    secret["provenance"]["settings"] |= {"adversary": f"node:{FIRST}", "nodes": [FIRST]}
+    settings = {"adversary": f"node:{FIRST}", "nodes": [FIRST], PLANTED: 1, f"{PLANTED} 2": 2}
+    secret["provenance"]["settings"] |= {**settings, "set": {PLANTED: {PLANTED: 3, "steps": 4}}}
+    secret["provenance"]["rescored"] = [
+        {
+            "metrics": ["psnr", PLANTED],
+            "truth": DIGEST,
+            "command": PLANTED,
+            "started": "2030-01-31T12:00:00+00:00",
+        }
+    ]
+    secret["location"] = "PLANTED/leakaudit.toml"
     if "gate" in secret:
         secret["gate"]["rules"][0]["accepted"] = PLANTED
         secret["gate"]["stale"] = [f"main/node:{FIRST}/exact"]
@@ -266,13 +356,15 @@ def test_of_what_is_planted_in_every_field_nothing_stays(name: str) -> None:
         for rule in secret["gate"]["rules"]:
             rule["says"] = PLANTED
             rule["nodes"] = [FIRST, FIRST + 2]
-        secret["location"] = "/home/PLANTED/leakaudit.toml"
     if "files" in secret:
-        secret["files"] = {"PLANTED.npz": "0" * 64}
+        secret["files"] = {"PLANTED.npz": DIGEST}
     assert str(FIRST) in json.dumps(secret)
     out = redacted(secret, "key")
     text = json.dumps(out)
     assert "PLANTED" not in text
+    assert DIGEST not in text
+    assert out["provenance"]["versions"]["torch"] == "2.10.0"
+    assert out["provenance"]["settings"]["set"] == {"redacted 1": {"redacted 1": 3, "steps": 4}}
     assert not re.findall(rf"{FIRST}|{FIRST + 1}|{FIRST + 2}", text)
     for format in (*FORMATS, "markdown", "text"):
         page = rendered(format, out)

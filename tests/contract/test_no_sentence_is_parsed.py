@@ -188,7 +188,6 @@ READS = {
     "leakaudit/rendering/plots.py:_columns": SHOWN,
     "leakaudit/rendering/record_figure.py:_image": "a data URI that the gallery wrote",
     "leakaudit/results/redaction.py": "the form of a version of a package",
-    "leakaudit/results/redaction.py:_public": "the form of a version of a package",
     "leakaudit/results/redaction.py:_system": "the name of the system, with which Python begins",
     "leakaudit/scoring/lpips_weights.py": TORCH,
     "leakaudit/scoring/lpips_weights.py:_canonical": TORCH,

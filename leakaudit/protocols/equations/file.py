@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import keyword
 import re
+import unicodedata
 from collections.abc import Mapping
 from dataclasses import field, make_dataclass
 from fractions import Fraction
@@ -28,6 +30,7 @@ KEPT = 64  # files whose victims are kept: a choice
 NAME = re.compile(r"(own:)?[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 WORD = re.compile(r"[^\W\d]\w*")
 WHOLE = ("samples", "records", "batch")  # constants that count records
+TAKEN = frozenset((*dir(Written), *Written.__annotations__))  # what a class of a file has already
 
 _Text = Annotated[str, Meta(description="text")]
 
@@ -165,6 +168,17 @@ def _check_name(table: config.Table, key: str, name: str) -> None:
         raise table.error(f"{key}: expected a name of letters and digits, got {name!r:.80}", key)
     if name == "t" or name in FUNCTIONS or name in GROUPS:
         raise table.error(f"{key}: {name!r} is a word of the notation; choose another name", key)
+    if key == "constants" and _is_reserved(name):
+        raise table.error(f"{key}: {name!r} is a word of the program; choose another name", key)
+
+
+def _is_reserved(name: str) -> bool:
+    """Return whether the class of a protocol cannot have a constant of this name.
+
+    Python reads an identifier in its normal form, so that two spellings would be one constant.
+    """
+    normal = unicodedata.normalize("NFKC", name) == name
+    return not normal or keyword.iskeyword(name) or name.startswith("__") or name in TAKEN
 
 
 def _matrix(table: config.Table, name: str, rule: Any) -> Rule | Rows:

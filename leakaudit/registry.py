@@ -217,6 +217,19 @@ def get(group: str, name: str) -> Any:
     """
     if group == "victims" and name.endswith(FILE):
         return importlib.import_module(READER).load(name)
+    return _named(group, name)
+
+
+def _named(group: str, name: str) -> Any:
+    """Load what is registered by a name, which is never the path of a file.
+
+    Args:
+        group: One of `GROUPS`.
+        name: Its registered name.
+
+    Raises:
+        LeakauditError: There is none of this name; the message suggests a similar one.
+    """
     if name not in _found[group]:
         if group == "victims" and name.startswith(OWN):
             says = (
@@ -244,7 +257,8 @@ def of_trace(protocol: str, provenance: Mapping[str, Any]) -> Any:
     """Return the victim of a trace.
 
     A registered victim is used if there is one, so that the user's own file has precedence over the
-    text in a trace; otherwise the text of the protocol file that the trace carries.
+    text in a trace; otherwise the text of the protocol file that the trace carries. A trace comes
+    from a stranger, so that what it names is never read from this machine's files.
 
     Args:
         protocol: The protocol that the trace names.
@@ -255,7 +269,7 @@ def of_trace(protocol: str, provenance: Mapping[str, Any]) -> Any:
     """
     text = provenance.get(TEXT)
     if not isinstance(text, str) or protocol in names("victims"):
-        return get("victims", protocol)
+        return _named("victims", protocol)
     try:
         kind = importlib.import_module(READER).victim(text)
     except LeakauditError as error:

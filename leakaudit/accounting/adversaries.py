@@ -104,6 +104,7 @@ def how_many(graph: Graph, nodes: Sequence[int], size: int) -> int:
         nodes: As for `around`.
         size: As for `around`.
     """
+    size = min(size, graph.nodes - 1)  # no coalition has more members than there are other nodes
     coalitions = sum(comb(graph.nodes - 1, members) for members in range(1, size + 1))
     views = 0
     for node in nodes:
@@ -119,7 +120,7 @@ def _of(graph: Graph, node: int, size: int) -> Iterator[Threat]:
     for j in near:
         yield Threat(node, "neighbour", curious(j))
     others = [other for other in range(graph.nodes) if other != node]
-    for members in range(1, size + 1):
+    for members in range(1, min(size, len(others)) + 1):
         for some in combinations(others, members):
             if members > 1:
                 yield Threat(node, "coalition", curious(*some))

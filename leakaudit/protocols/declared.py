@@ -417,7 +417,7 @@ def check(trace: Trace, truth: Truth, task: Task | None = None) -> Residuals:
     def fetch(vector: Vector) -> Tensor | None:
         if vector.kind in ("message", "public"):
             return read(vector)
-        return _state(truth, vector)
+        return _state(truth, vector, trace.layout.size)
 
     def gradient(vector: Vector, theta: Tensor) -> Tensor:
         owner = cast(int, vector.owner)
@@ -434,15 +434,23 @@ def check(trace: Trace, truth: Truth, task: Task | None = None) -> Residuals:
     return residuals(protocol_of(trace).whole, fetch, tolerance, gradient)
 
 
-def _state(truth: Truth, vector: Vector) -> Tensor | None:
+def _state(truth: Truth, vector: Vector, size: int) -> Tensor | None:
     """Return a private vector by name (``g.2`` for index 2) and round; None if it was not stored.
 
-    A vector that belongs to no particular node is stored once for all nodes.
+    A vector that belongs to no particular node is stored once for all nodes. What has another shape
+    is no vector of this model.
+
+    Args:
+        truth: The truth.
+        vector: The vector.
+        size: Number of the model's parameters.
     """
     name = vector.name if vector.index is None else f"{vector.name}.{vector.index}"
     kept = truth.states.get(name)
     owner = vector.owner or 0
-    if kept is None or vector.round >= len(kept) or kept.dim() != 3 or owner >= kept.shape[1]:
+    if kept is None or kept.dim() != 3 or kept.shape[2] != size:
+        return None
+    if vector.round >= len(kept) or owner >= kept.shape[1]:
         return None
     value = kept[vector.round, owner]
     return None if bool(value.isnan().all()) else value

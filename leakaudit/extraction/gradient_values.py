@@ -20,6 +20,7 @@ from leakaudit.relations import Expression, Knowledge, Vector, determined, estim
 from leakaudit.relations.estimate import Estimate
 
 SAMPLES = 6  # messages of a kind whose size is examined
+LARGEST = 1e150  # largest size of a message, whose square is finite
 SHORT = 12  # most terms of a formula that is written in full
 # Rounding of a message relative to the number format's: 1 / sqrt(12), and what the sender's own
 # arithmetic adds.
@@ -367,5 +368,5 @@ def _sizes(deduction: Deduction, knowledge: Knowledge) -> dict[str, float]:
         for message in messages[:: max(1, len(messages) // SAMPLES)]:
             value = deduction.fetch(message)
             largest = max(largest, _size(value, omits=bool(knowledge.declared.omits)))
-        sizes[name] = largest
+        sizes[name] = min(largest, LARGEST)
     return sizes

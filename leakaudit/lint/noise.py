@@ -88,6 +88,8 @@ def insufficient(samples: list[Sample]) -> Iterator[Pitfall]:
     Args:
         samples: Samples of the noise, or of gradients with noise.
     """
+    if not samples:
+        return
     groups = [[sample] for sample in samples]
     one_law = all(sample.gaussian == samples[0].gaussian for sample in samples)
     if len(samples) > 1 and one_law and all(sample.alone for sample in samples):

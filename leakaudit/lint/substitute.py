@@ -534,12 +534,13 @@ def affordable(declared: Relations, trace: Trace, numbers: int = NUMBERS) -> int
 
 
 def norm(vector: Floats) -> float:
-    """Return the Euclidean norm of a vector.
+    """Return the Euclidean norm of a vector, infinity if a square overflows.
 
     Args:
         vector: (c,) its coordinates.
     """
-    return math.sqrt(float(vector @ vector))
+    with np.errstate(over="ignore"):
+        return math.sqrt(float(vector @ vector))
 
 
 def _missed(declared: Relations, done: _Substitution, eps: float) -> Left:

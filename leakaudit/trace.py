@@ -131,6 +131,11 @@ class Graph:
         return len(seen) == self.nodes
 
 
+# Largest number of a record in size. Its square, and sums of squares, are far below the largest
+# float: a choice, as for the mean and the standard deviation of a task.
+LARGEST_RECORD = 1e30
+
+
 @dataclass(frozen=True)
 class TaskSpec:
     """Public description of the training task.

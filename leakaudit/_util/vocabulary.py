@@ -185,17 +185,46 @@ def inputs(x: Tensor, task: TaskSpec, what: str) -> None:
         )
 
 
+def shape_of_labels(y: Tensor, task: TaskSpec, what: str) -> None:
+    """Check that labels have a shape that the task's loss understands.
+
+    Args:
+        y: (n,) labels. For ``cross_entropy`` also (n, classes) probabilities; for ``squared`` also
+            (n, k) targets, where k is the number of the model's outputs.
+        task: Description of the task.
+        what: Their name in error messages.
+
+    Raises:
+        LeakauditError: They have another shape.
+    """
+    probabilities = y.is_floating_point() and y.shape[1:] == (task.classes,)
+    fits = y.dim() == 1
+    expected = "one number for each record"
+    if task.loss == "cross_entropy":
+        fits = fits or probabilities
+        expected = f"one label for each record, or {task.classes} probabilities as floats"
+    elif task.loss == "squared":
+        fits = fits or (y.dim() == 2 and y.shape[1] > 0)
+        expected = "one target for each record, or one for each output"
+    if not fits:
+        raise LeakauditError(
+            f"{what}: expected {expected} for loss {task.loss!r}, got {y.dtype} of shape "
+            f"{tuple(y.shape)}"
+        )
+
+
 def labels(y: Tensor, task: TaskSpec, what: str) -> None:
     """Check that labels are valid for the task's loss.
 
     Args:
-        y: (n,) labels, or (n, classes) probabilities for a loss of classes.
+        y: (n,) labels, or of another shape that `shape_of_labels` accepts.
         task: Description of the task.
         what: Their name in error messages.
 
     Raises:
         LeakauditError: A label is invalid.
     """
+    shape_of_labels(y, task, what)
     if not y.numel():
         return
     low, high = float(y.min()), float(y.max())
@@ -203,10 +232,11 @@ def labels(y: Tensor, task: TaskSpec, what: str) -> None:
         raise LeakauditError(f"{what}: expected finite labels, got NaN or infinity")
     if task.loss in ("cross_entropy", "next_token"):
         whole = not y.is_floating_point()
-        if not whole and y.shape[1:] != (task.classes,):
+        or_soft = "" if task.is_text else f", or {task.classes} probabilities for each record"
+        if not whole and (task.is_text or y.dim() == 1):
             raise LeakauditError(
-                f"{what}: expected whole numbers as labels, or {task.classes} probabilities for "
-                f"each record, got {y.dtype} of shape {tuple(y.shape)}"
+                f"{what}: expected whole numbers as labels{or_soft}, got {y.dtype} of shape "
+                f"{tuple(y.shape)}"
             )
         if whole and not (low >= 0 and high < task.classes):
             raise LeakauditError(

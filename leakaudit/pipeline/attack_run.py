@@ -17,6 +17,7 @@ from leakaudit._util.own_code import Trust
 from leakaudit.adversary import Adversary
 from leakaudit.errors import AttackError, LeakauditError
 from leakaudit.extraction import hearing
+from leakaudit.extraction.deduction import Deduction
 from leakaudit.pipeline import checkpoint, progress_file
 from leakaudit.pipeline import node_groups as nodes
 from leakaudit.pipeline.checkpoint import Checkpoint
@@ -162,6 +163,8 @@ def attack_file(
     task.check_layout(trace.layout)
     if options.attack != "auto":
         registry.configure(registry.get("attacks", options.attack), dict(options.settings))
+    if truth is not None:
+        _require_records(trace, truth, options)
     sha256 = _sha256(path)
     with ready(folder):
         kept = Checkpoint.begin(folder, _key(trace, sha256, options), options.resume)
@@ -215,6 +218,30 @@ def attack_file(
             kept.clear()
     conclusive = not unclear and (confirmed or truth is not None)
     return Finished(record, found.interrupted, conclusive)
+
+
+def _require_records(trace: Trace, truth: Truth, options: AttackOptions) -> None:
+    """Check that a truth has records of every node that is attacked, before any is.
+
+    A node without a leak needs none, nor does one whose gradient is only known as a part of the sum
+    that is attacked for an earlier node.
+
+    Raises:
+        LeakauditError: It lacks those of a node.
+    """
+    order = options.nodes
+    if order is None:
+        order = hearing.targets(trace, options.adversary)
+    known = set(truth.node.tolist())
+    earlier = set[int]()
+    heard = None
+    for node in order:
+        if node not in known:
+            heard = heard or Deduction(trace, options.adversary)
+            for leak in hearing.deduce(heard, [node], options.rounds, incomplete=True):
+                if not earlier & set(leak.others):
+                    scoring.require_records(truth, node)
+        earlier.add(node)
 
 
 def _key(trace: Trace, sha256: str | None, options: AttackOptions) -> str:

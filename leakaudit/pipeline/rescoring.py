@@ -165,7 +165,7 @@ def rescore(
     new = replace(
         old,
         findings=findings,
-        metrics=_definitions(old, scoring.definitions(truth.task, lpips), metrics),
+        metrics=_definitions(old, scoring.definitions(truth.task, lpips, truth), metrics),
         provenance=_origin(old.provenance, truth, metrics, truth_sha256, truth_path),
         summary=record_file.warned(
             summary(findings, old.undetermined, old.not_tried, old.trace.shape, old.complete),

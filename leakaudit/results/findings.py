@@ -196,7 +196,7 @@ def build(
         "findings": [model.plain(one) for one in findings],
         "undetermined": [model.plain(one) for one in undetermined],
         "not_tried": left_out,
-        "metrics": definitions(trace.task, lpips),
+        "metrics": definitions(trace.task, lpips, truth),
         "attacks": {name: model.plain(attack) for name, attack in attacks_of(findings).items()},
         "picture": picture,
         "originals": originals,

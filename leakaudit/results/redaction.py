@@ -65,7 +65,7 @@ from leakaudit.results.model import (
 from leakaudit.results.provenance import PACKAGES, digest
 from leakaudit.results.record_file import ID_ONLY, NOT_COMPARED, UNTIED, warned
 from leakaudit.results.wording import headline, reconstructed, rule_outcome, untried
-from leakaudit.scoring.scoring import METRICS, definitions
+from leakaudit.scoring.scoring import METRICS, SEVERAL, definitions
 from leakaudit.tasks.data import is_public
 from leakaudit.tasks.models import MODELS
 from leakaudit.trace import Json, TaskSpec
@@ -545,6 +545,7 @@ def _metrics(metrics: Mapping[str, str], trace: TraceSummary) -> dict[str, str]:
         task = TaskSpec("mlp", shape=trace.shape, levels=levels)
         for name, text in definitions(task).items():
             known.setdefault(name, set()).add(text)
+    known["label_correct"].add(SEVERAL)
     return {name: _known(text, known.get(name, ())) for name, text in metrics.items()}
 
 

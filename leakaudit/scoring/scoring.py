@@ -248,6 +248,23 @@ def score(
     return ScoreTable(scores, found, truth)
 
 
+def require_records(truth: Truth, node: int) -> None:
+    """Check that a truth has records of a node.
+
+    Args:
+        truth: The truth.
+        node: The node.
+
+    Raises:
+        LeakauditError: It has none.
+    """
+    known = sorted(set(truth.node.tolist()))
+    if node not in known:
+        raise LeakauditError(
+            f"the truth contains no records of node {node} (it contains nodes {known})"
+        )
+
+
 def nothing(node: int, attack: str, truth: Truth) -> Score:
     """Score an attack on a node that returned nothing.
 
@@ -269,6 +286,7 @@ _IDENTIFIED = (
     "closer (Euclidean) to its true record than to every other record of the data set; "
     "chance: highest probability for a blind guess"
 )
+SEVERAL = "not measured (the truth has several numbers as the label of a record)"
 _MATCHING = (
     "such that the sum of squared errors is smallest; for a node with b records, only the first b "
     "reconstructions; a record without one counts in min, median and mean with the score of a "
@@ -276,12 +294,15 @@ _MATCHING = (
 )
 
 
-def definitions(task: TaskSpec, lpips: str = NO_WEIGHTS) -> dict[str, str]:
+def definitions(
+    task: TaskSpec, lpips: str = NO_WEIGHTS, truth: Truth | None = None
+) -> dict[str, str]:
     """Return the definition of each metric for this data, for the record.
 
     Args:
         task: Task of the trace.
         lpips: The sentence of `lpips_weights.find`.
+        truth: What was compared with; None if it is not known.
 
     Returns:
         A sentence for each metric, by its name, and one for the matching.
@@ -289,13 +310,16 @@ def definitions(task: TaskSpec, lpips: str = NO_WEIGHTS) -> dict[str, str]:
     exact = "not measured (the data has no grid)"
     if task.is_text:
         return _of_text()
+    label_correct = "label equal, after matching"
+    if truth is not None and truth.y.dim() > 1:
+        label_correct = SEVERAL
     if task.levels:
         exact = f"bit-identical after rounding to k/{task.levels}"
     out = {
         "mse": "mean squared error in data units",
         "relative_error": "|found - true| / |true|, Euclidean",
         "exact": exact,
-        "label_correct": "label equal, after matching",
+        "label_correct": label_correct,
         "identified": _IDENTIFIED,
         "matching": _MATCHING,
         "rank": "rank of its true record among all records by distance; 1 is best",
@@ -363,11 +387,7 @@ def _score(
     """Match one reconstruction to its nodes' records and measure every pair."""
     nodes = found.nodes
     x, y = (part.cpu() for part in truth.of(*nodes))
-    if not len(truth.of(found.node)[0]):
-        known = sorted(set(truth.node.tolist()))
-        raise LeakauditError(
-            f"the truth contains no records of node {found.node} (it contains nodes {known})"
-        )
+    require_records(truth, found.node)
     guess = found.x.detach().cpu()
     text = truth.task.is_text
     pairs = match(guess, x, text)
@@ -387,7 +407,7 @@ def _score(
         missed = _missed(nodes, pairs, truth, records, weights)
     handed_in = len(guess)
     labels_found = None
-    if found.y is not None:
+    if found.y is not None and y.dim() == found.y.dim() == 1:  # probabilities have no equal
         label = found.y.detach().cpu()
         if len(label) == len(guess):
             columns["label_correct"] = metrics.labels_correct(label[pairs.found], y[pairs.true])

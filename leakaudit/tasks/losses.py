@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from leakaudit.errors import LeakauditError
 
 LOSSES = ("cross_entropy", "binary", "squared", "next_token")
 NEXT_TOKEN = "next_token"
@@ -26,7 +30,17 @@ def mean_loss(loss: str, out: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(out, y.to(out.dtype) if y.is_floating_point() else y.long())
     if loss == "binary":
         return F.binary_cross_entropy_with_logits(out.squeeze(-1), y.to(out.dtype))
-    return 0.5 * (out - y.to(out.dtype).reshape(out.shape)).square().sum(-1).mean()
+    return 0.5 * (out - _targets(out, y)).square().sum(-1).mean()
+
+
+def _targets(out: Tensor, y: Tensor) -> Tensor:
+    """Return real targets in the shape of a model's outputs."""
+    if y.numel() != out.numel():
+        raise LeakauditError(
+            f"loss 'squared': expected {out.shape[-1]} targets for each record, as many as the "
+            f"model has outputs, got {y.numel() // max(1, math.prod(out.shape[:-1]))}"
+        )
+    return y.to(out.dtype).reshape(out.shape)
 
 
 def next_tokens(x: Tensor, y: Tensor) -> Tensor:
@@ -57,7 +71,7 @@ def output_slope(loss: str, out: Tensor, y: Tensor) -> Tensor:
     if loss == "binary":
         return (out.sigmoid() - y.to(out.dtype).unsqueeze(-1)).div_(b)
     if loss == "squared":
-        return (out - y.to(out.dtype).reshape(out.shape)).div_(b)
+        return (out - _targets(out, y)).div_(b)
     if y.is_floating_point():
         # Soft labels need not sum to 1: d/dz of -sum_k y_k log softmax(z)_k is softmax(z) sum_k
         # y_k - y.

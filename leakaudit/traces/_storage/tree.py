@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from leakaudit import mapping
 from leakaudit.errors import LeakauditError
 from leakaudit.sketch import ROWS, WIDTH
-from leakaudit.trace import Json, Messages, Trace, Truth
+from leakaudit.trace import LARGEST_RECORD, Json, Messages, Trace, Truth
 from leakaudit.traces._storage import safe_reader, wellformed
 from leakaudit.traces._storage.wellformed import INDEX, Bad, Committed
 
@@ -301,7 +301,7 @@ def decode_truth(tree: Mapping[str, Any], where: str) -> Truth:
 
 
 def _check_records(truth: Truth) -> None:
-    """Raise `Bad` unless records are finite, with one entry in each, in the shape of the task."""
+    """Raise `Bad` unless records are sound: of one length, of the task's shape, not too large."""
     lengths = {t.shape[:1] for t in (truth.x, truth.y, truth.node, truth.index)}
     shapes = {tuple(t.shape[1:]) for t in (truth.x, truth.pool)}
     if len(lengths) != 1 or shapes != {tuple(truth.task.shape)}:
@@ -317,3 +317,19 @@ def _check_records(truth: Truth) -> None:
         ends = (float(values.min()), float(values.max())) if values.numel() else ()
         if not all(map(math.isfinite, ends)):
             wellformed.bad(f"{name!r} should contain finite numbers, but has NaN or infinity")
+        if any(abs(end) > LARGEST_RECORD for end in ends):
+            wellformed.bad(f"{name!r} has numbers beyond {LARGEST_RECORD:g} in size")
+    _check_values(truth)
+
+
+def _check_values(truth: Truth) -> None:
+    """Raise `Bad` unless labels have a shape of the loss, and tokens are those of the task."""
+    from leakaudit._util import vocabulary  # it needs torch, which outlines are read without
+
+    try:
+        vocabulary.shape_of_labels(truth.y, truth.task, "y")
+        if truth.task.is_text:
+            vocabulary.inputs(truth.x, truth.task, "x")
+            vocabulary.inputs(truth.pool, truth.task, "pool")
+    except LeakauditError as why:
+        wellformed.bad(str(why))

@@ -166,6 +166,8 @@ READS = {
     "leakaudit/registry.py:add_plugins": TYPED,
     "leakaudit/registry.py:_own": MODULE,
     "leakaudit/registry.py:_told": TYPED,
+    "leakaudit/protocols/equations/file.py:_is_reserved": TYPED,
+    "leakaudit/registry.py:_named": TYPED,
     "leakaudit/registry.py:get": TYPED,
     "leakaudit/registry.py:written": SHOWN,
     "leakaudit/rendering/console.py:printed": SHOWN,

@@ -200,7 +200,7 @@ def test_probabilities_as_labels_do_not_end_an_attack(here: Path) -> None:
     assert record["metrics"]["label_correct"] == SEVERAL
     assert redact(record)["metrics"] == record["metrics"]
     assert main(["score", "out", "-q"]) in (0, 3)
-    again = record_file.read(Path("out/results.json"))
+    again = json.loads(Path("out/results.json").read_text())
     assert "not measured" in again["metrics"]["label_correct"]
 
 
@@ -286,7 +286,7 @@ def test_huge_reconstructions_are_scored_as_missing(here: Path) -> None:
     assert inputs
     for name in inputs:
         arrays[name] = np.full_like(arrays[name], 1e300, dtype=np.float64)
-    np.savez("out/reconstructions.npz", **arrays)  # type: ignore[arg-type]
+    np.savez("out/reconstructions.npz", **arrays)
     record = json.loads(Path("out/results.json").read_text())
     sealed = record_file.sealed(record, Path("out"))
     Path("out/results.json").write_text(json.dumps(sealed))

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from leakaudit.errors import LeakauditError
-from leakaudit.trace import LARGEST_RECORD
 
 LARGEST = 1e300
 """Largest cost of a pair, so that sums of costs are finite."""
@@ -40,8 +39,7 @@ def match(x: Tensor, y: Tensor, tokens: bool = False) -> Match:
     An attack lists the rows that it is most certain of first.
 
     Args:
-        x: (n, *shape) reconstructions; rows with NaN, infinity or a number beyond
-            `LARGEST_RECORD` are never paired.
+        x: (n, *shape) reconstructions; rows with NaN or infinity are never paired.
         y: (m, *shape) true records; those without a partner are missing.
         tokens: Whether records are tokens: their different positions are counted instead.
 
@@ -58,7 +56,7 @@ def match(x: Tensor, y: Tensor, tokens: bool = False) -> Match:
         )
     guesses = x.double().flatten(1)
     records = y.double().flatten(1)
-    finite = (guesses.abs() <= LARGEST_RECORD).all(1)
+    finite = torch.isfinite(guesses).all(1)
     usable = finite.nonzero().flatten()[: len(records)]
     # Differences are computed directly: with a matrix product, equal records would differ by 1e-8.
     distance = torch.cdist(guesses[usable], records, compute_mode="donot_use_mm_for_euclid_dist")

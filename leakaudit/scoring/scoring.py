@@ -16,7 +16,7 @@ from leakaudit.errors import LeakauditError
 from leakaudit.reconstruction import Certificate, Reconstruction
 from leakaudit.scoring import metrics
 from leakaudit.scoring.lpips_weights import NO_WEIGHTS, Weights
-from leakaudit.trace import Json, TaskSpec, Truth
+from leakaudit.trace import LARGEST_RECORD, Json, TaskSpec, Truth
 
 NOT_SCORED = "no truth file: not scored"
 METRICS = (
@@ -388,7 +388,7 @@ def _score(
     nodes = found.nodes
     x, y = (part.cpu() for part in truth.of(*nodes))
     require_records(truth, found.node)
-    guess = found.x.detach().cpu()
+    guess = _paired(found.x.detach().cpu())
     text = truth.task.is_text
     pairs = match(guess, x, text)
     everything = len(x)
@@ -436,6 +436,14 @@ def _score(
         missed={name: values for name, values in missed.items() if name in columns},
         note=remark(pairs.missing, surplus, size),
     )
+
+
+def _paired(x: Tensor) -> Tensor:
+    """Return inputs (b, *shape) with NaN for numbers whose errors may be infinite.
+
+    No record has such numbers, and rows with NaN are never paired: their records count as missing.
+    """
+    return x.where(x.abs() <= LARGEST_RECORD, torch.nan)
 
 
 def _identify(

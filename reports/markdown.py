@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from urllib.parse import quote
 
+from leakaudit._util import marks
 from leakaudit.registry import renderer
 from leakaudit.rendering import audit_text, gate_text, sweep_text
 from leakaudit.rendering import markdown as md
@@ -33,7 +34,7 @@ def render(results: Mapping[str, Json]) -> str:
 
     Returns:
         A page; names from the trace are escaped, so that they cannot act as markup, links or
-        mentions.
+        mentions. If it may state labels, its last line is a comment that marks personal data.
     """
     if results["kind"] == "sweep":
         return sweep_text.markdown(model.of_sweep(results))
@@ -65,6 +66,8 @@ def _attacks(shown: Shown) -> str:
     blocks += ["## Not tried", md.items(record.not_tried or ["not recorded"])]
     blocks += ["## Limits", md.items(LIMITS)]
     blocks += ["## Provenance", md.table(("what", "value"), provenance(record))]
+    if any(one.labels is not None for one in record.findings):
+        blocks.append(marks.COMMENT)
     return "\n\n".join(filter(None, blocks)) + "\n"
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from rich.console import RenderableType
 from rich.text import Text
 
+from leakaudit._util import marks
 from leakaudit.registry import renderer
 from leakaudit.rendering import audit_text, gate_text, sweep_text
 from leakaudit.rendering.console import printed
@@ -47,7 +48,8 @@ def render(
         verbose: Whether to list the rules of a gate that are within their limits, too.
 
     Returns:
-        The text.
+        The text. If it may state labels or records and is not for a terminal, its last line marks
+        personal data.
     """
     if results["kind"] == "sweep":
         sweep = model.of_sweep(results)
@@ -58,7 +60,11 @@ def render(
     if isinstance(shown.record, AuditRecord):
         audited = printed(audit_text.text(shown.record, width), width, color)
         return audited + "".join(f"{line}\n" for line in lines(shown.against))
-    return printed(_parts(shown, width), width, color)
+    parts = _parts(shown, width)
+    labelled = any(one.labels is not None for one in shown.record.findings)
+    if width is None and (labelled or shown.passages):
+        parts.append(Text(marks.PERSONAL))
+    return printed(parts, width, color)
 
 
 def _parts(shown: Shown, width: int | None) -> list[RenderableType]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import secrets
 import stat
 from collections.abc import Iterator, Mapping
@@ -15,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from leakaudit._util import marks
 from leakaudit.errors import LeakauditError
 
 if TYPE_CHECKING:
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 UNFINISHED = ".tmp"  # suffix of files that have not been moved to their final place
 PRIVATE = 0o600  # permissions of a file
 PRIVATE_FOLDER = 0o700  # permissions of a folder
+_RANDOM = 8  # bytes of the random number in the name of a temporary file
+_TEMPORARY = re.compile(rf"\.(.+)\.[0-9a-f]{{{2 * _RANDOM}}}{re.escape(UNFINISHED)}", re.DOTALL)
 
 
 def mode(path: Path) -> int:
@@ -99,7 +103,7 @@ def replacing(path: Path, durable: bool = True) -> Iterator[BinaryIO]:
         LeakauditError: The file cannot be written.
     """
     # Nobody else can plant a file or a link of this name, and no other process writes to it.
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}{UNFINISHED}")
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(_RANDOM)}{UNFINISHED}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
     kept = mode(path)
     try:
@@ -154,19 +158,31 @@ def unfinished(folder: Path) -> dict[Path, str]:
     """
     found = {}
     for path in folder.glob(f".*{UNFINISHED}"):
-        named = path.with_suffix("")  # ends with a random number
-        found[path] = named.stem.removeprefix(".")
+        name = intended(path)
+        if name is not None:
+            found[path] = name
     return found
 
 
-def write_arrays(file: BinaryIO, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write numbers as .npz.
+def intended(path: Path) -> str | None:
+    """Return the name that a temporary file of `replacing` was to get; None for any other file.
 
     Args:
-        file: An open file.
+        path: The file.
+    """
+    match = _TEMPORARY.fullmatch(path.name)
+    return None if match is None else match[1]
+
+
+def write_arrays(file: BinaryIO, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write images, texts or labels as .npz, with the mark of personal data.
+
+    Args:
+        file: An open file, which is empty.
         arrays: Arrays of numbers, by name.
     """
     import numpy as np
 
     # numpy has an argument allow_pickle since 2.1; earlier versions would store it as an array.
     np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+    marks.archive(file)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from leakaudit._util import npz
-from leakaudit._util.files import private_folder, replacing
+from leakaudit._util.files import private_folder, replacing, write_arrays
 from leakaudit.errors import LeakauditError
 from leakaudit.rendering import gallery
 from leakaudit.rendering.shown import Picture, Section
@@ -48,10 +45,8 @@ def save(pairs: Mapping[str, Pair], folder: Path) -> bool:
         for what, image in (("found", pair.found), ("original", pair.original)):
             if image is not None:
                 arrays[f"{name} {what}"] = image.detach().cpu().float().numpy()[None]
-    file = io.BytesIO()
-    np.savez(file, **arrays)  # type: ignore[arg-type]  # its stubs take the names for its options
-    with replacing(folder / ARRAYS) as out:
-        out.write(file.getvalue())
+    with replacing(folder / ARRAYS) as file:
+        write_arrays(file, arrays)
     return True
 
 

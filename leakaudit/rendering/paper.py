@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
+from leakaudit._util import marks
 from leakaudit._util.files import replacing
 from leakaudit.errors import LeakauditError
 from leakaudit.rendering import paper_curves, paper_images, paper_strips, plots
@@ -72,7 +73,7 @@ def pdf(content: Content, width: float, title: str) -> bytes:
     from matplotlib.backends.backend_pdf import PdfPages
 
     # Neither the time nor the versions of programs, which vary.
-    metadata = {"Title": clean(title), "CreationDate": None, "Creator": "leakaudit"}
+    metadata = {"Title": clean(title), "CreationDate": None, "Creator": _mark(content)}
     with plots.settings(changed=SETTINGS), io.BytesIO() as file:
         with PdfPages(file, metadata={**metadata, "Producer": None}) as pages:
             for figure in _figures(content, width, HIGHEST):
@@ -92,7 +93,8 @@ def svg(content: Content, width: float, title: str) -> str:
         The text of the file.
     """
     (figure,) = _figures(content, width, math.inf)
-    metadata = {"Title": clean(title), **dict.fromkeys(("Date", "Creator", "Format", "Type"))}
+    metadata = {"Title": clean(title), "Creator": _mark(content)}
+    metadata |= dict.fromkeys(("Date", "Format", "Type"))
     with plots.settings(changed=SETTINGS), io.BytesIO() as file:
         figure.savefig(file, format="svg", metadata=metadata)
         return file.getvalue().decode()
@@ -109,8 +111,9 @@ def png(content: Content, width: float) -> bytes:
         The bytes of the file, with `DOTS` dots per inch.
     """
     (figure,) = _figures(content, width, math.inf)
+    metadata = {marks.SOFTWARE: _mark(content)}
     with plots.settings(changed=SETTINGS), io.BytesIO() as file:
-        figure.savefig(file, format="png", dpi=DOTS, metadata={"Software": None})
+        figure.savefig(file, format="png", dpi=DOTS, metadata=metadata)
         return file.getvalue()
 
 
@@ -136,6 +139,11 @@ def save(content: Content, path: Path, width: float, title: str) -> None:
         written = png(content, width)
     with replacing(path) as file:
         file.write(written)
+
+
+def _mark(content: Content) -> str:
+    """The mark of a figure: images show personal data, and charts do not."""
+    return marks.of(personal=not isinstance(content, Curves | Strips))
 
 
 def _figures(content: Content, width: float, highest: float) -> list[Figure]:

@@ -10,8 +10,10 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont
+from PIL.PngImagePlugin import PngInfo
 from torch import Tensor
 
+from leakaudit._util import marks
 from leakaudit._util.files import replacing, write_arrays
 from leakaudit._util.plural import named
 from leakaudit.errors import LeakauditError
@@ -199,14 +201,16 @@ def grid(
 
 
 def save(image: Image.Image, path: Path) -> None:
-    """Write a PNG atomically.
+    """Write a PNG atomically, with the mark of personal data.
 
     Args:
         image: The picture.
         path: The file.
     """
+    about = PngInfo()
+    about.add_text(marks.SOFTWARE, marks.PERSONAL)
     with replacing(path) as file:
-        image.save(file, format="PNG", optimize=True)
+        image.save(file, format="PNG", optimize=True, pnginfo=about)
 
 
 @dataclass(frozen=True)

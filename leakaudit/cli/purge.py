@@ -21,7 +21,8 @@ def add(verbs: Any) -> None:
         help="delete images and truths from a folder, and keep the figures",
         **described(
             "Lists the truth files, images, pages and labels that leakaudit wrote to a folder, and "
-            "deletes them with --yes. Scores, charts, traces and all other files are kept.",
+            "deletes them with --yes, whatever the names of the files. Scores, charts, traces and "
+            "all files of other programs are kept.",
             "leakaudit purge leakaudit-out",
             "leakaudit purge leakaudit-out --yes",
         ),

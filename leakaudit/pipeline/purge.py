@@ -1,7 +1,10 @@
 """Deletion of personal data from a folder of results: images and truths go, figures stay.
 
-Only files that leakaudit wrote are touched: a truth by its content, images because a record beside
-them names them, checkpoints and pages by their format. Links are neither followed nor deleted.
+Only files that leakaudit wrote are touched, and only their content identifies them, because a
+record from a stranger could name any file: a truth, a checkpoint, a page and a record by their
+formats, pictures, arrays and texts by the mark of `leakaudit._util.marks`. The temporary files of
+writes that were killed are incomplete, so they are recognised by their names. Links are neither
+followed nor deleted.
 """
 
 from __future__ import annotations
@@ -12,9 +15,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 from msgspec.structs import replace
 
-from leakaudit._util.files import UNFINISHED
+from leakaudit._util import marks
+from leakaudit._util.decoding import refuse_constant
+from leakaudit._util.files import intended
+from leakaudit._util.uncollected import read_json
 from leakaudit.errors import LeakauditError
 from leakaudit.pipeline import checkpoint
 from leakaudit.results import model, record_file
@@ -23,12 +30,13 @@ from leakaudit.trace import Json
 from leakaudit.traces._storage import safe_reader, sidecar
 from leakaudit.traces._storage.tree import TRUTH
 
-RESULTS = "results.json"
-TRUTHS = ".truth.pt"
-# Images that a run may have left without a record that names them.
-LEFT = ("reconstructions.npz", "reconstructions.png", "originals.npz", "leak.png", "leak.npz")
-PAGE = b'<meta name="generator" content="leakaudit">'
-HEAD = 4096  # bytes of a page in which its generator is stated; a choice
+# Images of a run; those of earlier versions have no mark.
+IMAGES = ("reconstructions.npz", "reconstructions.png", "originals.npz", "leak.png", "leak.npz")
+PICTURE = b"\x89PNG\r\n\x1a\n"  # how the files of `IMAGES` begin
+ARRAYS = b"PK\x03\x04"
+FORMATS = {TRUTH: "truth", checkpoint.FORMAT: "images of an interrupted run"}
+PAGE = b'<meta name="generator" content="leakaudit'  # of a report, or of `leakaudit view`
+PAGES = (b"<!doctype html", b"<html")
 
 
 @dataclass(frozen=True)
@@ -52,11 +60,12 @@ class Removal:
             LeakauditError: That is not possible.
         """
         if self.record is not None:
-            record_file.write(self.path, record_file.sealed(self.record, self.path.parent))
+            record_file.write(self.path, self.record)
             return
         try:
+            if _has_checksum(self.path):
+                sidecar.beside(self.path).unlink(missing_ok=True)
             self.path.unlink(missing_ok=True)
-            sidecar.beside(self.path).unlink(missing_ok=True)
         except OSError as error:
             raise LeakauditError(f"cannot delete {self.path}: {error.strerror}") from None
 
@@ -77,79 +86,121 @@ def planned(folder: Path) -> list[Removal]:
     files = []
     for place, _, names in os.walk(folder):  # it does not follow links
         files += [Path(place) / name for name in sorted(names)]
-    regular = [path for path in files if stat.S_ISREG(path.lstat().st_mode)]
     deleted: dict[Path, Removal] = {}
     changed = []
-    for path in regular:
-        if path.name == RESULTS:
-            for one in _of_record(path):
-                if one.record is None:
-                    deleted[one.path] = one
-                else:
-                    changed.append(one)
-        elif (what := _what(path)) is not None:
-            deleted.setdefault(path, Removal(path, what))
+    for path in filter(_is_regular, files):
+        what = _what(path)
+        if what is not None:
+            deleted[path] = Removal(path, what)
+            continue
+        for one in _of_record(path):
+            if one.record is None:
+                deleted.setdefault(one.path, one)
+            else:
+                changed.append(one)
     return [*deleted.values(), *changed]
 
 
-def _of_record(path: Path) -> Iterator[Removal]:
-    """Yield the images that a record names, and the record without them."""
+def _is_regular(path: Path) -> bool:
+    """Return whether a path is a file, and no link to one."""
     try:
-        values = record_file.read(path)
-        record = model.of(values)
+        return stat.S_ISREG(path.lstat().st_mode)
+    except OSError:
+        return False
+
+
+def _has_checksum(path: Path) -> bool:
+    """Return whether the file beside a file is its SHA-256."""
+    if not _is_regular(sidecar.beside(path)):
+        return False
+    try:
+        return sidecar.recorded(path) is not None
     except LeakauditError:
-        return  # another program may call a file so, too
-    if not isinstance(record, RunRecord):
+        return False
+
+
+# ---------------------------------------------------------------------------------------------
+# Files that are deleted
+# ---------------------------------------------------------------------------------------------
+
+
+def _what(path: Path) -> str | None:
+    """Return what a file of leakaudit holds, if it is personal data; None for any other file."""
+    if intended(path) is not None:
+        return "incomplete file of an interrupted run"
+    try:
+        with path.open("rb") as file:
+            head = file.read(marks.HEAD)
+            file.seek(0)
+            if marks.found(file):
+                return "images, texts or labels"
+    except OSError:
+        return None
+    if head.startswith(ARRAYS):
+        return FORMATS.get(_format(path))
+    if PAGE in head and head.lstrip().lower().startswith(PAGES):
+        return "page with images"
+    return None
+
+
+def _format(path: Path) -> str:
+    """Return the format that a file of torch states; "" if it is not one."""
+    try:
+        return str(safe_reader.outline(path).get("format"))
+    except LeakauditError:
+        return ""
+
+
+# ---------------------------------------------------------------------------------------------
+# Records
+# ---------------------------------------------------------------------------------------------
+
+
+def _of_record(path: Path) -> Iterator[Removal]:
+    """Yield the record without images and labels, and the images beside it that have no mark."""
+    record = _record(path)
+    if record is None:
         return
-    for name in sorted({*_images(record), *LEFT}):
+    for name, sha256 in given(record.files, {}).items():
         image = path.with_name(name)
-        if image.is_file() and not image.is_symlink():
+        if name in IMAGES and _is_regular(image) and _is_image(image, sha256):
             yield Removal(image, "images or texts")
     purged = _purged(record)
     if purged != record:
         yield Removal(path, "labels and names of images; its scores stay", model.plain(purged))
 
 
-def _images(record: RunRecord) -> set[str]:
-    """Return the files with images that a record names; the chart of an audit is none of them."""
-    named = {finding.images.file for finding in record.findings if finding.images is not None}
-    return named | set(filter(None, (record.picture, given(record.originals, None))))
+def _record(path: Path) -> RunRecord | None:
+    """Return the record in a file of any name, without a comparison; None for any other file."""
+    try:
+        with path.open("rb") as file:
+            if file.read(1) != b"{":
+                return None
+        values = read_json(path.read_bytes(), record_file.DEEPEST, parse_constant=refuse_constant)
+        own = model.plain(model.of_any(values))
+        record = record_file.validate(own)
+    except (OSError, ValueError, KeyError, RecursionError):
+        return None  # another program's
+    except (LeakauditError, msgspec.ValidationError):
+        return None
+    return record if isinstance(record, RunRecord) else None
+
+
+def _is_image(path: Path, sha256: str) -> bool:
+    """Return whether a file is one of the images that a record was written with."""
+    try:
+        with path.open("rb") as file:
+            if not file.read(len(PICTURE)).startswith((PICTURE, ARRAYS)):
+                return False
+        return sidecar.digest(path) == sha256
+    except (OSError, LeakauditError):
+        return False
 
 
 def _purged(record: RunRecord) -> RunRecord:
-    """Return a record without images and labels."""
+    """Return a record without images and labels, and without the digests of these images."""
     found = tuple(replace(one, images=None, labels=None) for one in record.findings)
     purged = replace(record, findings=found, picture=None)
     if given(record.originals, None) is not None:
         purged = replace(purged, originals=None)
-    return purged
-
-
-def _what(path: Path) -> str | None:
-    """Return what a file of leakaudit holds, if it is personal data; None for any other file."""
-    if path.name.endswith(TRUTHS) and _format(path) == TRUTH:
-        return "truth"
-    if path.parent.name == checkpoint.FOLDER and _format(path) == checkpoint.FORMAT:
-        return "images of an interrupted run"
-    if path.suffix == ".html" and _is_page(path):
-        return "page with images"
-    temporary = path.name.startswith(".") and path.name.endswith(UNFINISHED)
-    if temporary and any(path.name.startswith(f".{name}.") for name in LEFT):
-        return "images of an interrupted run"
-    return None
-
-
-def _format(path: Path) -> object:
-    """Return the format that a file of torch states; None if it is not one."""
-    try:
-        return safe_reader.read(path).get("format")
-    except LeakauditError:
-        return None
-
-
-def _is_page(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            return PAGE in file.read(HEAD)
-    except OSError:
-        return False
+    return record_file.tied(purged)

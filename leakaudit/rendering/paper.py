@@ -93,8 +93,8 @@ def svg(content: Content, width: float, title: str) -> str:
         The text of the file.
     """
     (figure,) = _figures(content, width, math.inf)
-    metadata = {"Title": clean(title), "Creator": _mark(content)}
-    metadata |= dict.fromkeys(("Date", "Format", "Type"))
+    omitted = dict.fromkeys(("Date", "Format", "Type"))
+    metadata = {**omitted, "Title": clean(title), "Creator": _mark(content)}
     with plots.settings(changed=SETTINGS), io.BytesIO() as file:
         figure.savefig(file, format="svg", metadata=metadata)
         return file.getvalue().decode()

@@ -141,7 +141,23 @@ def sealed(results: Mapping[str, Json], folder: Path) -> dict[str, Json]:
     return {**results, "version": VERSION, "files": files}
 
 
-def _named(record: Record) -> set[str]:
+def tied(record: RunRecord) -> RunRecord:
+    """Forget the digests of files that a record no longer names.
+
+    Args:
+        record: The record.
+
+    Returns:
+        The record with the digests of the files that it names, whether or not these exist.
+    """
+    digests = given(record.files, {})
+    kept = {name: digest for name, digest in digests.items() if name in _named(record)}
+    if kept == digests:
+        return record
+    return replace(record, files=kept)
+
+
+def _named(record: Record | RunRecord) -> set[str]:
     """Return the image files that a record names; those of a sweep are never read."""
     if not isinstance(record, RunRecord):
         return set()

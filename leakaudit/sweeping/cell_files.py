@@ -137,7 +137,8 @@ class CellResult(_Stored, frozen=True, kw_only=True):
         refused: Scores of the nodes without a reconstruction; all their records are missed. Files
             without this entry were written by an earlier version, and their cells are run again.
         reasons: Why there is no reconstruction, by node.
-        sha256: Digest of all other entries, which tells whether a file was changed.
+        sha256: Digest of the cell's name and all other entries, which tells whether a file was
+            changed or renamed.
     """
 
     config: CellConfig

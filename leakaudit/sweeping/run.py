@@ -144,6 +144,7 @@ def sweep(plan: SweepPlan, folder: Path, options: SweepOptions) -> Swept:
     """
     planned = Planned(plan, cells.versions())
     store = Store(folder)
+    store.refuse_links()
     mine = part(planned.keyed, options.shard)
     plan_of_first(mine, options)
     with ready(folder):

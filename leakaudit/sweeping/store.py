@@ -33,6 +33,9 @@ S = TypeVar("S", bound=msgspec.Struct)
 PLAN = "plan.json"
 CELLS = "cells"
 ERRORS = "errors"
+TIMES = "times-{}.jsonl"  # of one part
+# A link is never followed, also if it appears while the sweep runs.
+APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0)
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,20 @@ class Store:
 
     folder: Path
 
+    def refuse_links(self) -> None:
+        """Refuse a folder in which a link would lead to places outside of it.
+
+        Raises:
+            LeakauditError: A folder or a file of the sweep is a link, or of another kind.
+        """
+        for name in (CELLS, ERRORS):
+            path = self.folder / name
+            if path.is_symlink() or (path.exists() and not path.is_dir()):
+                _refuse_place(path, "a folder")
+        for path in self.folder.glob(TIMES.format("*")):
+            if path.is_symlink() or not path.is_file():
+                _refuse_place(path, "a file")
+
     def begin(self, planned: Planned) -> None:
         """Write the plan; results of cells that an earlier plan shares are kept and reused.
 
@@ -101,7 +118,8 @@ class Store:
             key: Its name.
             result: The result.
         """
-        _write(self._file(key), structs.replace(result, sha256=_digest(result)), durable=False)
+        stored = structs.replace(result, sha256=_digest(key, result))
+        _write(self._file(key), stored, durable=False)
 
     def load(self, key: str) -> CellResult | None:
         """Return the result of a cell, None if it does not exist.
@@ -110,15 +128,16 @@ class Store:
             key: Its name.
 
         Raises:
-            LeakauditError: The file is damaged.
+            LeakauditError: The file is damaged, or that of another cell.
         """
         path = self._file(key)
         if not path.is_file():
             return None
         result = _read(path, CellResult, "expected the result of a cell")
-        if result.sha256 != _digest(result):
+        if result.sha256 != _digest(key, result):
             raise LeakauditError(
-                f"{path} was changed after it was written; delete it, and run the sweep again"
+                f"{path} was changed or renamed after it was written; "
+                "delete it, and run the sweep again"
             )
         return result
 
@@ -171,17 +190,26 @@ class Store:
         Args:
             shard: The part of the sweep, which has its own file.
             timing: Timing of the cell.
+
+        Raises:
+            LeakauditError: The file cannot be written.
         """
-        path = self.folder / f"times-{shard}.jsonl"
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, PRIVATE)
+        path = self.folder / TIMES.format(shard)
+        line = json.dumps(model.plain(timing)).encode() + b"\n"
         try:
-            os.write(handle, json.dumps(model.plain(timing)).encode() + b"\n")
-        finally:
-            os.close(handle)
+            handle = os.open(path, APPEND, PRIVATE)
+            try:
+                os.write(handle, line)
+            finally:
+                os.close(handle)
+        except OSError as error:
+            raise LeakauditError(
+                f"cannot write {path}: {error.strerror}; choose another place with --output"
+            ) from None
 
     def times(self) -> Iterator[Timing]:
         """Yield the timings of all shards that wrote here."""
-        for path in sorted(self.folder.glob("times-*.jsonl")):
+        for path in sorted(self.folder.glob(TIMES.format("*"))):
             for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
                 try:
                     yield decoded(read_json(line), Timing)
@@ -192,9 +220,19 @@ class Store:
         return self.folder / CELLS / f"{key}.json"
 
 
-def _digest(result: CellResult) -> str:
-    """Return the digest of everything else in a result."""
-    return digest(model.plain(structs.replace(result, sha256="")))
+def _refuse_place(path: Path, expected: str) -> None:
+    raise LeakauditError(
+        f"{path}: expected {expected} of this sweep, found a link or something else, through which "
+        "other files could be changed; choose another folder with --output"
+    )
+
+
+def _digest(key: str, result: CellResult) -> str:
+    """Return the digest of a cell's name and of everything else in its result.
+
+    Without the name, the results of two cells could be exchanged.
+    """
+    return digest({"cell": key, "result": model.plain(structs.replace(result, sha256=""))})
 
 
 def _write(path: Path, content: msgspec.Struct, durable: bool = True) -> None:

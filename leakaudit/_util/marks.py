@@ -12,7 +12,9 @@ from typing import BinaryIO
 
 MAKER = "leakaudit"
 PERSONAL = "leakaudit: contains personal data"
-COMMENT = f"<!-- {PERSONAL} -->"  # the last line of a page of Markdown
+# The last line of a page of Markdown: a definition that no link uses is not shown, and unlike a
+# comment of HTML it is allowed wherever HTML is not.
+COMMENT = f"[//]: # ({PERSONAL})"
 SOFTWARE = "Software"  # the field of a PNG, as its specification names it
 
 _PNG = b"\x89PNG\r\n\x1a\n"

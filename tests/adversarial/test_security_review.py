@@ -1040,6 +1040,7 @@ def test_purge_deletes_images_and_truths_and_keeps_figures(
         "runs/out/reconstructions.npz",
         "runs/out/reconstructions.png",
         "runs/out/originals.npz",
+        "runs/out/report.md",
     }
     assert main(["purge", ".", "--yes", "-q"]) == 0
     left = {path for path in before if path.exists() or path.is_symlink()}

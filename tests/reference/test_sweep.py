@@ -275,7 +275,7 @@ def test_a_second_run_does_what_is_left_and_nothing_twice(
     assert {f: f.read_bytes() for f in before} == before
     some = next(iter(before))
     some.write_bytes(before[some][:100])  # damaged from outside
-    (tmp_path / "cells" / f".{some.name}.1234.tmp").write_bytes(b"half")
+    (tmp_path / "cells" / f".{some.name}.0123456789abcdef.tmp").write_bytes(b"half")
     sweep(plan(), tmp_path, HERE)
     assert len(made) == 5
     assert some.read_bytes() == before[some]

@@ -35,6 +35,8 @@ IMAGES = ("reconstructions.npz", "reconstructions.png", "originals.npz", "leak.p
 PICTURE = b"\x89PNG\r\n\x1a\n"  # how the files of `IMAGES` begin
 ARRAYS = b"PK\x03\x04"
 FORMATS = {TRUTH: "truth", checkpoint.FORMAT: "images of an interrupted run"}
+SCRATCH = ".gloo-"  # begins the name of a folder of `leakaudit.capture.gloo.scratch`
+RECORDS = {"x", "y"}  # entries of a file with the records of one process, in such a folder
 PAGE = b'<meta name="generator" content="leakaudit'  # of a report, or of `leakaudit view`
 PAGES = (b"<!doctype html", b"<html")
 
@@ -137,18 +139,21 @@ def _what(path: Path) -> str | None:
     except OSError:
         return None
     if head.startswith(ARRAYS):
-        return FORMATS.get(_format(path))
+        return _tensors(path)
     if PAGE in head and head.lstrip().lower().startswith(PAGES):
         return "page with images"
     return None
 
 
-def _format(path: Path) -> str:
-    """Return the format that a file of torch states; "" if it is not one."""
+def _tensors(path: Path) -> str | None:
+    """Return what a file of torch holds, as `_what` does."""
     try:
-        return str(safe_reader.outline(path).get("format"))
+        tree = safe_reader.outline(path)
     except LeakauditError:
-        return ""
+        return None
+    if path.parent.name.startswith(SCRATCH) and tree.keys() == RECORDS:
+        return "records of an interrupted run"
+    return FORMATS.get(str(tree.get("format")))
 
 
 # ---------------------------------------------------------------------------------------------

@@ -13,8 +13,10 @@ import torch
 from PIL import Image
 
 from leakaudit._util import marks
-from leakaudit._util.files import intended, replacing, write_arrays
+from leakaudit._util.files import intended, replacing, write_arrays, write_tensors
+from leakaudit.capture.gloo import scratch
 from leakaudit.cli import main
+from leakaudit.pipeline import purge
 from leakaudit.rendering import gallery, leaked
 from leakaudit.rendering.pictures import Pair
 from leakaudit.results import record_file
@@ -102,6 +104,12 @@ def test_a_record_with_a_comparison_loses_its_labels(place: Path) -> None:
     assert [one["labels"] for one in record["findings"]] == [None, None]  # type: ignore[index, call-overload, union-attr]
 
 
+def test_exported_pages_go(place: Path) -> None:
+    assert main(["view", ".", "--export", "pages", "-q"]) == 0
+    assert main(["purge", "pages", "--yes", "-q"]) == 0
+    assert files(place / "pages") == set()
+
+
 def test_the_pictures_of_a_gate_go(place: Path) -> None:
     image = torch.zeros(1, 8, 8)
     pair = Pair("node 0", image, image, None, "exact")
@@ -123,6 +131,17 @@ def test_what_a_killed_write_leaves_goes(place: Path, name: str) -> None:
     assert main(["purge", ".", "--yes", "-q"]) == 0
     assert not path.exists()
     assert set(others) <= files(place)
+
+
+def test_the_records_of_killed_processes_go(place: Path) -> None:
+    """Of `record --engine gloo`; a file of this form elsewhere is somebody else's."""
+    records = {"x": torch.zeros(2, 3), "y": torch.zeros(2)}
+    for folder in (scratch.PREFIX + "abc", "mine"):
+        (place / folder).mkdir()
+        write_tensors(place / folder / "data0.pt", records)
+    assert main(["purge", ".", "--yes", "-q"]) == 0
+    assert purge.SCRATCH == scratch.PREFIX
+    assert [path.parent.name for path in place.rglob("data0.pt")] == ["mine"]
 
 
 def test_images_of_earlier_versions_go_if_the_record_states_their_digests(place: Path) -> None:
@@ -180,8 +199,7 @@ def test_a_record_cannot_name_a_file_that_is_not_ours(place: Path) -> None:
 def test_files_that_only_look_like_ours_stay(place: Path) -> None:
     mine = place / "mine"
     mine.mkdir()
-    comment = f"A page of leakaudit ends with {marks.COMMENT}, as SECURITY.md says.\n"
-    (mine / "notes.md").write_text(comment)
+    (mine / "notes.md").write_text(f"A page may end with {marks.COMMENT}, as SECURITY.md says.\n")
     (mine / "thesis.tex").write_text('% <meta name="generator" content="leakaudit">\n')
     (mine / "results.json").write_text('{"schema": "leakaudit.results"}')
     (mine / "reconstructions.png").write_text("mine")

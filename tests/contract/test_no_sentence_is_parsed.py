@@ -58,6 +58,8 @@ READS = {
     "leakaudit/gate/untrusted.py:_environment": "the name of an environment variable",
     "leakaudit/gate/untrusted.py:_relay": "lines of the isolated process",
     "leakaudit/gate/untrusted.py:_show": SHOWN,
+    "leakaudit/pipeline/purge.py:_is_image": "the form of a file",
+    "leakaudit/pipeline/purge.py:_tensors": NAMED,
     "leakaudit/pipeline/purge.py:_what": "the form of a file",
     "leakaudit/pipeline/purge.py:_is_image": "the form of a file",
     "leakaudit/_util/separated.py": SHOWN,

@@ -41,6 +41,21 @@ def mode(path: Path) -> int:
         return PRIVATE
 
 
+def resolved(path: Path) -> Path:
+    """Return the absolute path of a file or folder, with all links followed.
+
+    Args:
+        path: The file or folder, which need not exist.
+
+    Raises:
+        LeakauditError: Its links form a loop; since Python 3.13, whoever opens it finds that.
+    """
+    try:
+        return path.resolve()
+    except RuntimeError:
+        raise LeakauditError(f"{path}: its symbolic links form a loop") from None
+
+
 def private_folder(path: Path) -> None:
     """Create a folder and those above it, unless they exist; the permissions of others are kept.
 

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import math
 import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -31,6 +34,14 @@ def unpacked(size: int) -> int:
         size: Its size in bytes.
     """
     return min(LARGEST, max(HARMLESS, RATIO * size))
+
+
+@contextmanager
+def old_headers() -> Iterator[None]:
+    """Read arrays without numpy's warning that Python 2 wrote a header."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Reading `.npy` or `.npz` file", UserWarning)
+        yield
 
 
 class Npz:
@@ -121,7 +132,8 @@ class Npz:
             header: Any = np.lib.format.read_array_header_2_0
             if np.lib.format.read_magic(file) == (1, 0):
                 header = np.lib.format.read_array_header_1_0
-            shape, _, dtype = header(file)
+            with old_headers():
+                shape, _, dtype = header(file)
         return shape, dtype
 
     def _read(self, name: str) -> np.ndarray:
@@ -134,7 +146,7 @@ class Npz:
         size = math.prod(shape) * dtype.itemsize
         if size > held:
             raise ValueError(f"it declares {size} bytes, expected at most {held}")
-        with self._archive.open(name + ENDING) as file:
+        with self._archive.open(name + ENDING) as file, old_headers():
             read: np.ndarray = np.lib.format.read_array(file, allow_pickle=False)
         if dtype.kind == "U" and read.size:
             # A str with a character beyond Unicode cannot be made; numpy reads it all the same.

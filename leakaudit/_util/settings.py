@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from leakaudit._util import config
+from leakaudit._util import config, files
 from leakaudit.errors import LeakauditError, suggest
 
 TABLES = ("gate", "check", "budget", "accept")  # read by `leakaudit.gate.config`
@@ -222,7 +222,7 @@ def inside(folder: Path, name: str) -> bool:
         folder: The folder.
         name: A path, relative to the folder or absolute.
     """
-    return (folder / name).resolve().is_relative_to(folder.resolve())
+    return files.resolved(folder / name).is_relative_to(files.resolved(folder))
 
 
 def _variables(environ: Mapping[str, str]) -> dict[str, Any]:

@@ -453,6 +453,8 @@ def settings(
     with matplotlib.rc_context(), warnings.catch_warnings():
         # A character that the font lacks is drawn as a box; the text of an SVG keeps it.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        # Numbers near the largest float have labels that leave no room for the axes.
+        warnings.filterwarnings("ignore", message="constrained_layout not applied")
         matplotlib.rcdefaults()
         matplotlib.rcParams.update({**_SETTINGS, **(changed or {})})
         matplotlib.rcParams["svg.hashsalt"] = name

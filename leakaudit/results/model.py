@@ -758,7 +758,7 @@ class AuditPoint(_Entry, frozen=True, kw_only=True):
         """
         try:
             return [msgspec.convert(view, ViewEntry) for view in self.views]
-        except msgspec.ValidationError as error:
+        except (msgspec.ValidationError, UnicodeEncodeError) as error:
             raise LeakauditError(
                 f"the views at epsilon {self.epsilon} in the results are damaged: {error}; "
                 "repeat the audit"

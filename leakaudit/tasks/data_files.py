@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import warnings
 import zlib
 from array import array
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -103,6 +105,12 @@ def classes(values: np.ndarray) -> tuple[Tensor, tuple[str, ...]]:
     return torch.from_numpy(y.astype(np.int64)), names
 
 
+def _targets(values: np.ndarray) -> Tensor:
+    """Return regression targets (s,) in float32; those that overflow are infinite."""
+    with np.errstate(all="ignore"):  # infinity is rejected with all other non-finite values
+        return torch.from_numpy(values.astype(np.float32))
+
+
 def read_npz(path: Path) -> Records:
     """Read arrays x and y of an npz file.
 
@@ -124,7 +132,7 @@ def read_npz(path: Path) -> Records:
     _check_arrays(x, y, path)
     names: tuple[str, ...] = ()
     if y.dtype.kind == "f":
-        target = torch.from_numpy(y.astype(np.float32))
+        target = _targets(y)
     else:
         target, names = classes(y)
     if x.dtype == np.uint8:
@@ -219,10 +227,18 @@ def _pictures(files: list[Path], folder: Path) -> list[np.ndarray]:
     return pixels
 
 
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Read an image without Pillow's warnings about its parts that are dropped or malformed."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
 def _picture(path: Path) -> np.ndarray:
     """Read one image as uint8 (h, w) or (h, w, 3); transparency is dropped."""
     try:
-        with Image.open(path, formats=("PNG", "JPEG")) as image:
+        with _quiet(), Image.open(path, formats=("PNG", "JPEG")) as image:
             if image.width * image.height > LONGEST_LINE:
                 raise LeakauditError(
                     f"image {path}: expected at most {LONGEST_LINE} pixels, "
@@ -234,13 +250,7 @@ def _picture(path: Path) -> np.ndarray:
                     "convert it first"
                 )
             return np.asarray(image.convert(MODES[image.mode]))
-    except (
-        OSError,
-        ValueError,
-        SyntaxError,
-        Image.DecompressionBombError,
-        Image.DecompressionBombWarning,
-    ) as error:
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise LeakauditError(f"image {path}: cannot be read ({error})") from error
     except MemoryError as error:  # Pillow allocates what a chunk of the file states as its length
         raise LeakauditError(
@@ -296,7 +306,7 @@ def read_libsvm(path: Path) -> Records:
             "that is not a finite number"
         )
     if not np.array_equal(y, np.round(y)):
-        return Records(torch.from_numpy(x), torch.from_numpy(y.astype(np.float32)))
+        return Records(torch.from_numpy(x), _targets(y))
     return Records(torch.from_numpy(x), *classes(y))
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from leakaudit._util import files
 from leakaudit.errors import LeakauditError
 from leakaudit.payload import Kept
 from leakaudit.progress import step
@@ -48,7 +49,7 @@ def convert(
             "convert: expected a target that ends in .pt, .npz, .safetensors or /, "
             f"got {os.fspath(target)!r}"
         )
-    if old.resolve() == new.resolve():
+    if files.resolved(old) == files.resolved(new):
         raise LeakauditError(f"convert: {old} is both source and target; name another target")
     if old.suffix in READ and not old.is_dir():
         trace = READ[old.suffix](old, max_bytes)

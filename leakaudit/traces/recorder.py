@@ -19,6 +19,7 @@ from torch import Tensor
 
 import leakaudit
 from leakaudit import mapping, registry
+from leakaudit._util import files
 from leakaudit._util.files import replacing
 from leakaudit._util.vocabulary import Vocabulary, finite
 from leakaudit.errors import LeakauditError
@@ -518,7 +519,7 @@ def _copy_program(task: TaskSpec, path: Path) -> None:
 
 def _followed(path: Path) -> Path:
     """Return the target of a symbolic link, so that the recording does not replace the link."""
-    return path.resolve() if path.is_symlink() else path
+    return files.resolved(path) if path.is_symlink() else path
 
 
 def _kept(

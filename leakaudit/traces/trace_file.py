@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from leakaudit._util import files
 from leakaudit._util.files import write_tensors
 from leakaudit.errors import LeakauditError
 from leakaudit.trace import Trace, Truth
@@ -131,7 +132,7 @@ def truth_path(path: Path) -> Path:
         path: ``trace.pt``, or a folder ``trace``; both give ``trace.truth.pt``.
     """
     if path.name in ("", ".."):
-        path = path.resolve()
+        path = files.resolved(path)
     return path.with_name(f"{path.name.removesuffix('.pt')}.truth.pt")
 
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from leakaudit._util.files import resolved
 from leakaudit.errors import LeakauditError
 from leakaudit.results.wording import clean
 from leakaudit.viewing import files, running
@@ -81,7 +82,7 @@ class Index:
         """
         if not root.is_dir():
             raise LeakauditError(f"{root}: expected a folder with runs, found none")
-        self.root = root.resolve()
+        self.root = resolved(root)
         self._known: dict[Path, tuple[Stamp, Run | Broken]] = {}
         self._lock = threading.Lock()
 

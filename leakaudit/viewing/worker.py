@@ -14,6 +14,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from leakaudit import api
+from leakaudit._util.files import resolved
 from leakaudit.errors import LeakauditError
 from leakaudit.rendering import gallery, html, passages  # noqa: F401 - imported once
 from leakaudit.results import comparison, model, record_file
@@ -76,7 +77,7 @@ def check(folder: Path, root: Path) -> None:
     Raises:
         LeakauditError: A file is a link, a device or too large.
     """
-    if not folder.resolve().is_relative_to(root):
+    if not resolved(folder).is_relative_to(root):
         raise LeakauditError(f"{folder} is outside {root}")
     known = files.facts(folder / RECORD)
     if known is None:

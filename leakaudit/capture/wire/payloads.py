@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from leakaudit._util import files, npz
 from leakaudit.capture.tap.log.writing import DTYPES
 from leakaudit.capture.tap.messages.streams import FLOATS
 from leakaudit.capture.wire.lines import NAME, Line, require_name
@@ -122,8 +123,8 @@ def _inside(folder: Path, name: str) -> Path:
         raise outside
     path = folder / given
     try:
-        real = path.resolve()
-        if not real.is_relative_to(folder.resolve()):
+        real = files.resolved(path)
+        if not real.is_relative_to(files.resolved(folder)):
             raise outside
         status = os.stat(real)
     except FileNotFoundError:
@@ -173,7 +174,8 @@ def _read_raw(payload: Payload) -> list[Tensor]:
 def _numpy(path: Path) -> np.ndarray:
     """Return the array of a .npy file, mapped rather than read; nothing is unpickled."""
     try:
-        found: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
+        with npz.old_headers():
+            found: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
     except Exception as error:  # a damaged file may raise anything
         raise Unfinished(f"file: cannot read {path.name} as .npy: {_first_line(error)}") from None
     if not isinstance(found, np.ndarray):

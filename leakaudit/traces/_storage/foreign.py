@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from leakaudit import mapping
+from leakaudit._util import npz
 from leakaudit._util.files import replacing
 from leakaudit._util.uncollected import read_json
 from leakaudit.errors import LeakauditError
@@ -62,7 +63,7 @@ def read_npz(path: Path, max_bytes: float) -> Trace:
     try:
         with zipfile.ZipFile(path) as archive:
             _check_unpacked(path, archive.infolist(), max_bytes)
-        with np.load(path, allow_pickle=False) as file:
+        with npz.old_headers(), np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
         meta = str(arrays.pop("meta").item()) if "meta" in arrays else ""
     except LeakauditError:
@@ -220,7 +221,13 @@ def _trace(arrays: Arrays, meta: str, path: Path) -> Trace:
     payload = tensor(arrays["payload"], "payload").contiguous()
     complete = about.pop("complete", True) is True
     rows = payload.shape[0] if payload.dim() else 0
-    text = bytearray("".join(f"{name}\n" for name in names).encode() + b"\0")
+    try:
+        encoded = "".join(f"{name}\n" for name in names).encode()
+    except UnicodeEncodeError:
+        raise LeakauditError(
+            f"{path}: a kind has half of a surrogate pair, which is not a character"
+        ) from None
+    text = bytearray(encoded + b"\0")
     messages = {
         **table,
         "payload": payload,

@@ -139,7 +139,7 @@ def widths(d: int, sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
     if len(sizes) in (2, 4):
         rows = sizes[1]
         fits = len(sizes) == 2 or sizes[2] == rows * sizes[3]
-        if sizes[0] % rows == 0 and fits:
+        if min(sizes) and sizes[0] % rows == 0 and fits:
             yield (sizes[0] // rows, rows, *sizes[3:])
         return
     if len(sizes) > 1:

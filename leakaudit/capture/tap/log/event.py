@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,83 @@ LENGTH = 1 << 40  # of one dimension
 DIMENSIONS = 16
 KEY = 40  # characters of a note's name
 TEXT = 500_000  # characters of a note
+SHOWN = 40  # characters of a note in a message: a choice
+
+
+def _is_whole(value: object, limit: int = COUNT) -> bool:
+    """Return whether a value is an integer from 0 to below a limit; a bool is not."""
+    return type(value) is int and 0 <= value < limit
+
+
+def _is_integer(value: object) -> bool:
+    return type(value) is int and abs(value) < COUNT
+
+
+def _is_real(value: object) -> bool:
+    return type(value) in (int, float)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_flag(value: object) -> bool:
+    return isinstance(value, bool)
+
+
+def _is_anything(_: object) -> bool:
+    return True
+
+
+def _are_whole(value: object) -> bool:
+    return isinstance(value, list) and all(map(_is_whole, value))
+
+
+def _are_texts(value: object) -> bool:
+    return isinstance(value, list) and all(map(_is_text, value))
+
+
+# The type of each note that a tap writes: what it is called, its test, and the notes. Notes of
+# other names are those of a program, which may hold anything that is flat.
+_TYPES: tuple[tuple[str, Callable[[object], bool], tuple[str, ...]], ...] = (
+    (
+        "text",
+        _is_text,
+        (
+            *("content", "filter", "hook", "kind", "lane", "left_out", "mod", "name", "node"),
+            *("rest", "to", "way", "why"),
+        ),
+    ),
+    (
+        "a list of texts",
+        _are_texts,
+        ("beside", "filters", "frozen", "holds", "names", "trained_by"),
+    ),
+    (
+        "a whole number from 0",
+        _is_whole,
+        ("array", "arrays", "factor", "of", "position", "seed", "server"),
+    ),
+    (
+        "an integer",
+        _is_integer,
+        ("examples", "partition", "records", "round", "steps"),
+    ),
+    (
+        "a list of whole numbers from 0",
+        _are_whole,
+        ("group", "parameters", "sizes", "within"),
+    ),
+    (
+        "a number",
+        _is_real,
+        ("divisor", "max_grad_norm", "noise", "noise_multiplier"),
+    ),
+    ("true or false", _is_flag, ("by_layer", "last", "layers")),
+)
+TYPES: Mapping[str, tuple[str, Callable[[object], bool]]] = {
+    name: (called, fits) for called, fits, names in _TYPES for name in names
+}
 
 
 @dataclass(frozen=True)
@@ -184,18 +261,19 @@ def _payload_fits(value: dict[str, Any]) -> bool:
     return bool(value["nbytes"] == math.prod(value["shape"]) * item and value["offset"] % item == 0)
 
 
-def _is_whole(value: object, limit: int) -> bool:
-    """Return whether a value is an integer from 0 to below a limit; a bool is not."""
-    return type(value) is int and 0 <= value < limit
-
-
 def _checked_notes(value: dict[str, Any], path: Path, line: int) -> dict[str, Any]:
-    """Return notes unchanged; reject long and nested ones."""
+    """Return notes unchanged; reject long and nested ones, and those of another type."""
     for key, held in value.items():
         entries = held if isinstance(held, list) else [held]
         flat = all(n is None or isinstance(n, bool | int | float | str) for n in entries)
         if not flat or len(key) > KEY or len(str(held)) > TEXT:
             raise LeakauditError(f"{path}: line {line + 1} contains more than short notes")
+        called, fits = TYPES.get(key, ("", _is_anything))
+        if not fits(held):
+            found = str(held)[:SHOWN]
+            raise LeakauditError(
+                f"{path}: line {line + 1} notes {key} = {found!r}, expected {called}"
+            )
     return value
 
 

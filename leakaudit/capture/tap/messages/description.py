@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from leakaudit import registry
-from leakaudit._util import config, own_code
+from leakaudit._util import config, files, own_code
 from leakaudit._util.forms import Number, Numbers, Words, present
 from leakaudit._util.own_code import Trust
 from leakaudit.capture.tap.messages import layouts
@@ -167,7 +167,7 @@ def read(path: Path, trusted: Trust = False) -> Description:
         raise LeakauditError(
             f"{error}; 'leakaudit tap describe' writes a file to start from"
         ) from None
-    beside = str(path.resolve().parent)
+    beside = str(files.resolved(path).parent)
     try:
         with own_code.importable(beside):
             return of(_beside(path, file.values), trusted, file.text, beside)
@@ -179,7 +179,7 @@ def _beside(path: Path, values: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the values of a description with a protocol file in its own folder."""
     protocol = values.get("protocol")
     if isinstance(protocol, str) and protocol.endswith(registry.FILE):
-        return {**values, "protocol": str(path.resolve().parent / protocol)}
+        return {**values, "protocol": str(files.resolved(path).parent / protocol)}
     return values
 
 

@@ -453,6 +453,8 @@ def _add(held: list[Event], event: Event, sizes: Sequence[int]) -> bool | None:
     whole = sizes[-1]
     if "parameters" in event.notes:
         return _add_noted(held, event, parameters)
+    if REST in event.notes:  # what stands for other parameters lists them
+        return None
     if event.numel == whole:
         held[:] = [event]
         return True
@@ -482,8 +484,8 @@ def _add_noted(held: list[Event], event: Event, sizes: Sequence[int]) -> bool | 
 
 def _fits(piece: Event, sizes: Sequence[int]) -> bool:
     """Return whether a piece consists of parameters of a model with these sizes."""
-    places = piece.notes["parameters"]
-    if not isinstance(places, list) or not all(type(place) is int for place in places):
+    places = piece.notes.get("parameters")
+    if places is None:  # a message without lists ended before it was complete
         return False
     if piece.notes.get("of", len(sizes)) != len(sizes):
         return False

@@ -131,7 +131,12 @@ def plan(description: Description, logs: Sequence[RankLog]) -> ArrangedLog:
         )
     nodes = max(_processes(log) for log in logs if log.rank != UNRANKED)
     for message in found:
-        nodes = max(nodes, 1 + message.src, 1 + (message.dst or 0))
+        group = message.group or (message.src,)
+        if message.src not in group:
+            raise LeakauditError(
+                f"the log says that rank {message.src} sends to a process group without it"
+            )
+        nodes = max(nodes, 1 + message.src, 1 + (message.dst or 0), 1 + max(group))
     if nodes > PROCESSES:
         raise LeakauditError(
             f"the log names rank {nodes - 1}, expected at most {PROCESSES} processes"

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, Protocol, Self, runtime_checkable
 
 from leakaudit.display import Displayed
@@ -95,24 +96,45 @@ class Reconstruction(Displayed):
         return (*certified, *rest)
 
 
-def check_stored(x: Tensor, y: Tensor | None) -> None:
-    """Check inputs and labels that were read from a file.
+def check_stored(
+    x: Tensor,
+    y: Tensor | None,
+    interval: Tensor | None = None,
+    choices: Mapping[int, Tensor] = MappingProxyType({}),
+    tokens: Tensor | None = None,
+) -> None:
+    """Check the tensors of a reconstruction that were read from a file.
 
     Args:
         x: `Reconstruction.x`.
         y: `Reconstruction.y`.
+        interval: `Reconstruction.interval`.
+        choices: `Reconstruction.choices`.
+        tokens: `Reconstruction.tokens`.
 
     Raises:
         ValueError: They are not those of a reconstruction.
     """
     if not x.is_floating_point() or not x.dim():
         raise ValueError("inputs are a batch of floating-point numbers")
+    if interval is not None and not interval.is_floating_point():
+        raise ValueError("half-widths of intervals are floating-point numbers")
+    if not all(candidates.is_floating_point() for candidates in choices.values()):
+        raise ValueError("candidates are floating-point numbers")
+    if tokens is not None and not _is_whole(tokens):
+        raise ValueError("tokens are whole numbers")
     if y is None:
         return
     if y.shape != x.shape[:1]:
         raise ValueError("there is one label per input")
     if y.is_complex() or str(y.dtype) == "torch.bool":
         raise ValueError("labels are numbers")
+
+
+def _is_whole(numbers: Tensor) -> bool:
+    """Return whether numbers have a type of integers, which bool is not."""
+    dtype = str(numbers.dtype)
+    return "int" in dtype and numbers.dim() == 1
 
 
 class Reconstructions(list[Reconstruction], Displayed):

@@ -18,6 +18,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from leakaudit import registry
 from leakaudit._util import vocabulary
 from leakaudit._util.plain import Figures
@@ -94,6 +96,8 @@ class _Recording:
     task: Task
 
 
+# Numbers near the largest float overflow, and what is infinite then agrees with nothing.
+@np.errstate(over="ignore", invalid="ignore")
 def examine(
     trace: Trace,
     truth: Truth | None = None,

@@ -183,7 +183,6 @@ def _rebuilt(one: _Entry, tensors: Mapping[str, Tensor], i: int) -> Reconstructi
     """The i-th reconstruction of a file; each tensor is a copy with its own memory."""
     x = tensors[f"x{i}"].clone()
     y = _copied(tensors.get(f"y{i}"))
-    check_stored(x, y)
     if x.dtype not in (torch.float32, torch.float64):
         raise ValueError("attacks compute in float32 or float64")
     if not 0 <= one.certified <= len(x):
@@ -193,13 +192,16 @@ def _rebuilt(one: _Entry, tensors: Mapping[str, Tensor], i: int) -> Reconstructi
         others = tensors.get(_choices(i, place))
         if others is not None:
             choices[place] = others.clone()
+    interval = _copied(tensors.get(f"interval{i}"))
+    tokens = _copied(tensors.get(f"tokens{i}"))
+    check_stored(x, y, interval, choices, tokens)
     return Reconstruction(
         x=x,
         y=y,
         certificate=Certificate[one.certificate],
-        interval=_copied(tensors.get(f"interval{i}")),
+        interval=interval,
         choices=choices,
-        tokens=_copied(tensors.get(f"tokens{i}")),
+        tokens=tokens,
         **{name: getattr(one, name) for name in VALUES},
     )
 

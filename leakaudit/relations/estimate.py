@@ -14,6 +14,7 @@ that amplifies rounding least.
 from __future__ import annotations
 
 import itertools
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -214,6 +215,8 @@ def estimate(
         sizes = list(rounding.values())
     if min(sizes, default=0.0) < 0:
         raise LeakauditError(f"rounding: expected a standard deviation >= 0, got {min(sizes)}")
+    if max(sizes, default=0.0) == math.inf:
+        raise LeakauditError("the recorded numbers are too large for an estimate in float64")
     noises = [knowledge.declared.vectors[k].std for k in knowledge.noise] or sizes
     largest = max(noises, default=0.0) or 1.0
     s = system(knowledge, rounding, FLOOR * largest)

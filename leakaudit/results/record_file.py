@@ -341,12 +341,12 @@ def _rebuild(finding: Finding, folder: Path) -> Reconstruction:
             tensors = _Tensors(file)
             x = tensors.named(images.x)
             y = tensors.optional(images.y)
-            check_stored(x, y)
             interval = tensors.optional(given(images.interval, None))
             tokens = tensors.optional(given(images.tokens, None))
             choices = {
                 int(place): tensors.named(name) for place, name in given(images.choices, {}).items()
             }
+            check_stored(x, y, interval, choices, tokens)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise LeakauditError(
             f"{folder / images.file}: expected the saved reconstruction {images.x!r}, "

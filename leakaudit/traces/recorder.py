@@ -30,6 +30,7 @@ from leakaudit.trace import RECORDING, Graph, Json, Layout, TaskSpec, Trace, Tru
 from leakaudit.traces import callers, layers, trace_file
 from leakaudit.traces._storage.arrays import integers, tensor
 from leakaudit.traces._storage.recording_file import RecordingFile
+from leakaudit.traces._storage.safe_reader import STORAGES
 from leakaudit.traces._storage.sizes import estimate, human, plan_size, refuse_above
 from leakaudit.traces._storage.table import TableFormat
 from leakaudit.traces._storage.truth_file import TruthBuilder
@@ -162,7 +163,7 @@ class Recorder:
             )
             refuse_above(max_bytes, planned)
         self.public = {
-            name: tensor(value, f"public {name}").cpu().contiguous()
+            name: _storable(tensor(value, f"public {name}"), f"public {name}")
             for name, value in (public or {}).items()
         }
         constants = params or {}
@@ -515,6 +516,17 @@ def _copy_program(task: TaskSpec, path: Path) -> None:
             f"{copy} is another program than {source}; rename one of them, "
             "or record into another folder"
         )
+
+
+def _storable(value: Tensor, what: str) -> Tensor:
+    """Return a tensor as a trace file can hold it, which has no complex numbers, nor uint64."""
+    dtype = str(value.dtype).removeprefix("torch.")
+    known = [numbers.name for numbers in STORAGES.values()]
+    if dtype not in known:
+        raise LeakauditError(
+            f"{what}: a trace does not store {dtype}; convert it to {', '.join(known)}"
+        )
+    return value.cpu().contiguous()
 
 
 def _followed(path: Path) -> Path:

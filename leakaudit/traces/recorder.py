@@ -520,11 +520,10 @@ def _copy_program(task: TaskSpec, path: Path) -> None:
 
 def _storable(value: Tensor, what: str) -> Tensor:
     """Return a tensor as a trace file can hold it, which has no complex numbers, nor uint64."""
-    dtype = str(value.dtype).removeprefix("torch.")
-    known = [numbers.name for numbers in STORAGES.values()]
-    if dtype not in known:
+    names = [numbers.name for numbers in STORAGES.values()]
+    if value.dtype not in [getattr(torch, name) for name in names]:
         raise LeakauditError(
-            f"{what}: a trace does not store {dtype}; convert it to {', '.join(known)}"
+            f"{what}: a trace does not store {value.dtype}; convert it to {', '.join(names)}"
         )
     return value.cpu().contiguous()
 

@@ -216,7 +216,7 @@ def test_a_public_tensor_of_uint64(
     arrays: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     arrays["public.w0"] = arrays["public.w0"].astype(np.uint64)
-    assert "public w0: a trace does not store uint64" in convert(arrays, capsys)
+    assert "public w0: a trace does not store torch.uint64" in convert(arrays, capsys)
 
 
 def test_half_of_a_surrogate_pair_in_the_views_of_an_audit() -> None:

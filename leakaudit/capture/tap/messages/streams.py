@@ -484,7 +484,7 @@ def _add_noted(held: list[Event], event: Event, sizes: Sequence[int]) -> bool | 
 
 def _fits(piece: Event, sizes: Sequence[int]) -> bool:
     """Return whether a piece consists of parameters of a model with these sizes."""
-    places = piece.notes.get("parameters")
+    places: list[int] | None = piece.notes.get("parameters")
     if places is None:  # a message without lists ended before it was complete
         return False
     if piece.notes.get("of", len(sizes)) != len(sizes):

@@ -61,7 +61,6 @@ READS = {
     "leakaudit/pipeline/purge.py:_is_image": "the form of a file",
     "leakaudit/pipeline/purge.py:_tensors": NAMED,
     "leakaudit/pipeline/purge.py:_what": "the form of a file",
-    "leakaudit/pipeline/purge.py:_is_image": "the form of a file",
     "leakaudit/_util/separated.py": SHOWN,
     "leakaudit/_util/separated.py:inert": SHOWN,
     "leakaudit/_util/vocabulary.py:Vocabulary.__init__": TYPED,

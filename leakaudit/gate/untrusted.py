@@ -17,7 +17,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from importlib.util import find_spec
@@ -49,6 +49,7 @@ SETTINGS = (
 RANDOM = ("/dev/zero", "/dev/random", "/dev/urandom")
 SHARED = ("/dev/null", "/dev/shm")
 GIT = ".git"
+TOLD = "told.json"  # what the isolated process is to do
 WRITTEN = ("home", "tmp", "out")  # folders of the isolated process
 PATIENCE = 1.0  # seconds for the rest of its output after its end
 LONGEST = 1 << 16  # bytes of a line
@@ -82,11 +83,12 @@ def check(words: Sequence[str], project: Path, output: Path, dry: bool = False) 
             "words": ["check", *words, "--output", str(place / "out")],
             "allowed": _plain(_allowed(project, place)),
         }
+        (place / TOLD).write_text(json.dumps(told))  # it may be longer than an argument
         for name in TAKEN:
             (output / name).unlink(missing_ok=True)
         made = os.open(place / "out", scratch.FOLDER)  # whatever has this name later
         try:
-            code = _run(told, _environment(place), dry)
+            code = _run(place, dry)
             for name in TAKEN:
                 _take(made, name, place / "taken")
         finally:
@@ -104,11 +106,11 @@ def check(words: Sequence[str], project: Path, output: Path, dry: bool = False) 
     return code
 
 
-def _run(told: Mapping[str, object], environment: dict[str, str], dry: bool) -> int:
+def _run(place: Path, dry: bool) -> int:
     """Run the isolated process, and show what it says; return its exit code."""
     with subprocess.Popen(
-        [sys.executable, "-P", "-c", START, json.dumps(told)],
-        env=environment,
+        [sys.executable, "-P", "-c", START, str(place / TOLD)],
+        env=_environment(place),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE if dry else subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -130,7 +132,7 @@ def enter() -> list[str]:
     Returns:
         The arguments of the command that it is to run.
     """
-    told = json.loads(sys.argv[1])
+    told = json.loads(Path(sys.argv[1]).read_text())
     given = told["allowed"]
     paths = {name: [Path(p) for p in given[name]] for name in ("listed", "read", "written")}
     missing = sandbox.enter(sandbox.Allowed(**paths, largest=given["largest"]))

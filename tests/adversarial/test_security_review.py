@@ -485,6 +485,20 @@ def test_output_of_processes_that_are_left_behind_is_not_waited_for(
     assert capfd.readouterr().err == "said\n"
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="the mechanisms are those of Linux")
+def test_a_project_with_a_git_folder_may_have_thousands_of_files(stranger: Path) -> None:
+    """Each is allowed by itself then, and the list was an argument of a process."""
+    name = "a" * 200
+    for number in range(1500):
+        (stranger / f"{name}{number}").touch()
+    (stranger / "spy.py").write_text("raise SystemExit('so far')\n")
+    done = subprocess.run(
+        [str(COMMAND), "check", "--untrusted"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 4
+    assert "so far" in done.stderr
+
+
 @pytest.mark.parametrize("ending", ["os._exit(0)", "sys.exit(0)", "os.kill(os.getpid(), 9)"])
 def test_an_untrusted_program_that_ends_the_gate_is_no_pass(stranger: Path, ending: str) -> None:
     (stranger / "spy.py").write_text(f"import os, sys\n{ending}\n")

@@ -12,6 +12,7 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -260,7 +261,7 @@ def parsed(text: str) -> dict[str, Any]:
         text: The text of a file.
 
     Returns:
-        Its values by key.
+        Its values by key, which must not be changed.
 
     Raises:
         ValueError: It is not TOML, is too long, nests too deeply, or contains a number of too many
@@ -268,6 +269,15 @@ def parsed(text: str) -> dict[str, Any]:
     """
     if len(text) > LARGEST:
         raise ValueError(f"expected at most {LARGEST} characters, got {len(text)}")
+    return _kept(text)
+
+
+@lru_cache(maxsize=1)  # several readers of one configuration follow each other
+def _kept(text: str) -> dict[str, Any]:
+    return _parsed(text)
+
+
+def _parsed(text: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except RecursionError:
@@ -395,7 +405,7 @@ def line_of(text: str, path: Sequence[str | int]) -> int | None:
             if tries > TRIES or examined > EXAMINED:
                 return None
             try:
-                values = parsed(beginning)
+                values = _parsed(beginning)
             except ValueError:
                 continue  # the value continues on the next line
             if _holds(values, path):

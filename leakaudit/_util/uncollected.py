@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+CONTAINERS = 5_000_000  # lists and objects of one text, which take about 1 GB; a choice
 DIGITS = 308  # of a whole number, with its sign; no float has more before the point
 
 
@@ -33,13 +34,23 @@ def read_json(text: str | bytes, deepest: int | None = None, **options: Any) -> 
         options: As for `json.loads`.
 
     Raises:
-        ValueError: It is not JSON, nests deeper, or contains a whole number beyond all floats.
+        ValueError: It is not JSON, nests deeper, has more than `CONTAINERS` lists and objects, or
+            contains a whole number beyond all floats.
     """
+    if _containers(text) > CONTAINERS:
+        raise ValueError(f"expected at most {CONTAINERS} lists and objects")
     with uncollected():
         value = json.loads(text, parse_int=_whole, **options)
         if deepest is not None and _is_deeper(value, deepest):
             raise ValueError(f"entries nest more than {deepest} levels deep")
     return value
+
+
+def _containers(text: str | bytes) -> int:
+    """At most as many lists and objects are in a text, whose strings may have brackets, too."""
+    if isinstance(text, bytes):
+        return text.count(b"[") + text.count(b"{")
+    return text.count("[") + text.count("{")
 
 
 def _whole(text: str) -> int:

@@ -13,6 +13,8 @@ import shutil
 import struct
 import sys
 import time
+import tomllib
+import tracemalloc
 import warnings
 import zipfile
 from collections.abc import Callable
@@ -39,7 +41,7 @@ from leakaudit._util.decoding import Misfit, decoded
 from leakaudit._util.npz import Npz
 from leakaudit._util.plain import is_number
 from leakaudit._util.seeds import nth_generator
-from leakaudit._util.uncollected import read_json
+from leakaudit._util.uncollected import CONTAINERS, read_json
 from leakaudit.accounting import symmetry
 from leakaudit.accounting.symmetry import Symmetry
 from leakaudit.adversary import Adversary
@@ -1149,3 +1151,27 @@ def test_weights_with_a_call_of_a_tensor(here: Path) -> None:
             lpips_weights.read(Path("w.pth"))
     assert "weights_only" not in str(refusal.value)
     assert not shown
+
+
+@pytest.mark.parametrize("kind", [str, bytes])
+def test_a_record_of_millions_of_lists_is_refused_at_once(kind: type[str] | type[bytes]) -> None:
+    """A file of 130 MB had 29 million lists and objects, which took gigabytes."""
+    text: str | bytes = "[" + ",".join(["[]"] * CONTAINERS) + "]"
+    if kind is bytes:
+        text = text.encode()
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match=f"at most {CONTAINERS} lists and objects"):
+            read_json(text)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_configuration_is_parsed_only_once(here: Path) -> None:
+    """A configuration of 900,000 characters was parsed four times, a second each."""
+    text = "seed = 3\n[check.a]\nrun = 'a:b'\n"
+    Path("leakaudit.toml").write_text(text)
+    with patch.object(tomllib, "loads", wraps=tomllib.loads) as loads:
+        main(["config", "lint"])
+    assert [call.args[0] for call in loads.call_args_list].count(text) == 1

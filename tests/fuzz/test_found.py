@@ -1153,12 +1153,11 @@ def test_weights_with_a_call_of_a_tensor(here: Path) -> None:
     assert not shown
 
 
-@pytest.mark.parametrize("kind", [str, bytes])
-def test_a_record_of_millions_of_lists_is_refused_at_once(kind: type[str] | type[bytes]) -> None:
+@pytest.mark.parametrize("as_bytes", [False, True])
+def test_a_record_of_millions_of_lists_is_refused_at_once(as_bytes: bool) -> None:
     """A file of 130 MB had 29 million lists and objects, which took gigabytes."""
-    text: str | bytes = "[" + ",".join(["[]"] * CONTAINERS) + "]"
-    if kind is bytes:
-        text = text.encode()
+    written = "[" + ",".join(["[]"] * CONTAINERS) + "]"
+    text = written.encode() if as_bytes else written
     tracemalloc.start()
     try:
         with pytest.raises(ValueError, match=f"at most {CONTAINERS} lists and objects"):

@@ -116,6 +116,7 @@ class Steps:
         if memory is None or not self.keep:
             memory = DeclaredMemory()
         point = base if at is None else at
+        p.require_room(self.count)
         for k in range(1, self.count + 1):
             index = None if self.count == 1 else k
             g = p.grad(i, at=point, index=index)

@@ -569,21 +569,35 @@ class Relations:
                     "all floating-point numbers; check the constants of the protocol"
                 )
 
+    def require_room(self, vectors: int) -> None:
+        """Reject a loop before it begins if a recording of this size cannot have its vectors.
+
+        Args:
+            vectors: Number of vectors that the loop declares, or fewer.
+
+        Raises:
+            LeakauditError: They are too many.
+        """
+        if self._most is not None and self._made + vectors > self._times * self._most.vectors:
+            raise self._excess(f"{self._times * self._most.vectors} vectors")
+
+    @property
+    def _times(self) -> int:
+        return OUTLINED if self._outline else 1
+
     def _fits(self, round: int) -> None:
         """Count one more vector of a round; reject more than a recording of this size can have."""
         if self._most is None:
             return
-        times = 1
-        if self._outline:
-            times = OUTLINED
         self._made += 1
-        if self._made > times * self._most.vectors:
-            raise self._excess(f"{times * self._most.vectors} vectors")
+        if self._made > self._times * self._most.vectors:
+            raise self._excess(f"{self._times * self._most.vectors} vectors")
         if round in self._most.busy:
             return
         self._idle += 1
-        if self._idle > times * self._most.idle:
-            raise self._excess(f"{times * self._most.idle} vectors without a recorded message")
+        if self._idle > self._times * self._most.idle:
+            most = self._times * self._most.idle
+            raise self._excess(f"{most} vectors without a recorded message")
 
     def _excess(self, what: str) -> LeakauditError:
         return LeakauditError(

@@ -291,6 +291,18 @@ def test_steps_of_a_protocol_without_messages(here: Path) -> None:
         Expected.outlined(trace_file.load(here / "i.pt"))
 
 
+def test_a_million_local_steps_are_refused_before_they_are_declared(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A lint declared 745,000 vectors of such a recording before it refused the rest."""
+    assert main(["record", "fedavg", "-o", "i.pt", *SMALL]) == 0
+    edit(here / "i.pt", lambda tree, about: about["params"].update(steps=10**6))
+    capsys.readouterr()
+    with patch.object(Relations, "grad", side_effect=AssertionError("a step is declared")):
+        assert main(["trace", "lint", "i.pt"]) == 1
+    assert "vectors up to round 1, far more than a recording" in capsys.readouterr().out
+
+
 def test_rounds_beyond_all_files(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     scenario = 'victim = "dpsgd"\nnodes = 3\ngraph = "ring"\nrounds = {}\nmodel = "logistic"\n'
     for rounds in (10**20, 10**400):

@@ -48,12 +48,13 @@ def resolved(path: Path) -> Path:
         path: The file or folder, which need not exist.
 
     Raises:
-        LeakauditError: Its links form a loop; since Python 3.13, whoever opens it finds that.
+        LeakauditError: Its links form a loop.
     """
-    try:
-        return path.resolve()
-    except RuntimeError:
-        raise LeakauditError(f"{path}: its symbolic links form a loop") from None
+    real = Path(os.path.realpath(path))
+    # Links of a loop stay in it, and there are no others.
+    if any(place.is_symlink() for place in (real, *real.parents)):
+        raise LeakauditError(f"{path}: its symbolic links form a loop")
+    return real
 
 
 def private_folder(path: Path) -> None:

@@ -688,13 +688,13 @@ def test_the_line_of_a_key_in_a_long_file_is_not_sought_for_seconds(
 ) -> None:
     text = "over.sigma = [" + "0.1, " * 180_000 + "\n" + "# sigma\n" * 2_000 + "]\n"
     lengths: list[int] = []
-    parsed = config.parsed
+    parsed = config._parsed
 
     def counted(beginning: str) -> dict[str, Any]:
         lengths.append(len(beginning))
         return parsed(beginning)
 
-    monkeypatch.setattr(config, "parsed", counted)
+    monkeypatch.setattr(config, "_parsed", counted)
     config.line_of(text, ["over", "sigma"])
     assert 0 < sum(lengths) <= config.EXAMINED
 

@@ -7,14 +7,22 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct, field
 
 from leakaudit import registry
-from leakaudit.auditing.levels import Level, attacked, levels
+from leakaudit.auditing.levels import Level, attacked, in_words, levels
 from leakaudit.auditing.plan import AuditPlan
 from leakaudit.auditing.where import Where
+from leakaudit.protocols import recording
 from leakaudit.results.model import Extended, Free, encoded
+from leakaudit.tasks.shared import Shared
+
+# A dry run computes epsilon for at most so many messages, counted once for every attacked node,
+# adversary and point: about half a minute for D-PSGD. A choice.
+PRICED = 200_000
 
 
 class DryPoint(Struct, frozen=True, kw_only=True):
     """One point of the grid.
+
+    If the plan is too large for a dry run to compute epsilon, only its name is known.
 
     Attributes:
         epsilon: Epsilon in words.
@@ -27,12 +35,12 @@ class DryPoint(Struct, frozen=True, kw_only=True):
     """
 
     epsilon: str
-    constants: Mapping[str, Free]
-    delta: float
-    sensitivity: float
-    exact: dict[str, Extended]
-    node: dict[str, Extended]
-    rounds_priced: int
+    constants: Mapping[str, Free] = {}
+    delta: float | None = None
+    sensitivity: float | None = None
+    exact: dict[str, Extended] = {}
+    node: dict[str, Extended] = {}
+    rounds_priced: int = 0
 
 
 class DryRun(Struct, frozen=True, kw_only=True):
@@ -41,6 +49,7 @@ class DryRun(Struct, frozen=True, kw_only=True):
     Attributes:
         plan: The audit.
         grid: Its points.
+        omitted: Why the points have no epsilon; empty if they have.
         runs: Number of recordings.
         replays: Number of recordings for replays and canaries.
         attacks: Number of attacks.
@@ -50,6 +59,7 @@ class DryRun(Struct, frozen=True, kw_only=True):
 
     plan: Mapping[str, Free]
     grid: tuple[DryPoint, ...]
+    omitted: str
     runs: int
     replays: int
     attacks: int
@@ -67,21 +77,47 @@ def dry(plan: AuditPlan, where: Where) -> DryRun:
     Returns:
         What an audit would do.
     """
-    grid = levels(plan, where.data_root, where.download, where.device)
-    nodes = attacked(plan, grid[0].ready)
-    views = len(grid) * len(plan.adversaries)
+    shared = Shared()
+    base = recording.plan(
+        plan.scenario,
+        data_root=where.data_root,
+        download=where.download,
+        device=where.device,
+        shared=shared,
+    )
+    nodes = attacked(plan, base)
     targets = 0
     for adversary in plan.parsed:
         targets += sum(node not in adversary.corrupt for node in nodes)
+    points = len(plan.epsilon) or 1
+    views = points * len(plan.adversaries)
+    omitted = _too_large(len(base.graph.arcs) * plan.scenario.rounds * targets * points)
+    if omitted:
+        grid = tuple(DryPoint(epsilon=in_words(epsilon)) for epsilon in plan.epsilon or (None,))
+    else:
+        found = levels(plan, where.data_root, where.download, where.device, shared=shared)
+        grid = tuple(_point(plan, level) for level in found)
     costs = {name: registry.get("attacks", name).cost for name in plan.attacks if name != "auto"}
     return DryRun(
         plan=plan.to_json(),
-        grid=tuple(_point(plan, level) for level in grid),
-        runs=len(grid) * plan.seeds,
+        grid=grid,
+        omitted=omitted,
+        runs=points * plan.seeds,
         replays=views * (plan.replays + plan.canary + plan.one_run),
-        attacks=len(grid) * plan.seeds * targets * len(plan.attacks),
+        attacks=points * plan.seeds * targets * len(plan.attacks),
         cost_of_an_attack=costs,
-        parameters=grid[0].ready.task.layout.size,
+        parameters=base.task.layout.size,
+    )
+
+
+def _too_large(messages: int) -> str:
+    """Return why a dry run does not compute epsilon for so many messages; empty if it does."""
+    if messages <= PRICED:
+        return ""
+    return (
+        f"this plan has up to {messages:,} messages, counted for every attacked node, adversary "
+        f"and point; a dry run computes epsilon for at most {PRICED:,}. "
+        "The audit itself and leakaudit bound compute it for any number"
     )
 
 

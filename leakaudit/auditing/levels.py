@@ -66,9 +66,7 @@ class Level:
     @property
     def words(self) -> str:
         """The name of the point in tables and figures."""
-        if self.epsilon is None:
-            return "as configured"
-        return "no noise" if self.epsilon == math.inf else short(self.epsilon)
+        return in_words(self.epsilon)
 
     def seen_by(self, adversary: Adversary) -> list[Comparison]:
         """Return the view bounds of one adversary.
@@ -88,12 +86,24 @@ class Level:
         return next(view for view in self.seen_by(adversary) if view.bound.node == node)
 
 
+def in_words(epsilon: float | None) -> str:
+    """Return the name of a point in tables and figures.
+
+    Args:
+        epsilon: The requested epsilon; None if the scenario's constants are kept.
+    """
+    if epsilon is None:
+        return "as configured"
+    return "no noise" if epsilon == math.inf else short(epsilon)
+
+
 def levels(
     plan: AuditPlan,
     data_root: Path | None = None,
     download: bool = False,
     device: str = "cpu",
     executor: Executor = IN_PROCESS,
+    shared: Shared | None = None,
 ) -> list[Level]:
     """Return all points, with their view bounds.
 
@@ -103,11 +113,12 @@ def levels(
         download: Whether missing data may be downloaded.
         device: Device on which runs compute.
         executor: Where the view bounds are computed.
+        shared: Data sets and tasks that were loaded before; None if there are none.
 
     Raises:
         LeakauditError: An epsilon cannot be reached.
     """
-    shared = Shared()
+    shared = shared or Shared()
 
     def ready(scenario: Scenario) -> recording.Plan:
         return recording.plan(

@@ -89,7 +89,9 @@ def run(args: argparse.Namespace) -> int:
         plan = replace(plan, scenario=replace(plan.scenario, seed=chosen.seed))
     where = Where(Path(chosen.data_root), chosen.download, chosen.device, chosen.max_seconds)
     if args.dry_run:
-        sys.stdout.write(json.dumps(model.plain(dry(plan, where)), indent=2) + "\n")
+        with console.shown(chosen.progress):
+            planned = dry(plan, where)
+        sys.stdout.write(json.dumps(model.plain(planned), indent=2) + "\n")
         return 0
     folder = Path(chosen.output)
     executor = executor_of(args)

@@ -151,6 +151,22 @@ def test_a_dry_run_prints_the_grid_and_writes_nothing(
     assert (said["runs"], said["replays"], said["attacks"]) == (2, 2 * 2 * 14, 2 * 2 * 2)
     assert said["grid"][1]["exact"]["eavesdropper"] == pytest.approx(2)
     assert said["grid"][0]["constants"] == {"sigma": 0.0}
+    assert said["omitted"] == ""
+
+
+def test_a_dry_run_of_countless_rounds_states_its_work_without_epsilon(
+    done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The reviewers' fuzzer asked for a million rounds, whose epsilon takes three quarters of an hour."""
+    few = (done.parent / "a.toml").read_text(encoding="utf-8")
+    many = tmp_path / "many.toml"
+    many.write_text(few.replace("rounds = 2", "rounds = 1_000_000", 1), encoding="utf-8")
+    assert main(["audit", str(many), "--dry-run", "-q"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["runs"], said["replays"], said["attacks"]) == (2, 2 * 2 * 14, 2 * 2 * 2)
+    assert [point["epsilon"] for point in said["grid"]] == ["no noise", "2"]
+    assert all(point["exact"] == {} for point in said["grid"])
+    assert "a dry run computes epsilon for at most 200,000" in said["omitted"]
 
 
 def test_a_refuted_promise_is_exit_code_1_and_an_unsettled_one_3_where_asked(

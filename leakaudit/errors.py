@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import difflib
+import re
 import reprlib
 import unicodedata
 from abc import ABCMeta
 from collections.abc import Iterable
 
 LONGEST = 1000  # characters of a message, a choice: it may repeat parts of a file
+# How commands of CI systems begin: ``##[error]`` (GitHub) and ``##vso[`` (Azure) anywhere in a line,
+# ``::error::`` (GitHub) at its start, which may be where a terminal wraps a longer text.
+COMMAND = re.compile(r"#(?=#[A-Za-z]*\[)|:(?=:[A-Za-z])")
 _BRIEF = reprlib.Repr()
 _BRIEF.maxlevel, _BRIEF.maxlist, _BRIEF.maxdict, _BRIEF.maxtuple = 4, 20, 20, 20
 _BRIEF.maxstring = _BRIEF.maxlong = _BRIEF.maxother = 200
@@ -32,14 +36,15 @@ def one_line(text: object) -> str:
     """Return a value as one line of printable text.
 
     Messages and reports repeat what files of others contain, and CI systems show them. Control,
-    format and direction characters are replaced by spaces, and ``##[``, with which a command of
-    some CI systems begins anywhere in a line, is separated.
+    format and direction characters are replaced by spaces, and what would begin a command of a CI
+    system (`COMMAND`) is separated by one.
 
     Args:
         text: Any value.
     """
     printable = [" " if unicodedata.category(c)[0] in "CZ" else c for c in str(text)]
-    return " ".join("".join(printable).split()).replace("##[", "# #[")
+    line = " ".join("".join(printable).split())
+    return COMMAND.sub(lambda found: f"{found[0]} ", line)
 
 
 def _shortened(text: str, most: int) -> str:

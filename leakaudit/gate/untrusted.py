@@ -287,8 +287,6 @@ def _show(lines: Sequence[bytes], target: TextIO) -> None:
 
     for line in lines:
         text = clean(line.decode("utf-8", "replace").rstrip("\r"))
-        if text.lstrip().startswith("::"):
-            text = f"| {text}"
         target.write(f"{text}\n")
 
 

@@ -11,7 +11,7 @@ from rich.console import RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from leakaudit.errors import one_line
+from leakaudit.errors import COMMAND, one_line
 
 GAP = "  "
 INDENT = 4  # of text below a row
@@ -98,7 +98,7 @@ def indented(text: Text, width: int | None = None) -> RenderableType:
 def _cell(cell: str | Text) -> Text:
     if isinstance(cell, Text):
         return cell
-    if cell.isprintable() and "##[" not in cell:
+    if cell.isprintable() and not COMMAND.search(cell):
         return Text(cell)
     return Text(one_line(cell))
 

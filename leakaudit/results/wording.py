@@ -192,8 +192,8 @@ def clean(text: object) -> str:
         text: Any value.
 
     Returns:
-        Its text, with control, format and direction characters replaced by spaces. A runner of
-        GitHub takes ``##[`` anywhere in a line for a command, so it is taken apart.
+        Its text, with control, format and direction characters replaced by spaces, and without
+        commands of CI systems (`leakaudit.errors.one_line`).
     """
     return one_line(text)
 

@@ -156,7 +156,7 @@ def _only_text(name: object) -> bool:
 
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\u2028\u2029]")
 COMMAND = re.compile(r"^\s*::[a-z-]+( [^:]*)?::", re.MULTILINE)
-OLD_COMMAND = re.compile(r"##\[[a-z-]+( [^\]]*)?\]")
+OLD_COMMAND = re.compile(r"##(vso)?\[[a-zA-Z.-]+( [^\]]*)?\]")
 ANNOTATION = re.compile(r"::(error|warning|notice) title=[^:]*::")
 HARMLESS = re.compile(r"#|data:(image/png;base64)?,|[./\w%?=&-]*$")
 

@@ -35,6 +35,7 @@ TEXTS = (
     *("\x1b[2J\x1b[31mCANARY\x1b[0m", "\x1b]0;CANARY\x07", "\x9b31mCANARY", "\x00CANARY", "\x7f"),
     *("\u202eCANARY\u202c", "\u2066CANARY\u2069", "a\u2028b", "\uffffCANARY", "e\u0301" * 50),
     *("CANARY\r\n::stop-commands::t", "\n::error::CANARY", "##[stop-commands]CANARY"),
+    *("::set-output name=CANARY::1", "::CANARY:: " * 20, "x" * 79 + " ::CANARY::", "##vso[CANARY]"),
     *("<script>CANARY</script>", '"><img src=x onerror=CANARY>', "javascript:CANARY", "]]>CANARY"),
     *(
         "[CANARY](http://canary.invalid)",

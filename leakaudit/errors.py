@@ -10,7 +10,7 @@ from abc import ABCMeta
 from collections.abc import Iterable
 
 LONGEST = 1000  # characters of a message, a choice: it may repeat parts of a file
-# How commands of CI systems begin: ``##[error]`` (GitHub) and ``##vso[`` (Azure) anywhere in a line,
+# How commands of CI systems begin: ``##[error]`` (GitHub), ``##vso[`` (Azure) anywhere in a line,
 # ``::error::`` (GitHub) at its start, which may be where a terminal wraps a longer text.
 COMMAND = re.compile(r"#(?=#[A-Za-z]*\[)|:(?=:[A-Za-z])")
 _BRIEF = reprlib.Repr()

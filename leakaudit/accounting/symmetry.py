@@ -18,11 +18,11 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from leakaudit.accounting.adversaries import Threat
+from leakaudit.adversary import Adversary
 from leakaudit.relations import Relations, Vector
 from leakaudit.trace import Graph
 
@@ -67,14 +67,15 @@ class Symmetry:
 
     def like(self, threat: Threat) -> Threat | None:
         """Return the earlier adversary; None if there is none, and this one is remembered."""
-        # A renaming preserves colours, so an adversary with other colours than all before needs no
-        # comparison. In a random graph, this is nearly every one.
-        same = self._by_colour[self._coloured(threat)]
-        other = None
-        if same and self._pays:
-            other = self._by_proved(threat) or self._by_search(threat, same)
+        other = self._by_proved(threat)
         if other is None:
-            same.append(threat)
+            # A renaming preserves colours, so an adversary with other colours than all before needs
+            # no comparison. In a random graph, this is nearly every one.
+            same = self._by_colour[self._coloured(threat)]
+            if same and self._pays:
+                other = self._by_search(threat, same)
+            if other is None:
+                same.append(threat)
         self._like[threat] = other or threat
         return other
 
@@ -235,8 +236,8 @@ def _mapped(threat: Threat, renaming: Renaming) -> Threat:
     if isinstance(hears, frozenset):
         hears = frozenset((renaming[a], renaming[b]) for a, b in hears)
     corrupt = frozenset(renaming[node] for node in adversary.corrupt)
-    mapped = replace(adversary, hears=hears, corrupt=corrupt)
-    return replace(threat, node=renaming[threat.node], adversary=mapped)
+    mapped = Adversary(hears, corrupt, adversary.window, adversary.knows)
+    return Threat(renaming[threat.node], threat.kind, mapped)
 
 
 def _inverse(renaming: Renaming) -> Renaming:

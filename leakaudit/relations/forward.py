@@ -37,6 +37,9 @@ AT_ONCE = 128
 # Columns of random residues are drawn in steps of this size, so that a slightly larger view does
 # not repeat the work. Affects only speed.
 STEP = 64
+# Rows that are eliminated one by one, as many as `product` adds up at a time. Affects only
+# speed.
+ONE_BY_ONE = 32
 SEED = 20
 
 
@@ -409,6 +412,16 @@ class Echelon:
             The indices of the independent ones, and the columns, beyond those of noise, that a
             combination contains without noise.
         """
+        # Rows beyond the first few are reduced by a product of matrices, not one by one.
+        independent, leaks = self._eliminate(rows[:ONE_BY_ONE])
+        for at in range(ONE_BY_ONE, len(rows), ONE_BY_ONE):
+            later, found = self._eliminate(self.reduced(rows[at : at + ONE_BY_ONE]))
+            independent += [at + i for i in later]
+            leaks += found
+        return independent, sorted(set(leaks))
+
+    def _eliminate(self, rows: Residues) -> tuple[list[int], list[int]]:
+        """Add a few reduced rows, one by one; returns as `extend` does."""
         left = rows.copy()
         independent: list[int] = []
         pivots: list[int] = []

@@ -131,6 +131,29 @@ def test_an_echelon_finds_dependent_rows_and_what_they_show_without_noise() -> N
     assert not echelon.reduced(np.array([[1, 3, 4, 0, 1]])).any()
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_rows_are_eliminated_together_as_one_by_one(seed: int) -> None:
+    """A hundred rows of rank 60; a few also show a node without noise."""
+    prime = PRIMES[0]
+    drawn = np.random.default_rng(seed)
+    base = drawn.integers(0, prime, (60, 75))
+    rows = product(drawn.integers(0, prime, (100, 60)), base, prime)
+    rows[::7, 71] = drawn.integers(1, prime, len(rows[::7]))
+    together = Echelon(prime, 70)
+    single = Echelon(prime, 70)
+    independent: list[int] = []
+    leaks: set[int] = set()
+    for k in range(len(rows)):
+        new, found = single.add(rows[k : k + 1])
+        independent += [k] * len(new)
+        leaks.update(found)
+    assert together.add(rows) == (independent, sorted(leaks))
+    assert (len(independent), leaks) == (60, {71})
+    asked = np.concatenate([base, drawn.integers(0, prime, (5, 75))])
+    noise = slice(0, 70)
+    assert np.array_equal(together.reduced(asked)[:, noise], single.reduced(asked)[:, noise])
+
+
 def test_renamings_found_for_one_adversary_serve_the_others() -> None:
     protocol = made("dpsgd", "ring", 12, 3, 0)
     symmetry = Symmetry(protocol.graph, protocol.start)

@@ -11,8 +11,9 @@ from collections.abc import Iterable
 
 LONGEST = 1000  # characters of a message, a choice: it may repeat parts of a file
 # How commands of CI systems begin: ``##[error]`` (GitHub), ``##vso[`` (Azure) anywhere in a line,
-# ``::error::`` (GitHub) at its start, which may be where a terminal wraps a longer text.
-COMMAND = re.compile(r"#(?=#[A-Za-z]*\[)|:(?=:[A-Za-z])")
+# ``::error::`` (GitHub) at its start, which may be where a terminal wraps a longer text between
+# words. Names such as ``aten::conv2d`` are none.
+COMMAND = re.compile(r"#(?=#[A-Za-z]*\[)|(?<!\w):(?=:[A-Za-z])")
 _BRIEF = reprlib.Repr()
 _BRIEF.maxlevel, _BRIEF.maxlist, _BRIEF.maxdict, _BRIEF.maxtuple = 4, 20, 20, 20
 _BRIEF.maxstring = _BRIEF.maxlong = _BRIEF.maxother = 200

@@ -465,7 +465,7 @@ def test_a_record_of_countless_nodes_is_not_redacted(here: Path) -> None:
 
 def test_a_difference_of_baselines_commands_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     _write([Change("removed", "\u202eCANARY\u202c\n::error::x")], "text", "")
-    assert capsys.readouterr().out == "- CANARY : :error: :x\n"
+    assert capsys.readouterr().out == "- CANARY : :error::x\n"
 
 
 def test_muffliato_on_a_graph_of_two_parts_claims_nothing() -> None:

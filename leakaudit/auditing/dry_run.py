@@ -117,7 +117,7 @@ def _too_large(messages: int) -> str:
     return (
         f"this plan has up to {messages:,} messages, counted for every attacked node, adversary "
         f"and point; a dry run computes epsilon for at most {PRICED:,}. "
-        "The audit itself and leakaudit bound compute it for any number"
+        "The audit itself and leakaudit bound compute it for more"
     )
 
 

@@ -157,7 +157,7 @@ def test_a_dry_run_prints_the_grid_and_writes_nothing(
 def test_a_dry_run_of_countless_rounds_states_its_work_without_epsilon(
     done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The reviewers' fuzzer asked for a million rounds, whose epsilon takes three quarters of an hour."""
+    """Epsilon of a million rounds takes most of an hour; a fuzzer asked for it."""
     few = (done.parent / "a.toml").read_text(encoding="utf-8")
     many = tmp_path / "many.toml"
     many.write_text(few.replace("rounds = 2", "rounds = 1_000_000", 1), encoding="utf-8")

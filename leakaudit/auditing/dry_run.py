@@ -22,7 +22,7 @@ PRICED = 200_000
 class DryPoint(Struct, frozen=True, kw_only=True):
     """One point of the grid.
 
-    If the plan is too large for a dry run to compute epsilon, only its name is known.
+    If the plan is too large for a dry run to compute epsilon, a point has only its name.
 
     Attributes:
         epsilon: Epsilon in words.

@@ -280,8 +280,8 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "records"
 FIRST = 70_001  # planted nodes bear numbers that nothing else in a record has
 PLANTED = f"PLANTED of node {FIRST} on edge {FIRST}-{FIRST + 1} in /home/PLANTED/x.pt"
 DIGEST = "5ec7e7" * 10 + "5ec7"  # in place of every SHA-256
-# What stays as it is: words of the schema, times, and what a report is about (docs/reports.md), that
-# is, names that leakaudit or the configuration gives to checks, tests, measures and claims.
+# What stays as it is: words of the schema, times, and what a report is about (docs/reports.md),
+# that is, names that leakaudit or the configuration gives to checks, tests, measures and claims.
 KEPT = {
     *("schema", "kind", "started", "status", "verdict", "epsilon"),
     *("name", "check", "test", "measure", "measures", "pitfalls"),

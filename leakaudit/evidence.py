@@ -1,0 +1,69 @@
+"""Where an input of a statement comes from: no statement is stronger than its weakest input.
+
+Whatever enters a bound, a certificate or a verdict is one of: verified on the messages, stated by
+the program, declared by whoever describes the recording, assumed, contradicted by the recording, or
+unknown. Nothing turns "unknown" into zero, one or "all".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import IntEnum
+
+
+class Origin(IntEnum):
+    """Where something comes from, from the weakest to the strongest."""
+
+    UNKNOWN = 0
+    CONTRADICTED = 1
+    ASSUMED = 2
+    DECLARED = 3
+    STATED = 4
+    VERIFIED = 5
+
+    @property
+    def words(self) -> str:
+        """How a report says it, after the name of what comes from there."""
+        return WORDS[self]
+
+
+WORDS = {
+    Origin.UNKNOWN: "unknown",
+    Origin.CONTRADICTED: "assumed, and contradicted by the recording",
+    Origin.ASSUMED: "assumed",
+    Origin.DECLARED: "declared",
+    Origin.STATED: "stated by the program",
+    Origin.VERIFIED: "verified on the messages",
+}
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What supports one input of a statement.
+
+    Attributes:
+        subject: The input, as users know it: ``clip``, ``batch``, ``server``.
+        origin: Where its value comes from.
+        detail: A measured figure or a reason, in words; may be empty.
+    """
+
+    subject: str
+    origin: Origin
+    detail: str = ""
+
+    def __str__(self) -> str:
+        """Return one phrase, such as ``clip: assumed, and contradicted by the recording (…)``."""
+        text = f"{self.subject}: {self.origin.words}"
+        if self.detail:
+            text += f" ({self.detail})"
+        return text
+
+
+def weakest(inputs: Iterable[Evidence]) -> Evidence | None:
+    """Return the input on which a statement rests most weakly; the first of several, None of none.
+
+    Args:
+        inputs: Everything that enters the statement.
+    """
+    return min(inputs, key=lambda one: one.origin, default=None)

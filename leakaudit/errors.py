@@ -102,6 +102,23 @@ class NotDetermined(LeakauditError):
         self.understood = understood
 
 
+class Unexplained(LeakauditError):
+    """A view contains vectors that the declaration does not explain, so it has no bound.
+
+    Args:
+        label: One of them.
+        owners: The nodes that hold them; None is among them if one belongs to no node.
+    """
+
+    def __init__(self, label: str, owners: frozenset[int | None]) -> None:
+        super().__init__(
+            f"the declaration does not say how {label} is computed, so it may contain anything "
+            "that its owner knows"
+        )
+        self.label = label
+        self.owners = owners
+
+
 class AttackError(LeakauditError):
     """An attack cannot use a leak; the message states what it requires."""
 

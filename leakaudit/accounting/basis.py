@@ -45,7 +45,9 @@ class Ground(Enum):
 
 
 class Stronger(StrEnum):
-    """Adversaries whose view determines every other one's; the values continue "one who"."""
+    """Adversaries whose view determines another one's; the values continue "one who"."""
+
+    OWNERS = "also knows everything that the owners of undeclared vectors know"
 
     ALL_MESSAGES = f"observes {MESSAGES}"
     MESSAGES_AND_MODELS = f"observes {MESSAGES} and knows {MODELS}"

@@ -6,13 +6,13 @@ import itertools
 import math
 from bisect import bisect_left
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 
 from leakaudit.accounting.basis import Stronger
 from leakaudit.adversary import Adversary
-from leakaudit.errors import LeakauditError
+from leakaudit.errors import LeakauditError, Unexplained
 from leakaudit.protocols.declared import DECLARED, Protocol
 from leakaudit.relations import (
     Bound,
@@ -51,14 +51,22 @@ class NodeView:
     stronger: Stronger | None = None
 
     @classmethod
-    def of(cls, knowledge: Knowledge, node: int, stronger: Stronger | None = None) -> NodeView:
-        """Bound what is known of a node.
+    def of(
+        cls,
+        knowledge: Knowledge,
+        node: int,
+        stronger: Stronger | None = None,
+        *,
+        least: bool = False,
+    ) -> NodeView:
+        """Bound what is known of a node; with `least`, from below (`account`).
 
         Raises:
+            Unexplained: Vectors that the declaration does not explain reach the view.
             LeakauditError: The node has no unknown gradients, or the view cannot be accounted for.
         """
         targets = _targets(knowledge, node)
-        return cls(knowledge, targets, account(knowledge, targets, 1.0), stronger)
+        return cls(knowledge, targets, account(knowledge, targets, 1.0, least=least), stronger)
 
     @property
     def count(self) -> int:
@@ -147,6 +155,55 @@ class Views:
             if bound is not None:
                 return NodeView(known, bound.targets, bound)
         return self._all_messages(node) or _own_view(self.protocol, self.adversary, node)
+
+    def certain(self, node: int) -> NodeView:
+        """Return what the view reveals whatever unexplained vectors contain: a lower bound.
+
+        In a long run, only relations of the node itself are used.
+
+        Args:
+            node: The node.
+
+        Raises:
+            LeakauditError: As for `own`.
+        """
+        protocol = self.protocol
+        if protocol.repeats and protocol.rounds > DECLARED:
+            rows = self._at_first.near([node]).rows
+            declared = protocol.continued(rows, range(1, protocol.rounds + 1))
+        else:
+            declared = protocol.whole
+        return NodeView.of(know(declared, self.adversary), node, least=True)
+
+    def informed(self, node: int, missing: Unexplained) -> NodeView | None:
+        """Return the view of one who also knows all that the owners of unexplained vectors know.
+
+        These vectors are functions of this view and of chance, so that it determines the
+        adversary's own: its mu is an upper bound.
+
+        Args:
+            node: The node.
+            missing: What the adversary's own view contains.
+
+        Returns:
+            None if there is none: the node itself, or nobody in particular, owns such a vector.
+        """
+        adversary = self.adversary
+        window = adversary.window
+        if window is not None:  # a vector may contain what its owner learnt before
+            window = range(window.stop)
+        while True:
+            owners = {owner for owner in missing.owners if owner is not None}
+            if node in owners or None in missing.owners:
+                return None
+            adversary = Adversary(adversary.hears, adversary.corrupt | owners, window)
+            try:
+                views = Views(self.protocol, adversary, [node], smooth=self.smooth)
+                return replace(views.own(node), stronger=Stronger.OWNERS)
+            except Unexplained as more:
+                missing = more
+            except LeakauditError:
+                return None
 
     def _all_messages(self, node: int) -> NodeView | None:
         """Return the view of a node all of whose messages are observed, in a long run.

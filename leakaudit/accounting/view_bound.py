@@ -21,7 +21,7 @@ from leakaudit.accounting.basis import Basis, Ground, Unit
 from leakaudit.accounting.node_view import NodeView, Views, stronger_views
 from leakaudit.adversary import Adversary
 from leakaudit.bounds import gaussian
-from leakaudit.errors import LeakauditError
+from leakaudit.errors import LeakauditError, Unexplained
 from leakaudit.progress import step
 from leakaudit.protocols.declared import Protocol
 from leakaudit.relations import Turns, account, drift, largest, reached
@@ -190,6 +190,8 @@ def _bound(views: Views, empty: ViewBound, smoothness: float | None) -> ViewBoun
         return _faulty(protocol, empty, smoothness)
     try:
         own = views.own(node)
+    except Unexplained as e:
+        return _undeclared(views, empty, smoothness, e)
     except LeakauditError as e:
         return _elsewhere(protocol, empty, smoothness, str(e))
     turns = own.turns(protocol)
@@ -350,6 +352,55 @@ def _quadratic(view: NodeView, entered: Sequence[int], curvature: float) -> floa
         return reached(view.knowledge, view.targets, entered, curvature)
     except LeakauditError:
         return 0.0
+
+
+def _undeclared(
+    views: Views, empty: ViewBound, smoothness: float | None, missing: Unexplained
+) -> ViewBound:
+    """Return the bound of a view that contains vectors that the declaration does not explain.
+
+    Lower values are those of the view whatever these vectors contain. The upper value is that of
+    one who knows what they may contain, which may be infinite: there is then no bound.
+    """
+    protocol = views.protocol
+    found = empty
+    own = None
+    try:
+        own = views.certain(empty.node)
+    except LeakauditError:
+        pass  # nothing is certain
+    if own is not None:
+        turns = own.turns(protocol)
+        found = replace(
+            found,
+            certificate=own.bound.certificate,
+            gradients=own.count,
+            enters=_most(turns, own.count),
+        )
+        if own.bound.leaking:
+            return _with_epsilons(_leak(found, own))
+        found = _reached(found, own, turns, smoothness)
+    known = views.informed(empty.node, missing)
+    stronger = list(stronger_views(protocol, empty.node))
+    if known is not None:
+        stronger.insert(0, known)
+    stronger = [view for view in stronger if not view.bound.leaking]
+    if not stronger:
+        return replace(found, refused=f"{missing}, also data of this node without noise")
+    first = stronger[0]
+    turns = first.turns(protocol)
+    if found.gradients is None:
+        count = first.count
+        found = replace(
+            found,
+            certificate=first.bound.certificate,
+            gradients=count,
+            enters=_most(turns, count),
+        )
+    found = _least(found, stronger, turns, smoothness)
+    if found.basis is None:
+        return found
+    return replace(found, basis=replace(found.basis, own_view=str(missing)))
 
 
 def _elsewhere(

@@ -29,7 +29,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from leakaudit.errors import LeakauditError
+from leakaudit.errors import LeakauditError, Unexplained
 from leakaudit.relations.certificate import Past, certificates
 from leakaudit.relations.declare import Relations
 from leakaudit.relations.determine import determined
@@ -92,24 +92,32 @@ def account(
     sensitivity: float | Sequence[float],
     *,
     certify: bool = True,
+    least: bool = False,
 ) -> Bound:
     """Return the exact mu of a view for one node's targets.
 
     Errors of channels (`std` of a message) are not counted as protection.
+
+    Vectors that the declaration does not explain may contain anything that their owner knows. If
+    they reach the view, there is no upper value. With `least`, the result is instead what the view
+    reveals whatever they contain: a lower value, attained by gradients that do not depend on the
+    model.
 
     Args:
         knowledge: Knowledge of the whole network: a part of the relations would not give a bound.
         targets: Secrets or gradients of one node, each once.
         sensitivity: Maximum change of each target, in Euclidean norm; one for all, or (T,).
         certify: Whether to compute the certificate; it is empty otherwise.
+        least: Whether to return a lower value.
 
     Raises:
+        Unexplained: Such vectors reach the view, and no lower value is asked for.
         LeakauditError: There is no bound for this view: targets belong to several nodes, are known,
             have priors or noise that is not Gaussian, or there are nonlinear steps whose inputs the
             view does not determine.
     """
     limits = sensitivities(targets, sensitivity)
-    worst, view = worst_case(knowledge, targets)
+    worst, view = worst_case(knowledge, targets, least=least)
     wanted = set(places(targets))
     certificate: tuple[int, ...] = ()
     if certify:
@@ -273,7 +281,9 @@ def sensitivities(targets: Sequence[Expression], sensitivity: float | Sequence[f
     return limits
 
 
-def worst_case(knowledge: Knowledge, targets: Sequence[Expression]) -> tuple[Knowledge, Knowledge]:
+def worst_case(
+    knowledge: Knowledge, targets: Sequence[Expression], *, least: bool = False
+) -> tuple[Knowledge, Knowledge]:
     """Return the knowledge of an adversary who knows all secrets except the targets.
 
     Outputs of nonlinear steps that this view determines are post-processing, and therefore known.
@@ -281,6 +291,7 @@ def worst_case(knowledge: Knowledge, targets: Sequence[Expression]) -> tuple[Kno
     Args:
         knowledge: Knowledge of the whole network.
         targets: Secrets or gradients of one node, each once.
+        least: As for `account`.
 
     Returns:
         The knowledge over all relations, and over those that reach the view.
@@ -304,20 +315,44 @@ def worst_case(knowledge: Knowledge, targets: Sequence[Expression]) -> tuple[Kno
     worst = replace(knowledge, known=knowledge.known | (secrets - wanted))
     outs = knowledge.declared.opaques.keys()
     view = _reaching(worst)
+    if not least:
+        _explained(worst)
     _post_processing(worst, view.used & outs)
     return replace(worst, known=worst.known | outs), replace(view, known=worst.known | outs)
 
 
-def _reaching(worst: Knowledge) -> Knowledge:
+def unexplained(knowledge: Knowledge) -> frozenset[int]:
+    """Return the places of the vectors in a view that the declaration does not explain.
+
+    Args:
+        knowledge: What is known.
+    """
+    free = knowledge.declared.unexplained
+    if not free:
+        return free
+    return _reaching(knowledge, free).used & free - knowledge.known
+
+
+def _explained(worst: Knowledge) -> None:
+    """Raise Unexplained if vectors that the declaration does not explain reach the view."""
+    found = sorted(unexplained(worst))
+    if not found:
+        return
+    vectors = worst.declared.vectors
+    owners = frozenset(vectors[k].owner for k in found)
+    raise Unexplained(vectors[found[0]].label, owners)
+
+
+def _reaching(worst: Knowledge, fixed: frozenset[int] = frozenset()) -> Knowledge:
     """Drop relations that only define a state, or an unobserved message, with no other use.
 
     Such a relation contains no information about the rest, because the defined vector can take any
-    value. After it is dropped, other vectors in it may occur in only one relation, so the search
-    continues with those.
+    value, unless it is one of the fixed ones. After it is dropped, other vectors in it may occur in
+    only one relation, so the search continues with those.
     """
     vectors = worst.declared.vectors
     occurs_in = defaultdict[int, set[int]](set)  # free vector -> relations that contain it
-    fixed = worst.known | worst.declared.opaques.keys()
+    fixed = fixed | worst.known | worst.declared.opaques.keys()
     for r in worst.rows:
         for k in worst.declared.relations[r].terms:
             if k not in fixed and vectors[k].kind in DEFINED:

@@ -26,6 +26,7 @@ from leakaudit.relations.expression import (
     Outlined,
     Vector,
 )
+from leakaudit.relations.modular import PRIMES, Staircase, modular
 from leakaudit.trace import Graph, Training
 
 # A declaration follows numbers of a file, such as its rounds and local steps. Both limits are
@@ -163,6 +164,9 @@ class Relations:
         self.sent: dict[int, int] = {}  # message -> the relation that defines its content
         # Whether rounds after the last one would be declared like it; False if they would not.
         self.settled = True
+        # States that nothing explains so far, and relations between several of them.
+        self._free: set[int] = set()
+        self._between: list[Mapping[int, Fraction]] = []
         self._places: dict[tuple[object, ...], int] = {}
         self._gradients = defaultdict[int | None, list[int]](list)  # owner -> places
         self._classes: dict[bool, Classes] = {}
@@ -264,14 +268,44 @@ class Relations:
             name: Name of the state.
             owner: The node that holds it, if any.
             index: Distinguishes it from vectors of the same name, owner and round.
-            eq: Its definition, if any.
+            eq: Its definition, if any. Without one, and unless `relate` or `opaque` explain it
+                later, it is `unexplained`.
         """
         if eq is not None:
             self._same(eq)
         x = self._new("state", name, owner, index)
         if eq is not None:
-            self.relate(x, eq)
+            self._add(x, eq)
+        elif not self._outline:
+            self._free.add(x.vector)
         return x
+
+    @property
+    def unexplained(self) -> frozenset[int]:
+        """States that may be any function of what their owner knows when it computes them.
+
+        The declaration neither defines them nor names their inputs. They protect nothing: what they
+        contain of messages and gradients is not known (`account`). A start value that does not
+        depend on data is a `secret` instead.
+        """
+        while self._between:
+            left = []
+            for terms in self._between:
+                some = [k for k in terms if k in self._free]
+                if len(some) == 1:
+                    self._free.remove(some[0])
+                elif some:
+                    left.append(terms)
+            if len(left) == len(self._between):
+                # Each relation explains the last of its states that no other relation explains.
+                stairs = Staircase(PRIMES[0])
+                for terms in left:
+                    free = {k: v for k, v in terms.items() if k in self._free}
+                    stairs.add(modular(free, PRIMES[0]))
+                self._free -= stairs.pivots.keys()
+                left = []
+            self._between = left
+        return frozenset(self._free)
 
     def relate(self, lhs: Form, rhs: Form = 0) -> None:
         """Declare ``lhs = rhs``; if it contains a noise vector, this is a prior.
@@ -280,9 +314,15 @@ class Relations:
             lhs: A form over vectors of this declaration.
             rhs: Another form, or 0.
         """
+        terms = self._add(lhs, rhs)
+        if not self._free.isdisjoint(terms):
+            self._between.append(terms)
+
+    def _add(self, lhs: Form, rhs: Form) -> Mapping[int, Fraction]:
+        """Add a relation, and return its terms; none in an outline."""
         self._grow()
         if self._outline:
-            return
+            return {}
         difference = lhs - rhs
         if not isinstance(difference, Expression) or not difference.terms:
             raise LeakauditError(
@@ -292,6 +332,7 @@ class Relations:
         self._same(difference)
         self._count(difference)
         self.relations.append(Relation(difference.terms, self.round, lhs, rhs))
+        return difference.terms
 
     def send(
         self,
@@ -349,7 +390,7 @@ class Relations:
             raise LeakauditError(f"{what}: expected a channel error with std >= 0, got {std!r}")
         m = self._new("message", name, src, index, std=std, dst=to, secure=secure)
         self.sent[m.vector] = len(self.relations)
-        self.relate(m, expr)
+        self._add(m, expr)
         return m
 
     def opaque(self, out: Expression, of: Sequence[Expression], hides: str = "") -> None:
@@ -373,6 +414,7 @@ class Relations:
         for part in of:
             self._same(part)
         self.opaques[out.vector] = tuple(of)
+        self._free.discard(out.vector)
         if hides:
             self.hides[out.vector] = hides
 
@@ -463,6 +505,14 @@ class Relations:
             if vector.kind == "gradient":
                 self._gradients[vector.owner].append(place)
         return place
+
+    def carry(self, place: int) -> None:
+        """Record that a vector of another declaration is unexplained there.
+
+        Args:
+            place: Its place here (`adopt`).
+        """
+        self._free.add(place)
 
     def classes(self, *, by_round: bool) -> Classes:
         """Return the vectors in classes of which an adversary knows all or none.

@@ -154,7 +154,8 @@ def reached(
         curvature: 0 for losses with constant gradients.
 
     Returns:
-        The exact mu; inf if the change is visible without noise.
+        The exact mu; inf if the change is visible without noise. If the declaration does not
+        explain all vectors, what it is at least.
 
     Raises:
         LeakauditError: As for `account`.
@@ -186,7 +187,8 @@ def reached(
         closed.relations.append(Relation(form.terms, declared.vectors[k].round, form, 0))
     rows = (*knowledge.rows, *range(len(declared.relations), len(closed.relations)))
     change = Expression(closed.vectors, {moved: Fraction(1)})
-    return account(Knowledge(closed, knowledge.known, rows), [change], 1.0, certify=False).mu
+    view = Knowledge(closed, knowledge.known, rows)
+    return account(view, [change], 1.0, certify=False, least=True).mu
 
 
 def largest(m: Array, turns: Turns) -> tuple[float, float, tuple[int, ...]]:

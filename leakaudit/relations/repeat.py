@@ -147,7 +147,7 @@ def extend(declared: Relations, same: range, rows: Iterable[int], rounds: range)
             like = last
             if not late:
                 like = min(t, last)
-            places = _Places(declared.vectors, t - like, longer)
+            places = _Places(declared, t - like, longer)
             for r in by_round[like]:
                 _copy(declared, r, places)
     longer.round = rounds.stop - 1
@@ -157,9 +157,10 @@ def extend(declared: Relations, same: range, rows: Iterable[int], rounds: range)
 class _Places(dict[int, int]):
     """Places of vectors of one declaration in another; missing vectors are added."""
 
-    def __init__(self, vectors: Sequence[Vector], by: int, to: Relations) -> None:
+    def __init__(self, declared: Relations, by: int, to: Relations) -> None:
         super().__init__()
-        self.vectors = vectors
+        self.vectors = declared.vectors
+        self.unexplained = declared.unexplained
         self.by = by
         self.to = to
 
@@ -184,6 +185,8 @@ def _copy(declared: Relations, row: int, places: _Places) -> None:
             )
         if declared.sent.get(k) == row:
             to.sent[places[k]] = len(to.relations)
+        if k in places.unexplained:
+            to.carry(places[k])
         if k in declared.opaques:
             to.opaques[places[k]] = tuple(places.moved(part.terms) for part in declared.opaques[k])
         if k in declared.changes:

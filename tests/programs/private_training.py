@@ -25,6 +25,7 @@ parser.add_argument("--clipping", default="flat", choices=["flat", "per_layer"])
 parser.add_argument("--noise", type=float, default=1.0, help="noise multiplier")
 parser.add_argument("--norm", type=float, default=0.5, help="clipping norm")
 parser.add_argument("--records", type=int, default=1, help="records per rank and step")
+parser.add_argument("--own", type=int, help="records that a rank owns, shuffled (default: a batch)")
 parser.add_argument("--steps", type=int, default=4)
 parser.add_argument("--poisson", action="store_true")
 parser.add_argument("--strange", action="store_true", help="add twice the stated noise")
@@ -35,7 +36,7 @@ if args.wrap != "alone":
     dist.init_process_group("gloo")
     rank, ranks = dist.get_rank(), dist.get_world_size()
 random = torch.Generator().manual_seed(0)
-count = args.records * ranks
+count = (args.own or args.records) * ranks
 x = torch.randint(256, (count, 1, 8, 8), generator=random) / 255
 y = torch.randint(10, (count,), generator=random)
 
@@ -48,7 +49,7 @@ if args.wrap == "dpddp":
 elif args.wrap == "ddp":
     model = DistributedDataParallel(net)
 data = TensorDataset(x, y)
-sampler: DistributedSampler[Any] = DistributedSampler(data, ranks, rank, shuffle=False)
+sampler: DistributedSampler[Any] = DistributedSampler(data, ranks, rank, shuffle=bool(args.own))
 loader = DataLoader(data, batch_size=args.records, sampler=sampler)
 sgd = torch.optim.SGD(model.parameters(), lr=0.1)
 norm = args.norm
@@ -94,7 +95,10 @@ def clipped(xs: Tensor, ys: Tensor) -> tuple[Tensor, Tensor]:
 
 
 kept: dict[str, list[Tensor]] = {"models": [], "clipped": [], "plain": []}
-batches = [batch for _ in range(args.steps) for batch in loader]
+batches = []
+for epoch in range(args.steps):
+    sampler.set_epoch(epoch)
+    batches += list(loader)
 for xs, ys in batches[: args.steps]:
     kept["models"].append(torch.cat([p.detach().flatten() for p in net.parameters()]))
     total, plain = clipped(xs, ys)

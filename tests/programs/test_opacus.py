@@ -151,6 +151,25 @@ def test_several_records_are_summed_and_the_constants_are_those_of_the_sum(
         assert torch.allclose(value, exact, atol=1e-5)
 
 
+def test_models_are_not_scaled_with_the_sums_of_a_batch(run: Callable[..., Run]) -> None:
+    """Four of twelve shuffled records per rank and step: the trace agrees with its own protocol."""
+    seen = run("--records", "4", "--own", "12", "--steps", "6")
+    model = ("--model", "mlp", "--set", "hidden=32", "--shape", "1,8,8", "--classes", "10")
+    leakaudit(seen.folder, "tap", "describe", "trace.tap", *model, "-o", "four.toml")
+    words = ("tap", "merge", "trace.tap", "--describe", "four.toml", "-o", "four.pt")
+    done = leakaudit(seen.folder, *words)
+    assert "not as described" not in done.stderr
+    trace = la.load(seen.folder / "four.pt")
+    kept = seen.kept(0)
+    assert torch.equal(trace.public["w0"], kept["models"][0])
+    assert trace.params["lr"] == pytest.approx(STEP / 4)
+    lint = leakaudit(seen.folder, "trace", "lint", "four.pt", check=False)
+    assert "REFUTED" not in lint.stdout
+    (quiet,) = [leak for leak in la.leaks(trace) if leak.node == 1]
+    for value, exact in zip(quiet.value, seen.kept(1)["clipped"], strict=True):
+        assert torch.allclose(value.float(), exact, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("options", "why"),
     [

@@ -104,7 +104,7 @@ def write(
     groups = _grouped(plan.sent)
     public = {}
     if plan.start is not None:
-        public["w0"] = plan.start.to(dtype) * description.scale
+        public["w0"] = plan.start.to(dtype)
     constants = dict(description.params)
     # A protocol file states its own constants, and an undeclared protocol has none.
     if not description.undeclared and not hasattr(description.victim, "definition"):
@@ -168,8 +168,8 @@ def _record_group(
     """Record messages with equal bytes as one message to all their receivers."""
     first = group[0]
     value = first.message.value(plan.slices).to(dtype)
-    if plan.description.scale != 1:
-        value = value * plan.description.scale
+    if first.scale != 1:
+        value = value * first.scale
     receivers = [node for sent in group for node in sent.dst]
     recorder.send(first.round, first.src, receivers, first.kind, value)
 

@@ -26,6 +26,7 @@ class Sent:
         dst: all nodes that receive it.
         kind: its name in the protocol.
         message: the message in the log.
+        scale: the recorded value times this is the protocol's value.
     """
 
     round: int
@@ -33,6 +34,7 @@ class Sent:
     dst: tuple[int, ...]
     kind: str
     message: LoggedMessage
+    scale: float = 1.0
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,8 @@ class Description:
         task: the task.
         first: ``start`` if the first message of a channel is the initial model, ``update`` if it is
             the first update.
-        scale: factor of the payload: the sent value times it is the protocol's value.
+        scale: factor of what nodes send: the sent value times it is the protocol's value. The
+            models of a server, and those that hooks record, are never scaled.
         server: rank of the server; None if there is none, or if it is the average that all ranks
             compute.
         tags: tags of the messages to use; None for all.

@@ -29,7 +29,8 @@ def peers(description: Description, found: list[LoggedMessage], nodes: int) -> A
 
     def sent_in(round_: int, message: LoggedMessage) -> Sent:
         kind = _kind(description, message, kinds)
-        return Sent(round_, message.src, receivers(message, nodes), kind, message)
+        to = receivers(message, nodes)
+        return Sent(round_, message.src, to, kind, message, description.scale)
 
     sent: list[Sent] = []
     starts: list[LoggedMessage] = []
@@ -41,6 +42,8 @@ def peers(description: Description, found: list[LoggedMessage], nodes: int) -> A
             sent.append(sent_in(at, message))
     bare = ArrangedLog(description, graph, tuple(sent), None, 0)
     start = common(bare, starts)
+    if start is not None:
+        start = start * description.scale
     notes: list[str] = []
     if start is None and any(message.kept for message in starts):
         notes.append(

@@ -113,7 +113,9 @@ def star(
     models: list[LoggedMessage] = []
     for m in found:
         if m.src != roles.server and m.op in UP and m.dst in (None, roles.server):
-            sent.append(Sent(round_of(m, 1), roles.place[m.src], (roles.hub,), up, m))
+            # Ranks divide what they contribute. The models that they start from are as they are.
+            node, scale = roles.place[m.src], description.scale
+            sent.append(Sent(round_of(m, 1), node, (roles.hub,), up, m, scale))
         elif m.op in DOWN and roles.server in (m.src, None) and m.dst in (None, *roles.place):
             models.append(m)
     bare = ArrangedLog(description, graph, (), None, 0)

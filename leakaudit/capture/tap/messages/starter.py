@@ -19,7 +19,7 @@ MODEL = {  # default comment for a key of [model]
     "std": "",
     "levels": "255 if inputs are k/255, else 0",
 }
-SCALE = "the sent value times this is the protocol's value"
+SCALE = "what a node sends, times this, is the protocol's value; a server's models are not scaled"
 STREAM = "process group or model of the messages; the log has others of the same size"
 HEAD = (
     "# The program's messages, for --describe of `leakaudit tap` and `leakaudit trace import`. "
@@ -31,7 +31,7 @@ PARAMS = (
 )
 SAMPLES = "# samples = 1              # records per gradient, if known"
 MESSAGES = (
-    f"# scale = 4.0              # {SCALE}, e.g. if ranks divide gradients by 4 before the sum",
+    f"# scale = 4.0              # {SCALE}; e.g. 4.0 if 4 ranks divide gradients before the sum",
     "# tags = [0]               # tags of the messages to use",
     '# order = ["layer1.bias", "layer1.weight.T"]  # the parameters in the order of a message; '
     ".T: stored as (in, out)",

@@ -304,25 +304,6 @@ class Trace(Displayed):
             f" data {self.task.data!r:.60}{cut})"
         )
 
-    def number(self, name: str) -> float:
-        """Return a constant of the protocol that is a number.
-
-        Args:
-            name: Its name.
-
-        Returns:
-            The number; 0 if the trace does not have the constant.
-
-        Raises:
-            LeakauditError: It is not a number.
-        """
-        value = self.params.get(name) or 0
-        if isinstance(value, int | float):
-            return float(value)
-        raise LeakauditError(
-            f"constant {name!r} of the trace: expected a number, got {value!r:.60}"
-        )
-
     @property
     def recording(self) -> str | None:
         """Random number of this recording, identical in its truth; None if the file has none."""

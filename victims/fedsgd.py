@@ -14,12 +14,13 @@ from torch import Generator, Tensor
 
 from leakaudit.errors import LeakauditError
 from leakaudit.progress import step
-from leakaudit.protocols.local import above, clipped, least, normal, stable
+from leakaudit.protocols.local import above, least, normal, stable
 from leakaudit.protocols.optimiser import DeclaredMemory, Kind, Memory, Optimiser
 from leakaudit.protocols.server import exchange
 from leakaudit.protocols.training_curves import Curves
 from leakaudit.registry import param, victim
 from leakaudit.relations import Expression, Relations, decimal
+from leakaudit.tasks import clipping
 from leakaudit.trace import Graph
 from leakaudit.victim import Victim
 
@@ -94,7 +95,7 @@ class FedSGD(Victim):
         for t in range(1, rounds + 1):
             models = w.expand(server, -1)
             if self.clip:
-                g = clipped(problem, models, problem.x, problem.y, self.clip)
+                g = clipping.gradients(problem.task, models, problem.x, problem.y, self.clip)
                 recorder.state("g", t, g)
             else:
                 problem.task.gradients(models, problem.x, problem.y, out=g)

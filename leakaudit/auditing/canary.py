@@ -15,7 +15,6 @@ from leakaudit.auditing.promise import Promise
 from leakaudit.auditing.replays import (
     Replays,
     clipped_at,
-    gradients_of,
     taken_at,
     unusable,
     whitening,
@@ -27,6 +26,7 @@ from leakaudit.extraction import hearing
 from leakaudit.extraction.deduction import Deduction
 from leakaudit.leak import GradientLeak
 from leakaudit.protocols.recording import Plan
+from leakaudit.tasks import clipping
 from leakaudit.tasks.task import Task
 
 GUESSED = 0.5  # share of the canaries of one run that are guessed, the most certain ones: a choice
@@ -53,7 +53,7 @@ def pair(ready: Plan, node: int, most: int = MOST) -> tuple[int, int]:
     theta = ready.task.init(random).double().to(task.device)
     x = ready.source.x[free][:, None].double()
     y = ready.source.y[free][:, None]
-    g = gradients_of(task, theta, x, y, clipped_at(ready))
+    g = clipping.gradients(task, theta.expand(len(x), -1), x, y, clipped_at(ready))
     return free[0], free[int((g - g[0]).norm(dim=1).argmax())]
 
 

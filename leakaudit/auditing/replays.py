@@ -24,6 +24,7 @@ from leakaudit.extraction.deduction import Deduction
 from leakaudit.leak import GradientLeak
 from leakaudit.progress import expired, step
 from leakaudit.protocols.recording import Plan
+from leakaudit.tasks import clipping
 from leakaudit.tasks.task import Task
 from leakaudit.trace import Trace
 
@@ -130,7 +131,7 @@ def replay(
         # The start model is the same in all replays, so it is examined only once.
         if not k or leak.theta_std <= EXACT:
             for theta in _sensitive_at(leak, trace):
-                gradient = gradients_of(task, theta, x, y, clip)
+                gradient = clipping.gradients(task, theta.expand(len(x), -1), x, y, clip)
                 moved = max(moved, float(torch.cdist(gradient, gradient).max()))
         step(what, k + 1, trials)
     return Replays(drawn[: len(scores)], scores, moved)
@@ -215,7 +216,10 @@ def taken_at(leak: GradientLeak, task: Task, x: Tensor, y: Tensor, clip: float) 
         (m, T, c) in the columns of the leak.
     """
     columns = slice(*leak.columns)
-    each = [gradients_of(task, theta, x, y, clip)[:, columns] for theta in models(leak)]
+    each = [
+        clipping.gradients(task, theta.expand(len(x), -1), x, y, clip)[:, columns]
+        for theta in models(leak)
+    ]
     return torch.stack(each, 1)
 
 
@@ -231,28 +235,6 @@ def models(leak: GradientLeak) -> Tensor:
     if leak.theta is None:
         raise LeakauditError(NO_MODELS)
     return leak.theta.double()
-
-
-def gradients_of(task: Task, theta: Tensor, x: Tensor, y: Tensor, clip: float) -> Tensor:
-    """Return the mean gradients of batches at one model.
-
-    Args:
-        task: The training task.
-        theta: (d,) The model.
-        x: (m, b, *shape) Batches of inputs.
-        y: (m, b) Their labels.
-        clip: Norm to which the gradient of every record is clipped before averaging, 0 for none.
-
-    Returns:
-        (m, d).
-    """
-    if not clip:
-        return task.gradients(theta.expand(len(x), -1), x, y)
-    single = x.flatten(0, 1)[:, None]
-    each = task.gradients(theta.expand(len(single), -1), single, y.flatten()[:, None])
-    cut = each * (clip / each.norm(dim=1, keepdim=True).clamp_min(clip))
-    mean: Tensor = cut.reshape(*x.shape[:2], -1).mean(1)
-    return mean
 
 
 def clipped_at(ready: Plan) -> float:

@@ -16,6 +16,7 @@ from leakaudit.gate.cells import Cell
 from leakaudit.gate.runs import Recorded
 from leakaudit.inversion import attacking
 from leakaudit.leak import GradientLeak
+from leakaudit.protocols.declared import constant
 from leakaudit.reconstruction import Reconstruction
 from leakaudit.results.model import RuleKind
 from leakaudit.scoring.scoring import score
@@ -142,7 +143,7 @@ def _records(like: GradientLeak | None, run: Recorded, node: int) -> int:
     if like is not None and like.batch:
         return like.batch
     held_there = int((run.truth.node == node).sum())
-    batch = int(run.trace.number("batch"))
+    batch = int(constant(run.trace, "batch"))
     return batch if 0 < batch < held_there else held_there
 
 

@@ -36,6 +36,7 @@ from leakaudit.lint.samples import of_messages
 from leakaudit.lint.substitute import Left, Noise, left
 from leakaudit.lint.values import Values, contradicted
 from leakaudit.protocols import deviation as titles
+from leakaudit.protocols.declared import constant
 from leakaudit.protocols.deviation import Deviation
 from leakaudit.protocols.expected import Expected, differences
 from leakaudit.results.model import RuleKind, RuleStatus
@@ -309,7 +310,7 @@ def _announced(trace: Trace) -> Iterator[Deviation]:
 
 def _without_values(made: Recorded, found: Left) -> str:
     """Explain why no value could be compared with the truth."""
-    batch = int(made.trace.number("batch"))
+    batch = int(constant(made.trace, "batch"))
     if 0 < batch < int(made.truth.node.bincount().max()):
         return "gradients are of secret mini-batches"
     if made.trace.columns != (0, made.trace.layout.size):

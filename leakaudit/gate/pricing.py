@@ -12,7 +12,7 @@ from leakaudit.accounting.view_bound import ViewBound, view_bounds
 from leakaudit.adversary import Adversary
 from leakaudit.extraction import hearing
 from leakaudit.gate.priced import Doubt, Epsilon, Priced
-from leakaudit.protocols.declared import Protocol, clipped, played
+from leakaudit.protocols.declared import Protocol, clipped, constant, played
 
 if TYPE_CHECKING:
     from leakaudit.gate.config import Check
@@ -131,8 +131,8 @@ def _too_small(check: Check, made: Recorded, clip: float) -> str:
     if not clip > 0:
         return ""
     counts = made.truth.node.bincount()
-    samples = int(made.trace.number("samples") or counts[counts > 0].min())
-    batch = int(made.trace.number("batch"))
+    samples = int(constant(made.trace, "samples") or counts[counts > 0].min())
+    batch = int(constant(made.trace, "batch"))
     needed = clipped(clip, samples, batch).sensitivity
     if check.sensitivity >= needed * (1 - ROUNDING):
         return ""

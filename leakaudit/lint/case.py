@@ -12,7 +12,7 @@ from leakaudit._util.plain import is_number
 from leakaudit.claim import Claim
 from leakaudit.errors import LeakauditError
 from leakaudit.lint import loops, reach
-from leakaudit.protocols.declared import Protocol, protocol_of
+from leakaudit.protocols.declared import Protocol, constants, protocol_of
 from leakaudit.relations import Relations
 from leakaudit.trace import Trace, Truth
 from leakaudit.verdict import Verdict
@@ -36,10 +36,10 @@ class Case:
     trace: Trace
     truth: Truth | None = None
 
-    @property
+    @cached_property
     def params(self) -> Mapping[str, object]:
-        """The recorded constants."""
-        return self.trace.params
+        """The constants, also those that the protocol has and the recording does not state."""
+        return constants(self.trace)
 
     @cached_property
     def protocol(self) -> Protocol | None:
@@ -84,7 +84,7 @@ class Case:
         return tuple(_read(claim) for claim in found if claim.epsilon is not None and claim.met)
 
     def number(self, name: str) -> float:
-        """Return a recorded constant.
+        """Return one of the constants.
 
         Args:
             name: Name of the constant.
@@ -93,9 +93,7 @@ class Case:
             Its value; 0 if it is missing or not a finite number.
         """
         value = self.params.get(name)
-        if not is_number(value):
-            return 0.0
-        return float(value)
+        return float(value) if is_number(value) else 0.0
 
     @property
     def broken(self) -> Verdict:

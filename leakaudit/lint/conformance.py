@@ -32,6 +32,7 @@ from leakaudit.lint.rest import Rest
 from leakaudit.lint.substitute import Left, left
 from leakaudit.lint.values import Values, contradicted
 from leakaudit.protocols import expected
+from leakaudit.protocols.declared import constant
 from leakaudit.protocols.deviation import Deviation
 from leakaudit.protocols.equations.written import Written
 from leakaudit.protocols.expected import STATED, Expected
@@ -264,7 +265,7 @@ def _obstacle(trace: Trace, truth: Truth | None, task: Task | None) -> str:
         return "there is no truth"
     if trace.columns != (0, trace.layout.size):
         return "only some columns of the model are recorded"
-    batch = int(trace.number("batch"))
+    batch = int(constant(trace, "batch"))
     if 0 < batch < int(truth.node.bincount().max()):
         return "gradients are of secret mini-batches"
     if task is None and ":" in trace.task.model:

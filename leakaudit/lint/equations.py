@@ -37,6 +37,7 @@ from leakaudit.relations.checks import CHANNEL
 from leakaudit.relations.declare import at_most
 from leakaudit.relations.estimate import recorded
 from leakaudit.relations.expression import floats
+from leakaudit.tasks import clipping
 from leakaudit.tasks.task import Task
 from leakaudit.trace import Trace
 from leakaudit.verdict import Verdict
@@ -151,6 +152,9 @@ def check(case: Case) -> Iterator[Pitfall]:
     )
     if failure.computed:
         says += ", if gradients are those of all records of a node"
+        clip = case.number("clip")
+        if clip:
+            says += f", each clipped to norm {clip:g}"
     if failure.hint:
         says += f"; {failure.hint}"
     figures: Figures = {
@@ -387,27 +391,24 @@ def _task(case: Case) -> Task | None:
     """Return the task with which gradients are computed; None if they cannot be.
 
     They cannot without the data, with a model of the user's own code, which a lint does not run, or
-    if a gradient is not that of all records of a node.
+    if a gradient is that of a secret mini-batch.
     """
-    trace = case.trace
-    if case.truth is None or not len(case.truth.node) or ":" in trace.task.model:
+    if _obstacle(case):
         return None
-    if trace.columns != (0, trace.layout.size) or case.number("batch") or case.number("clip"):
-        return None
-    return Task.build(trace.task)
+    return Task.build(case.trace.task)
 
 
 def _obstacle(case: Case) -> str:
-    """Return why gradients cannot be computed in spite of a truth."""
+    """Return why gradients cannot be computed; empty if they can be."""
     if case.truth is None or not len(case.truth.node):
         return "the truth contains no records"
     if ":" in case.trace.task.model:
         return "the model is code of your own, which a lint does not run"
-    if case.number("batch") or case.number("clip"):
-        return "mini-batches and clipping are not recorded"
+    if 0 < case.number("batch") < int(case.truth.node.bincount().max()):
+        return "the records of mini-batches are not recorded"
     if case.trace.columns != (0, case.trace.layout.size):
         return "only some columns of the model were recorded"
-    return "the model is too large for this check"
+    return ""
 
 
 def _known(case: Case, declared: Declared, whole: bool, most: int = WIDTH) -> dict[int, Floats]:
@@ -488,6 +489,26 @@ class _Value(NamedTuple):
     computed: bool = False
 
 
+class _Clipping(NamedTuple):
+    """How the gradients of a node are clipped.
+
+    Attributes:
+        norm: Largest norm of the gradient of each record; 0 for none.
+        mean: Largest norm of the mean over the records; 0 for none.
+    """
+
+    norm: float
+    mean: float = 0.0
+
+    def gradient(self, task: Task, model: Tensor, x: Tensor, y: Tensor) -> Floats:
+        """Return the gradient of some records (b, ...) at a model (d,)."""
+        rows = clipping.gradients(task, model[None], x[None], y[None], self.norm)
+        found: Floats = rows[0].numpy()
+        if self.mean:
+            found *= self.mean / max(norm(found), self.mean)
+        return found
+
+
 class _Source(NamedTuple):
     """How a vector was computed.
 
@@ -509,6 +530,7 @@ class _Tests:
         known: Recorded vectors by their place.
         task: Computes gradients; None if they are unknown.
         length: Length of the vectors whose sketches are tested; None if no sketch is tested.
+        clipping: How gradients are clipped; None for what the protocol declares.
     """
 
     def __init__(
@@ -518,8 +540,10 @@ class _Tests:
         known: Mapping[int, Floats],
         task: Task | None,
         length: int | None = None,
+        clipping: _Clipping | None = None,
     ) -> None:
         self.case = case
+        self.clipping = clipping or _Clipping(case.number("clip"))
         self.declared = declared
         self.known = known
         self.task = task
@@ -604,7 +628,7 @@ class _Tests:
         if not len(x):
             return
         model = torch.from_numpy(self._sum(floats(point.at.terms)).value)
-        value = task.gradients(model[None], x.double()[None], y[None])[0].double().numpy()
+        value = self.clipping.gradient(task, model, x.double(), y)
         size = norm(value)
         self.values[place] = _Value(value, size, self.imprecise * size, computed=True)
         self.sources[place] = _Source(self.declared.origins[place], tuple(point.at.terms))
@@ -724,7 +748,8 @@ class _Tests:
         if self.case.truth is None:
             return f"{why}; requires --truth with the records, to compute gradients"
         if self.task is None:
-            return f"{why}; its gradients cannot be computed ({_obstacle(self.case)})"
+            obstacle = _obstacle(self.case) or "the model is too large for this check"
+            return f"{why}; its gradients cannot be computed ({obstacle})"
         return f"{why}; requires a truth with this vector (recorded as a state)"
 
 
@@ -738,6 +763,15 @@ def _hint(case: Case, tests: _Tests, rounds: int) -> str:
     victim = case.protocol.victim if case.protocol else None
     if not isinstance(victim, Written):
         return ""
+    clip = tests.clipping.norm
+    if clip and tests.task is not None:
+        for says, other in (
+            ("without any clipping", _Clipping(0.0)),
+            ("if means over a node's records are clipped, not records", _Clipping(0.0, clip)),
+        ):
+            changed = _Tests(case, tests.declared, tests.known, tests.task, clipping=other)
+            if not changed.failures:
+                return f"all equations hold {says}"
     failed = min(tests.failures, key=lambda one: one[:2])[1]
     found: list[str] = []
     for name in victim.definition.constants:

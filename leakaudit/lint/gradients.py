@@ -18,6 +18,7 @@ from leakaudit.lint.pitfall import Pitfall, chance_text
 from leakaudit.lint.samples import LEVEL, state
 from leakaudit.relations import Relations, Vector, residuals
 from leakaudit.relations.estimate import recorded
+from leakaudit.tasks import clipping
 from leakaudit.tasks.task import Task
 from leakaudit.verdict import Verdict
 
@@ -210,7 +211,8 @@ def _taken(case: Case, bound: _Bound) -> list[_Taken]:
             found.append(_compared(vector.label, each, used, bound, whole))
         if used is not None:
             return used
-        return task.gradients(theta[None], x.double()[None], y[None])[0]
+        clip = bound.size if bound.clipped else 0.0
+        return clipping.gradients(task, theta[None], x.double()[None], y[None], clip)[0]
 
     try:
         residuals(case.relations or Relations(), fetch, float("inf"), gradient)

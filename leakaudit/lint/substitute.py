@@ -32,9 +32,11 @@ from torch import Tensor
 from leakaudit import mapping
 from leakaudit.adversary import Adversary
 from leakaudit.errors import LeakauditError
+from leakaudit.protocols.declared import constant
 from leakaudit.relations import Relations
 from leakaudit.relations.estimate import recorded
 from leakaudit.relations.expression import floats
+from leakaudit.tasks import clipping
 from leakaudit.tasks.task import Task
 from leakaudit.trace import Trace, Truth
 
@@ -254,8 +256,8 @@ class _Gradients:
         self.made = made
         self.guess = guess
         self.left = SOME_GRADIENTS + GRADIENTS * len(made.trace)
-        self.clip = made.trace.number("clip")
-        self.batch = int(made.trace.number("batch"))
+        self.clip = constant(made.trace, "clip")
+        self.batch = int(constant(made.trace, "batch"))
         # What the gradients of one node need.
         numbers = made.trace.layout.size + made.truth.x.numel() // made.trace.graph.nodes
         self.together = max(1, AT_ONCE // numbers)
@@ -311,18 +313,9 @@ class _Gradients:
 
     def _evaluate(self, models: Floats, x: Tensor, y: Tensor) -> Floats:
         """Return gradients (n, c) at models (n, c) of records (n, b, ...) with labels (n, b)."""
-        task = self.made.task
         thetas = torch.from_numpy(models)
-        if not self.clip:
-            return task.gradients(thetas, x, y).numpy()
-        n, b = y.shape[:2]
-        each = task.gradients(
-            thetas.repeat_interleave(b, dim=0), x.flatten(0, 1)[:, None], y.flatten(0, 1)[:, None]
-        )
-        norms = each.norm(dim=1, keepdim=True)
-        clipped = each * (self.clip / norms.clamp(min=self.clip))
-        means: Floats = clipped.reshape(n, b, -1).mean(1).numpy()
-        return means
+        found: Floats = clipping.gradients(self.made.task, thetas, x, y, self.clip).numpy()
+        return found
 
     def _guessed(self, node: int) -> Tensor:
         """Return the mean of all other records, which replaces each record of a node."""

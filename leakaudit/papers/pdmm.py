@@ -19,6 +19,7 @@ from leakaudit.leak import GradientLeak
 from leakaudit.papers.row import Judgement, Quote
 from leakaudit.papers.runs import FinishedRun, fresh, protocol, run
 from leakaudit.papers.sources import pdmm_row
+from leakaudit.protocols.declared import constant
 from leakaudit.reconstruction import Certificate
 from leakaudit.relations import is_determined, know
 from leakaudit.scoring.scoring import score
@@ -39,8 +40,8 @@ def two_steps(done: FinishedRun, leak: GradientLeak) -> GradientLeak:
         leak: A leak of the node; its value is replaced.
     """
     w = done.truth.states["w"]
-    rho = done.trace.number("rho")
-    a = 1 / done.trace.number("alpha")
+    rho = constant(done.trace, "rho")
+    a = 1 / constant(done.trace, "alpha")
     w = w - w[-1]  # the messages give the changes of w; the final w*, common to all nodes, cancels
     around = list(done.trace.graph.neighbours[leak.node])
     own = w[:, leak.node]
@@ -112,7 +113,7 @@ def _printed(done: FinishedRun) -> float:
     Its right side is rho d (w^t + w^{t+2}) - 2 rho sum_j w_j^{t+1}.
     """
     w = done.truth.states["w"]
-    rho = done.trace.number("rho")
+    rho = constant(done.trace, "rho")
     errors = []
     for node in range(done.trace.graph.nodes):
         around = list(done.trace.graph.neighbours[node])

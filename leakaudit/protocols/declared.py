@@ -12,6 +12,7 @@ from torch import Generator, Tensor
 
 from leakaudit import registry
 from leakaudit._util import vocabulary
+from leakaudit._util.plain import is_number
 from leakaudit.adversary import Adversary
 from leakaudit.claim import Claim
 from leakaudit.errors import LeakauditError
@@ -23,8 +24,9 @@ from leakaudit.relations.record import Private, privates
 from leakaudit.relations.recursion import WINDOW
 from leakaudit.relations.repeat import extend, steady
 from leakaudit.relations.symmetric import SymmetricNetwork
+from leakaudit.tasks import clipping
 from leakaudit.tasks.task import Task
-from leakaudit.trace import Graph, Trace, Truth
+from leakaudit.trace import Graph, Json, Trace, Truth
 from leakaudit.traces import gaps
 from leakaudit.traces.trace_file import same_run
 from leakaudit.victim import Victim
@@ -352,6 +354,32 @@ def protocol_of(trace: Trace, rounds: int | None = None) -> Protocol:
     return Protocol(victim, trace.graph, rounds, trace.public, most=largest(trace))
 
 
+def constants(trace: Trace) -> dict[str, Json]:
+    """Return the constants of a recording: those it states, the rest as its protocol has them.
+
+    Args:
+        trace: A recording, also of a protocol without a declaration.
+    """
+    stated = dict(trace.params)
+    if trace.protocol.startswith(registry.OWN):
+        return stated
+    try:
+        return {**registry.values(protocol_of(trace, 0).victim), **stated}
+    except LeakauditError:  # a finding says so
+        return stated
+
+
+def constant(trace: Trace, name: str) -> float:
+    """Return one of the `constants` of a recording; 0 if it is missing or not a finite number.
+
+    Args:
+        trace: The recording.
+        name: The constant.
+    """
+    value = constants(trace).get(name)
+    return float(value) if is_number(value) else 0.0
+
+
 def played(trace: Trace) -> Protocol:
     """Return the protocol named in a trace over all rounds in which any message was sent.
 
@@ -413,6 +441,7 @@ def check(trace: Trace, truth: Truth, task: Task | None = None) -> Residuals:
     everybody = Adversary(corrupt=frozenset(range(trace.graph.nodes)))
     read = recorded(everybody.view(trace))
     data = {i: truth.of(i) for i in truth.node.unique().tolist()}
+    clip = constant(trace, "clip")
 
     def fetch(vector: Vector) -> Tensor | None:
         if vector.kind in ("message", "public"):
@@ -428,7 +457,8 @@ def check(trace: Trace, truth: Truth, task: Task | None = None) -> Residuals:
             )
         x, y = data[owner]
         x = x.to(task.device, torch.float64)
-        return task.gradient(theta.to(task.device), x, y.to(task.device)).cpu()
+        at = theta.to(task.device)[None]
+        return clipping.gradients(task, at, x[None], y.to(task.device)[None], clip)[0].cpu()
 
     tolerance = SLACK * torch.finfo(trace.dtype).eps
     return residuals(protocol_of(trace).whole, fetch, tolerance, gradient)

@@ -13,14 +13,11 @@ from torch import Generator, Tensor
 from leakaudit.errors import LeakauditError
 from leakaudit.protocols.optimiser import DeclaredMemory, Memory, Optimiser
 from leakaudit.relations import Expression, Relations, Turns, decimal
+from leakaudit.tasks import clipping
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Problem, Task
     from leakaudit.traces.recorder import Recorder
-
-# Numbers of per-record gradients that are held at once, 64 MiB in float32. A choice: it limits the
-# memory of clipping, which needs every record's gradient separately.
-CLIPPED = 1 << 24
 
 
 def normal(like: Tensor, std: float, generator: Generator) -> Tensor:
@@ -200,7 +197,7 @@ class LocalSteps:
         """Return the gradients at w in a tensor other than w."""
         x, y = (self.problem.x, self.problem.y) if self.whole else self._next()
         if self.steps.clip:
-            return clipped(self.problem, w, x, y, self.steps.clip)
+            return clipping.gradients(self.problem.task, w, x, y, self.steps.clip)
         if self._both[0].shape != w.shape:
             dense = torch.contiguous_format
             self._both = [torch.empty_like(w, memory_format=dense) for _ in self._both]
@@ -220,35 +217,6 @@ class LocalSteps:
         rows = self._order[:, start : self._at]
         nodes = torch.arange(problem.nodes, device=rows.device)[:, None]
         return problem.x[nodes, rows], problem.y[nodes, rows]
-
-
-def clipped(problem: Problem, w: Tensor, x: Tensor, y: Tensor, bound: float) -> Tensor:
-    """Return the mean of a node's per-record gradients, each clipped to a norm.
-
-    Abadi et al. 2016, Algorithm 1.
-
-    Args:
-        problem: The task.
-        w: Models, (N, d).
-        x: Inputs, (N, records, ...).
-        y: Labels, (N, records, ...).
-        bound: Largest Euclidean norm of a record's gradient.
-
-    Returns:
-        The means, (N, d).
-    """
-    together = max(1, CLIPPED // w.numel())
-    total = torch.zeros_like(w)
-    for at in range(0, x.shape[1], together):
-        xs = x[:, at : at + together]
-        ys = y[:, at : at + together]
-        size = xs.shape[1]
-        # One row per record and node.
-        models = w.repeat_interleave(size, 0)
-        g = problem.task.gradients(models, xs.flatten(0, 1)[:, None], ys.flatten(0, 1)[:, None])
-        g = g * (bound / g.norm(dim=1, keepdim=True).clamp(min=bound))
-        total += g.reshape(len(w), size, -1).sum(1)
-    return total / x.shape[1]
 
 
 def least(name: str, **values: float) -> None:

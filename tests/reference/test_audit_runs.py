@@ -20,13 +20,14 @@ from leakaudit.auditing.judge import judge
 from leakaudit.auditing.levels import attacked, declared, levels
 from leakaudit.auditing.measure import Blind, cases, measure, static
 from leakaudit.auditing.plan import AuditPlan
-from leakaudit.auditing.replays import Replays, gradients_of, models, replay, taken_at, whitening
+from leakaudit.auditing.replays import Replays, models, replay, taken_at, whitening
 from leakaudit.auditing.runs import recorded, replayed, seeded
 from leakaudit.auditing.simulate import simulate
 from leakaudit.errors import LeakauditError
 from leakaudit.extraction import hearing
 from leakaudit.extraction.deduction import Deduction
 from leakaudit.protocols.scenario import Scenario
+from leakaudit.tasks import clipping
 from leakaudit.tasks.task import Task
 from leakaudit.verdict import Verdict
 
@@ -178,7 +179,9 @@ def test_gradients_of_candidates_are_clipped_as_the_protocol_does() -> None:
     w = task.init(torch.Generator().manual_seed(0))
     single = torch.stack([task.gradient(w, x[k : k + 1], y[k : k + 1]) for k in range(4)])
     wanted = (single * (0.5 / single.norm(dim=1, keepdim=True)).clamp(max=1)).mean(0)
-    torch.testing.assert_close(gradients_of(task, w, x[None, :4], y[None, :4], 0.5)[0], wanted)
+    torch.testing.assert_close(
+        clipping.gradients(task, w[None], x[None, :4], y[None, :4], 0.5)[0], wanted
+    )
 
 
 def test_the_likelihood_is_that_of_the_noise() -> None:
@@ -191,7 +194,12 @@ def test_the_likelihood_is_that_of_the_noise() -> None:
         leak = hearing.deduce(
             Deduction(recorded(replayed(ready, ready.rows, k)).trace, Adversary()), [0], 8
         )[0]
-        true = torch.stack([gradients_of(task, w, x, y, 1.0)[0] for w in models(leak)])
+        true = torch.stack(
+            [
+                clipping.gradients(task, w[None].expand(len(x), -1), x, y, 1.0)[0]
+                for w in models(leak)
+            ]
+        )
         rest = whitening(leak) @ (leak.combination.double() @ true - leak.value.double())
         squares.append(float(rest.square().mean()))
         assert taken_at(leak, task, x, y, 1.0).shape == (1, *true.shape)

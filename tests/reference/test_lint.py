@@ -248,13 +248,16 @@ def test_no_false_alarm_on_noise_as_declared(hidden: bool, normal: bool) -> None
 # --- gradients: 5, 8 --------------------------------------------------------------------------------------------------
 
 
+def _not_clipped(steps: local.LocalSteps, w: torch.Tensor) -> torch.Tensor:
+    """Return the gradients of a program that forgets to clip them."""
+    return steps.problem.task.gradients(w, steps.problem.x, steps.problem.y)
+
+
 def test_gradients_that_are_not_clipped(monkeypatch: pytest.MonkeyPatch) -> None:
     clipped = record(set={"sigma": 0.01, "clip": 0.5})
     assert not bad(found(*clipped))
     assert not bad(found(clipped[0]))
-    monkeypatch.setattr(
-        local, "clipped", lambda problem, w, x, y, bound: problem.task.gradients(w, x, y)
-    )
+    monkeypatch.setattr(local.LocalSteps, "_gradients", _not_clipped)
     trace, truth = record(set={"sigma": 0.01, "clip": 0.5})
     in_trace, in_truth = found(trace), found(trace, truth)
     assert bad(in_trace) == {5}
@@ -267,9 +270,7 @@ def test_records_that_are_not_clipped_though_their_mean_is_short(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A bound between the longest mean and the longest record: only the records tell."""
-    monkeypatch.setattr(
-        local, "clipped", lambda problem, w, x, y, bound: problem.task.gradients(w, x, y)
-    )
+    monkeypatch.setattr(local.LocalSteps, "_gradients", _not_clipped)
     settings: dict[str, Any] = {
         "model": "logistic",
         "samples": 12,

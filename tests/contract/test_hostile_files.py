@@ -931,6 +931,10 @@ CONTENT_LIMITS: dict[str, tuple[Callable[[Tree, int], object], int]] = {
         wellformed.DEEPEST,
     ),
     "nodes for one edge": (lambda t, n: edit(t, nodes=n), wellformed.SPARE_NODES + 2),
+    "name of a kind": (
+        lambda t, n: t["messages"].update(kinds=torch.tensor([*b"w" * n, *b"\n"]).byte()),
+        wellformed.MAX_NAME,
+    ),
     "counters": (
         lambda t, n: t["messages"].update(written=torch.tensor([6, 6, 2, 1, *[0] * (n - 4)])),
         64,

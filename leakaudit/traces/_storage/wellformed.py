@@ -42,6 +42,7 @@ ROUNDS_PER_MESSAGE = 100
 MAX_SIZE = 1 << 40
 MAX_AXES = 8
 DEEPEST = 100  # lists and dictionaries around a value of the description, a choice
+MAX_NAME = 200
 
 # "(?!\n)$": in Python, "$" also matches before a final line break.
 _Name: TypeAlias = Annotated[

@@ -6,7 +6,7 @@
 A test function with many cases runs the same code again and again. The quick suite leaves a case
 out if it takes at least `LEAST` seconds and every line of the product that it runs is also run by
 cases that stay. The last case of a function must take at least `SINGLE` seconds to be left out, and
-never is in tests/contract, whose tests examine what no coverage shows: sources, imports, docs. The
+never is in `WHOLE`, whose tests examine what no coverage shows: sources, imports, docs, values. The
 most expensive cases are looked at first. What is left out is marked `slow` by conftest.py and runs
 in `.ci/run --all`, so a plain `pytest` runs everything.
 """
@@ -30,7 +30,7 @@ LEFT_OUT = PROJECT / "tests" / "left_out.txt"
 SOURCES = ("leakaudit", "attacks", "victims", "reports")
 LEAST = 0.03  # seconds of the processor, below which leaving a case out gains nothing
 SINGLE = 0.3  # the same for the last case of a function
-CONTRACT = "tests/contract/"
+WHOLE = ("tests/contract/", "tests/reference/test_bounds_vectors.py")
 PROCESSES = 2
 HEADER = "# Cases that only the full run takes, written by tests/quick.py; do not edit.\n"
 
@@ -123,7 +123,7 @@ def choose(folder: Path) -> int:
     for case in sorted(spent, key=lambda name: -spent[name]):
         mine = lines.get(case, set())
         last = family[_function(case)] == 1
-        if spent[case] < (SINGLE if last else LEAST) or (last and CONTRACT in case):
+        if spent[case] < (SINGLE if last else LEAST) or (last and case.startswith(WHOLE)):
             continue
         if any(runs[line] == 1 for line in mine):
             continue

@@ -79,15 +79,6 @@ class Knowledge:
         rows = [r for r in self.rows if self.declared.relations[r].round in rounds]
         return replace(self, rows=tuple(rows))
 
-    def before(self, gradient: Expression) -> Knowledge:
-        """Use only the relations that were declared before a gradient.
-
-        Args:
-            gradient: A single vector.
-        """
-        count = self.declared.points[gradient.vector].before
-        return replace(self, rows=tuple(r for r in self.rows if r < count))
-
     def near(self, nodes: Iterable[int]) -> Knowledge:
         """Use only relations whose unknowns all occur together with an unknown of some nodes.
 

@@ -126,6 +126,16 @@ def test_equal_records_count_as_often_as_they_are_there() -> None:
     assert scored(records[:1] + 0.01, records[:1], records[1:]).chance == pytest.approx(0.6)
 
 
+def test_the_most_frequent_record_of_a_node_decides_its_chance() -> None:
+    """A node holds one of six equal records and one that is unique, of 20: two guesses of the first
+    are right with chance 2 x 6 / 20 at most.
+    """
+    records = torch.cat([torch.zeros(6, 14), torch.eye(14)]).double()
+    own = records[[0, 6]]
+    pool = torch.cat([records[1:6], records[7:]])
+    assert scored(own + 0.01, own, pool).chance == pytest.approx(0.6)
+
+
 def test_a_batch_of_blind_faces_is_identified_as_often_as_the_chance_says() -> None:
     random = torch.Generator().manual_seed(0)
     for size, runs in ((4, 150), (16, 60)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import io
 import json
@@ -79,6 +80,209 @@ def test_a_table_says_what_the_record_says() -> None:
     assert verdicts[1]["rate_high"] == pytest.approx(0.3789, abs=1e-4)
     (measure,) = flat.table(model.of_any(RECORDS["gate"]), "measures").dicts()
     assert (measure["measure"], measure["seed"], measure["value"]) == ("psnr", 0, 30.0)
+
+
+# --- every column by hand ---------------------------------------------------------------------------------------------
+
+
+def measured(best: float, median: float, mean: float, *others: float) -> Record:
+    """A column of five records, the last of which was not recovered."""
+    return {"per_image": [*others, best, None], "min": 0.0, "median": median, "mean": mean}
+
+
+def flags(*values: bool | None) -> Record:
+    return {"per_image": list(values), "min": None, "median": None, "mean": None}
+
+
+def expected(name: str, best: float, median: float, mean: float) -> dict[str, float]:
+    return {f"{name}_best": best, f"{name}_median": median, f"{name}_mean": mean}
+
+
+SCORES = {
+    "psnr": measured(40.0, 21.0, 22.0, 10.0, 20.0, 30.0),
+    "ssim": measured(0.9, 0.5, 0.6, 0.1, 0.4, 0.7),
+    "lpips": measured(0.1, 0.3, 0.35, 0.2, 0.4, 0.8),
+    "relative_error": measured(0.02, 0.06, 0.07, 0.03, 0.08, 0.09),
+    "tokens_correct": measured(0.75, 0.55, 0.45, 0.15, 0.25, 0.65),
+    "exact": flags(True, False, False, False, None),
+    "label_correct": flags(True, True, False, False, None),
+    "identified": flags(True, True, True, False, None),
+    "chance": 0.01,
+    "labels_found": 0.8,
+    "not_recovered": 1,
+    "matched": [0, 1, 2, 3, None],
+}
+SCORED = {
+    **{"records": 5, "recovered": 4, "exact": 1, "label_correct": 2, "identified": 3},
+    "labels_found": 0.8,
+    **expected("psnr", 40.0, 21.0, 22.0),
+    **expected("ssim", 0.9, 0.5, 0.6),
+    **expected("lpips", 0.1, 0.3, 0.35),
+    **expected("relative_error", 0.02, 0.06, 0.07),
+    **expected("tokens_correct", 0.75, 0.55, 0.45),
+}
+FOUND = finding(
+    1,
+    adversary="node:5+node:6",
+    certificate="INTERVAL",
+    batch=12,
+    certified=7,
+    scores=SCORES,
+    seconds=2.5,
+    residual=1e-6,
+    cell={"epsilon": 10.0, "seed": 11},
+    others=[4, 2],
+    leak={
+        "kind": "sum",
+        "rounds": {"first": 3, "last": 9, "count": 4},
+        "rows": 8,
+        "formula": "g[1,3]",
+        "scope": "",
+        "std": 0.125,
+    },
+)
+THREE_OF_TWENTY = {"low": 0.0320709, "high": 0.3789268}  # Clopper and Pearson at 95 %
+COUNTED = {name: 31.0 + k for k, name in enumerate(flat.COUNTS)}
+
+
+def audit() -> Record:
+    """An audit whose tables have a value of its own in every cell."""
+    of = copy.deepcopy(RECORDS["audit"])
+    of["findings"] = [FOUND]
+    part = of["audit"]
+    verdict = {**part["verdicts"][0], "epsilon": "inf", "node": 6, "p": 0.25}
+    verdict["promise"] = {"name": "a claim", "epsilon": 8.0, "delta": 1e-6, "mu": 1.25}
+    verdict["figures"] = {"hits": 3, "trials": 20, **COUNTED}
+    part["verdicts"] = [verdict]
+    values = {"images": 13.0, "best": 30.0, "median": 20.0, "mean": 21.0}
+    part["curves"] = [
+        {
+            **{"epsilon": 10.0, "adversary": "node:3", "attack": "auto"},
+            **{"attacked": 14, "refused": 15, "psnr": values},
+            "ssim": {"images": 13.0, "best": 0.9, "median": 0.5, "mean": 0.6},
+            "relative_error": {"images": 13.0, "best": 0.02, "median": 0.06, "mean": 0.07},
+        }
+    ]
+    claim = {"source": "Theorem 1", "epsilon": 3.0}
+    part["grid"] = [part["grid"][0]]
+    part["grid"][0]["views"][0].update(exact=5.0, epsilon=6.0, claim=claim, verdict="REFUTED")
+    return of
+
+
+def gate() -> Record:
+    of = copy.deepcopy(RECORDS["gate"])
+    ruled = {"value": 30.0, "limit": 25.0, "p": 0.125, "accepted": "2030-01-31", "nodes": [5, 6]}
+    of["gate"]["rules"] = [{**of["gate"]["rules"][0], **ruled}]
+    of["gate"]["cells"][0]["seeds"] = [17]
+    return of
+
+
+def sweep(project: Path) -> Record:
+    """One point of two runs, with 20 records in all."""
+    path = project / "tests" / "golden" / "records" / "sweep_v2.json"
+    of: Record = json.loads(path.read_text(encoding="utf-8"))
+    part = of["sweep"]
+    at = {"at": {"sigma": 0.5}, "attack": "analytic", "adversary": "node:1"}
+    count = {"attacked": 6, "refused": 1, "recovered": 3, "exact": 2, "certified": 4}
+    columns = {
+        **count,
+        **{"returned": 5, "records": 3, "labels": []},
+        "psnr": [10.0, 20.0, 60.0],
+        "ssim": [0.125, 0.25, 0.75],
+        "relative_error": [0.1, 0.2, 0.6],
+    }
+    other = {**columns, "psnr": [30, 40, 80], "ssim": [0.25, 0.375, 0.875]}
+    other["relative_error"] = [0.3, 0.4, 0.8]
+    cell = {**part["cells"][0], **at, "records": 10, "says": "why"}
+    part["cells"] = [
+        {**cell, "seed": 18, "columns": columns},
+        {**cell, "seed": 19, "columns": other},
+    ]
+    statistics = {
+        "psnr": {"best": 81.0, "median": 35.0, "mean": 36.0},
+        "ssim": {"best": 0.95, "median": 0.35, "mean": 0.45},
+        "relative_error": {"best": 0.05, "median": 0.25, "mean": 0.55},
+    }
+    part["points"] = [
+        {**at, **count, "cells": 2, "records": 20, "labels_found": 0.75, **statistics}
+    ]
+    return of
+
+
+def by_hand() -> dict[tuple[str, str], dict[str, Any]]:
+    """The first row of every table."""
+    rate = {f"rate_{end}": pytest.approx(at, abs=1e-6) for end, at in THREE_OF_TWENTY.items()}
+    share = {f"share_{end}": pytest.approx(at, abs=1e-6) for end, at in THREE_OF_TWENTY.items()}
+    place = {"sigma": 0.5, "attack": "analytic", "adversary": "node:1"}
+    return {
+        ("audit", "findings"): {
+            **{"epsilon": 10.0, "seed": 11, "node": 1, "all_nodes": "1 2 4"},
+            **{"adversary": "node:5+node:6", "attack": "analytic", "leak": "sum"},
+            **{"first_round": 3, "last_round": 9, "rows": 8, "noise_std": 0.125},
+            **{"certificate": "interval", "certified": 7, "batch": 12, **SCORED},
+            **{"residual": 1e-6, "seconds": 2.5, "formula": "g[1,3]", "note": "a note on 1"},
+        },
+        ("audit", "verdicts"): {
+            **{"epsilon": math.inf, "adversary": "node:3", "node": 6, "test": "identification"},
+            **{"attack": "auto", "guarantee": "a claim", "guarantee_epsilon": 8.0},
+            **{"guarantee_delta": 1e-6, "guarantee_mu": 1.25, "verdict": "REFUTED"},
+            **{"hits": 3, "trials": 20, "rate": 0.15, **rate, **COUNTED},
+            **{"p": 0.25, "level": 0.01, "needs": 40, "reason": "measured"},
+            "power": "would detect 5",
+        },
+        ("audit", "curves"): {
+            **{"epsilon": 10.0, "adversary": "node:3", "attack": "auto"},
+            **{"attacked": 14, "refused": 15, "records": 13.0},
+            **expected("psnr", 30.0, 20.0, 21.0),
+            **expected("ssim", 0.9, 0.5, 0.6),
+            **expected("relative_error", 0.02, 0.06, 0.07),
+        },
+        ("audit", "views"): {
+            **{"epsilon": math.inf, "node": 1, "adversary": "node:3", "mu": 1.5},
+            **{"view_epsilon": 5.0, "claim": "Theorem 1", "claimed_epsilon": 3.0},
+            **{"verdict": "REFUTED", "reason": "no claim"},
+        },
+        ("gate", "rules"): {
+            **{"kind": "budget", "cell": "main/node:3/exact", "measure": "psnr"},
+            **{"status": "OVER", "value": 30.0, "limit": 25.0, "p": 0.125},
+            **{"accepted": "2030-01-31", "nodes": "5 6", "reason": "30 dB of node 5"},
+        },
+        ("gate", "measures"): {
+            **{"cell": "main/node:3/exact", "check": "main", "adversary": "node:3"},
+            **{"attack": "exact", "measure": "psnr", "seed": 17, "value": 30.0},
+        },
+        ("sweep", "points"): {
+            **{**place, "seeds": 2, "attacked": 6, "refused": 1, "records": 20},
+            **{"recovered": 3, "share": 0.15, **share, "exact": 2, "certified": 4},
+            "labels_found": 0.75,
+            **expected("psnr", 81.0, 35.0, 36.0),
+            **{"psnr_median_low": 20.0, "psnr_median_high": 40.0},
+            **expected("ssim", 0.95, 0.35, 0.45),
+            **{"ssim_median_low": 0.25, "ssim_median_high": 0.375},
+            **expected("relative_error", 0.05, 0.25, 0.55),
+            **{"relative_error_median_low": 0.2, "relative_error_median_high": 0.4},
+        },
+        ("sweep", "cells"): {
+            **{**place, "seed": 18, "status": "done", "attacked": 6, "refused": 1},
+            **{"records": 10, "recovered": 3, "exact": 2, "certified": 4},
+            **expected("psnr", 60.0, 20.0, 30.0),
+            **expected("ssim", 0.75, 0.25, 0.375),
+            **expected("relative_error", 0.1, 0.2, 0.3),
+            "reason": "why",
+        },
+    }
+
+
+def test_every_column_of_every_table_has_the_value_that_the_record_has(project: Path) -> None:
+    """Every cell has a value that no other column of its row can be mistaken for."""
+    records = {"audit": audit(), "gate": gate(), "sweep": sweep(project)}
+    rows = by_hand()
+    names = {(kind, name) for kind, of in records.items() for name in flat.NAMES[of["kind"]]}
+    assert set(rows) == names
+    for (kind, name), wanted in rows.items():
+        row = flat.table(model.of_any(records[kind]), name).dicts()[0]
+        assert row == wanted, name
+        assert list(row) == list(wanted), "the columns have changed their order"
 
 
 def test_an_unknown_table_is_refused_with_the_known_ones() -> None:

@@ -18,8 +18,12 @@ import xmlschema
 from records import EXACT, FORMATS, RECORDS, Record, finding, record, rendered
 
 from leakaudit.cli import check
+from leakaudit.rendering import gate_text
+from leakaudit.rendering.console import printed
 from leakaudit.results import comparison, grading, redaction
-from leakaudit.results.model import Finding, fitted
+from leakaudit.results.model import CheckRecord, Finding, RuleStatus, fitted
+from leakaudit.results.wording import outcome_word
+from leakaudit.verdict import Verdict
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -47,6 +51,67 @@ def test_levels_follow_what_was_given_away() -> None:
     assert level(finding(0, None, certificate="FAILED")) == "note"
     assert level({**EXACT, "cell": {"epsilon": "inf", "seed": 0}}) == "warning"
     assert [c.level for c in grading.checks(RECORDS["audit"])][:2] == ["error", "warning"]
+
+
+# How a status appears: its level in SARIF, what its case has in JUnit, the command of GitHub, and
+# the code of its colour in a terminal (bold red, yellow, green or dim).
+RED = ("error", "failure", "error", "1;31")
+YELLOW = ("warning", None, "warning", "33")
+STATUSES = {
+    RuleStatus.OK: ("none", None, "notice", "32"),
+    RuleStatus.OVER: RED,
+    RuleStatus.REGRESSION: RED,
+    RuleStatus.CONTRADICTED: RED,
+    RuleStatus.ACCEPTED: ("none", None, "notice", "32"),
+    RuleStatus.WARNING: YELLOW,
+    RuleStatus.INCONCLUSIVE: ("warning", "skipped", "warning", "33"),
+    RuleStatus.TOO_FEW_SEEDS: RED,
+    RuleStatus.NOT_COMPARABLE: RED,
+    RuleStatus.VOID: RED,
+    RuleStatus.UNTESTED: ("none", "skipped", "notice", "2"),
+}
+VERDICTS = {
+    Verdict.REFUTED: ("error", "failure", "error"),
+    Verdict.UNSUPPORTED: ("error", "failure", "error"),
+    Verdict.INCONCLUSIVE: ("warning", "skipped", "warning"),
+    Verdict.NOT_REFUTED: ("none", None, "notice"),
+    Verdict.UNCLAIMED: ("none", None, "notice"),
+}
+
+
+def shown(of: Record, word: str) -> tuple[str, str | None, str]:
+    """How the first check of a record appears in SARIF, JUnit and GitHub; its word in all three."""
+    result = results_of(of)[0]
+    assert result["message"]["text"].startswith(f"{word}: ")
+    case = next(Tree.fromstring(rendered("junit", of)).iter("testcase"))
+    outcome = next((part for part in case if part.tag != "system-out"), None)
+    assert (case.findtext("system-out") or "").startswith(f"{word}: ")
+    if outcome is not None and outcome.tag == "failure":
+        assert outcome.attrib["type"] == word
+    line = rendered("github", of).splitlines()[1]  # below the summary
+    assert f"::{word}: " in line
+    command = line.split()[0].removeprefix("::")
+    return result["level"], None if outcome is None else outcome.tag, command
+
+
+def test_every_status_of_a_rule_has_its_level_in_every_format() -> None:
+    for status in RuleStatus:
+        of = copy.deepcopy(RECORDS["gate"])
+        of["gate"]["rules"] = [{**of["gate"]["rules"][0], "kind": "baseline", "status": status}]
+        gate = fitted(of, CheckRecord)
+        word = outcome_word(gate.gate.rules[0])
+        page = printed(gate_text.text(gate, None, verbose=True), None, True)
+        colour = re.search(rf"\x1b\[([\d;]+)m{word}", page)
+        assert colour is not None, status
+        assert (*shown(of, word), colour[1]) == STATUSES[status], status
+
+
+def test_every_verdict_has_its_level_in_every_format() -> None:
+    for verdict in Verdict:
+        of = copy.deepcopy(RECORDS["audit"])
+        of["findings"] = []
+        of["audit"]["verdicts"] = [{**of["audit"]["verdicts"][0], "verdict": verdict.name}]
+        assert shown(of, verdict.words) == VERDICTS[verdict], verdict
 
 
 def test_a_fingerprint_is_of_the_question_and_not_of_the_answer() -> None:

@@ -23,9 +23,13 @@ from effort import counted
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from leakaudit._util import config, uncollected
+from leakaudit._util.uncollected import read_json
 from leakaudit.errors import LeakauditError
 from leakaudit.trace import Graph, Layout, TaskSpec
-from leakaudit.traces.convert import convert
+from leakaudit.traces._storage import safe_reader, shards, wellformed
+from leakaudit.traces._storage.archive import MAX_DIRECTORY, MAX_RECORDS
+from leakaudit.traces.convert import READ, convert
 from leakaudit.traces.recorder import Recorder
 from leakaudit.traces.trace_file import load, load_truth
 from leakaudit.traces.trace_info import info
@@ -93,15 +97,19 @@ def refused(path: Path, read: Callable[[Path], object] = load) -> str:
 def archive(
     path: Path, index: bytes, records: dict[str, bytes] | None = None, **settings: Any
 ) -> Path:
-    """An archive as torch makes it, with an index of one's own."""
-    with zipfile.ZipFile(path, "w", **settings) as file:
+    """An archive as torch makes it, whose records are aligned, with an index of one's own."""
+    with path.open("wb") as raw, zipfile.ZipFile(raw, "w", **settings) as file:
         for name, data in {
             "data.pkl": index,
             "version": b"3\n",
             "byteorder": b"little",
             **(records or {}),
         }.items():
-            file.writestr(f"trace/{name}", data)
+            entry = zipfile.ZipInfo(f"trace/{name}")
+            entry.compress_type = file.compression
+            gap = -(raw.tell() + 30 + len(entry.filename) + 4) % 64
+            entry.extra = struct.pack("<2sH", b"FB", gap) + bytes(gap)
+            file.writestr(entry, data)
     return path
 
 
@@ -215,7 +223,8 @@ INDICES: dict[str, bytes] = {
 @pytest.mark.parametrize("name", INDICES)
 def test_a_hostile_index(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    refused(archive(tmp_path / "bad.pt", INDICES[name], {"data/0": bytes(16)}))
+    line = refused(archive(tmp_path / "bad.pt", INDICES[name], {"data/0": bytes(16)}))
+    assert "aligned" not in line, "its own fault was not seen"
     assert [p.name for p in tmp_path.iterdir()] == ["bad.pt"], "something ran"
 
 
@@ -779,6 +788,32 @@ def test_hostile_files_of_other_programs(
     assert not (tmp_path / "out.pt").exists()
 
 
+@pytest.mark.parametrize("ending", [".npz", ".safetensors"])
+def test_max_bytes_is_the_largest_size_that_is_read(ending: str, tmp_path: Path) -> None:
+    if ending == ".safetensors":
+        pytest.importorskip("safetensors")
+    record(tmp_path / "trace.pt")
+    source = tmp_path / f"source{ending}"
+    convert(tmp_path / "trace.pt", source)
+    size = source.stat().st_size
+    if ending == ".npz":
+        with zipfile.ZipFile(source) as file:
+            size = sum(entry.file_size for entry in file.infolist())
+    read = READ[ending]
+    assert len(read(source, size).messages[0]) == 6
+    assert "but max_bytes allows" in refused(source, lambda path: read(path, size - 1))
+
+
+def test_an_npz_may_unpack_to_64_mib_and_not_to_more(tmp_path: Path) -> None:
+    """The files compress 1,000 times; that they lack the other arrays is only seen if they are read."""
+    header = 128
+    for name, more in (("at.npz", 0), ("above.npz", 1)):
+        array = np.zeros((64 << 20) - header + more, np.uint8)
+        np.savez_compressed(tmp_path / name, payload=array)
+    assert "lacks round, src, dst" in refused(tmp_path / "at.npz", lambda p: READ[".npz"](p, 1e9))
+    assert "200 times its size" in refused(tmp_path / "above.npz", lambda p: READ[".npz"](p, 1e9))
+
+
 def test_the_refusals_hold_where_torch_would_be_led_astray(tmp_path: Path) -> None:
     """The list is not made of straw: `torch.load` accepts the bytearray, the expanded tensor and the flipped byte."""
     small = INDICES["bytearray of 20 GiB"].replace(b"\x8a\x05\x00\x00\x00\x00\x05", b"M\x00\x10")
@@ -792,3 +827,176 @@ def test_the_refusals_hold_where_torch_would_be_led_astray(tmp_path: Path) -> No
     torch.load(tmp_path / "trace.pt", weights_only=True)
     assert zlib.crc32(data)  # no checksum in the archive says otherwise
     assert "sha256" in refused(tmp_path / "trace.pt")
+
+
+# Limits: a file at the limit is read, and one above it is rejected.
+
+
+def with_comments(path: Path, length: int) -> None:
+    """An archive whose directory has a certain length, which comments fill."""
+    names = ["trace/data.pkl", *(f"trace/data/{k:02}" for k in range(20))]
+    spare = length - sum(46 + len(name) for name in names)
+    with zipfile.ZipFile(path, "w") as file:
+        for name in names:
+            entry = zipfile.ZipInfo(name)
+            entry.comment = bytes(min(spare, 60_000))
+            spare -= len(entry.comment)
+            file.writestr(entry, b"\x80\x02}." if name.endswith("pkl") else b"")
+    assert spare == 0
+
+
+def with_steps(count: int) -> bytes:
+    """The index of {"a": [x, x, ..., None, ...]}, which few opcodes make and `count` steps walk."""
+    shared = b"](" + b"N" * 99 + b"eq\x00"  # 100 steps wherever it occurs
+    times, rest = divmod(count - 102, 100)
+    again = b"h\x00" * times
+    return b"\x80\x02}X\x01\x00\x00\x00a](" + shared + again + b"N" * rest + b"es."
+
+
+def with_lists(depth: int) -> bytes:
+    return b"\x80\x02}X\x01\x00\x00\x00a" + b"]" * depth + b"a" * (depth - 1) + b"s."
+
+
+INDEX_LIMITS: dict[str, tuple[Callable[[int], bytes], int]] = {
+    "bytes": (lambda n: b"\x80\x02}." + bytes(n - 4), safe_reader.MAX_INDEX),
+    "opcodes, counted from 0": (
+        lambda n: b"\x80\x02}" + b"q\x00" * (n - 2) + b".",
+        safe_reader.MAX_STEPS,
+    ),
+    "places to remember": (
+        lambda n: b"\x80\x02}r" + struct.pack("<I", n) + b".",
+        safe_reader.MAX_STEPS,
+    ),
+    "steps over shared parts": (with_steps, safe_reader.MAX_STEPS),
+    "lists in lists": (with_lists, safe_reader.MAX_DEPTH),
+    "axes": (lambda n: tensor_index(1, (1,) * n, (1,) * n), safe_reader.MAX_DEPTH),
+    "length of an axis": (
+        lambda n: tensor_index(0, (0, n), (1, 1)),
+        safe_reader.MAX_INT - 1,
+    ),
+}
+ARCHIVE_LIMITS: dict[str, tuple[Callable[[Path, int], object], int]] = {
+    "records": (
+        lambda p, n: archive(p, b"\x80\x02}.", {f"data/{k}": b"" for k in range(n - 3)}),
+        MAX_RECORDS,
+    ),
+    "directory": (with_comments, MAX_DIRECTORY),
+}
+
+
+@pytest.mark.parametrize("name", INDEX_LIMITS)
+def test_an_index_may_be_as_large_as_its_limit(name: str, tmp_path: Path) -> None:
+    make, limit = INDEX_LIMITS[name]
+    at = archive(tmp_path / "at.pt", make(limit), {"data/0": bytes(16)})
+    assert isinstance(safe_reader.outline(at), dict)
+    above = archive(tmp_path / "above.pt", make(limit + 1), {"data/0": bytes(16)})
+    refused(above, safe_reader.outline)
+
+
+@pytest.mark.parametrize("name", ARCHIVE_LIMITS)
+def test_an_archive_may_be_as_large_as_its_limit(name: str, tmp_path: Path) -> None:
+    make, limit = ARCHIVE_LIMITS[name]
+    make(tmp_path / "at.pt", limit)
+    assert safe_reader.outline(tmp_path / "at.pt") == {}
+    make(tmp_path / "above.pt", limit + 1)
+    assert "directory is too large" in refused(tmp_path / "above.pt")
+
+
+def nested(count: int) -> Any:
+    value: Any = 1
+    for _ in range(count):
+        value = [value]
+    return value
+
+
+def model(sizes: list[int]) -> dict[str, Any]:
+    """A layout whose first parameter is the one that is recorded."""
+    return {"names": ["w", "v"], "shapes": [[4], sizes]}
+
+
+CONTENT_LIMITS: dict[str, tuple[Callable[[Tree, int], object], int]] = {
+    "name": (lambda t, n: edit(t, protocol="a" * n), 200),
+    "axes of a record": (
+        lambda t, n: edit(t, task={"model": "softmax", "shape": [1] * n}),
+        wellformed.MAX_AXES,
+    ),
+    "numbers of a record": (
+        lambda t, n: edit(t, task={"model": "softmax", "shape": [n]}),
+        wellformed.MAX_SIZE,
+    ),
+    "axes of a parameter": (lambda t, n: edit(t, layout=model([1] * n)), wellformed.MAX_AXES),
+    "parameters": (lambda t, n: edit(t, layout=model([n - 4])), wellformed.MAX_SIZE),
+    "levels of the description": (
+        lambda t, n: edit(t, params={"a": nested(n - 2)}),
+        wellformed.DEEPEST,
+    ),
+    "nodes for one edge": (lambda t, n: edit(t, nodes=n), wellformed.SPARE_NODES + 2),
+    "name of a kind": (
+        lambda t, n: t["messages"].update(kinds=torch.tensor([*b"w" * n, *b"\n"]).byte()),
+        wellformed.MAX_NAME,
+    ),
+    "counters": (
+        lambda t, n: t["messages"].update(written=torch.tensor([6, 6, 2, 1, *[0] * (n - 4)])),
+        64,
+    ),
+    "name of a tensor": (
+        lambda t, n: t["public"].update({"a" * n: torch.ones(1)}),
+        wellformed.LONGEST_NAME,
+    ),
+    "the last round of six messages": (
+        lambda t, n: t["messages"]["round"].__setitem__(-1, n),
+        wellformed.SPARE_ROUNDS + 6 * wellformed.ROUNDS_PER_MESSAGE,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CONTENT_LIMITS)
+def test_content_may_be_as_large_as_its_limit(name: str, tmp_path: Path) -> None:
+    record(tmp_path / "sound.pt")
+    change, limit = CONTENT_LIMITS[name]
+    for count in (limit, limit + 1):
+        tree = torch.load(tmp_path / "sound.pt", weights_only=True)
+        change(tree, count)
+        torch.save(tree, tmp_path / f"{count}.pt")
+    assert len(load(tmp_path / f"{limit}.pt").messages[0]) == 6
+    refused(tmp_path / f"{limit + 1}.pt")
+
+
+def test_a_topology_may_be_as_large_as_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the limits of a million nodes and edges lowered to five and four."""
+    monkeypatch.setattr(wellformed, "MAX_NODES", 5)
+    monkeypatch.setattr(wellformed, "MAX_EDGES", 4)
+    edges = torch.tensor([[0, 1], [0, 2], [0, 3], [1, 2], [1, 3]])
+    assert wellformed.graph(5, edges[:4]).nodes == 5
+    for nodes, count in ((6, 4), (5, 5)):
+        with pytest.raises(wellformed.Bad, match=f"has {nodes} nodes and edges of shape"):
+            wellformed.graph(nodes, edges[:count])
+
+
+def manifest_of(folder: Path, size: int) -> None:
+    text = (folder / "manifest.json").read_bytes()
+    (folder / "manifest.json").write_bytes(text + b" " * (size - len(text)))
+
+
+def test_a_manifest_may_be_as_large_as_its_limit(tmp_path: Path) -> None:
+    record(f"{tmp_path}/run/")
+    manifest_of(tmp_path / "run", shards.MAX_BYTES)
+    assert load(tmp_path / "run", verify=False).complete
+    manifest_of(tmp_path / "run", shards.MAX_BYTES + 1)
+    assert "not the manifest of a trace" in refused(tmp_path / "run")
+
+
+TEXT_LIMITS: dict[str, tuple[Callable[[str], object], Callable[[int], str], int]] = {
+    "containers of JSON": (read_json, lambda n: json.dumps("[" * n), uncollected.CONTAINERS),
+    "digits in JSON": (read_json, lambda n: "9" * n, uncollected.DIGITS),
+    "levels of JSON": (lambda text: read_json(text, 7), lambda n: json.dumps(nested(n)), 7),
+    "characters of TOML": (config.parsed, lambda n: "#" * n, config.LARGEST),
+}
+
+
+@pytest.mark.parametrize("name", TEXT_LIMITS)
+def test_a_text_may_be_as_long_as_its_limit(name: str) -> None:
+    read, make, limit = TEXT_LIMITS[name]
+    read(make(limit))
+    with pytest.raises(ValueError, match=r"expected at most|levels deep|beyond all floats"):
+        read(make(limit + 1))

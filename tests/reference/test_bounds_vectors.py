@@ -1,4 +1,8 @@
-"""Every recorded value of the bounds, read from its file: none is left out without a word."""
+"""Every recorded value of the bounds: none in bounds_vectors.txt is left out without a word.
+
+The values were computed apart from this program: in arithmetic with 60 digits, by closed forms, and
+with dp_accounting.
+"""
 
 from __future__ import annotations
 
@@ -187,13 +191,11 @@ def start(name: str) -> Iterator[float] | None:
     return None
 
 
-def test_every_recorded_value(shared_data: Callable[[str], Path]) -> None:
-    file = shared_data("SOURCES.md").parent.parent / "reference" / "bounds_vectors.txt"
-    if not file.exists():
-        pytest.skip("the recorded values are not there")
+def test_every_recorded_value() -> None:
+    file = Path(__file__).with_name("bounds_vectors.txt")
     going: Any = None
     checked = 0
-    for line in file.read_text().splitlines():
+    for line in file.read_text(encoding="utf-8").splitlines():
         name, value = (
             re.fullmatch(r"(.*?) +([-\d.e]+|inf)(?:  OK)?", line).groups()  # type: ignore[union-attr]
             if ": " not in line

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,11 @@ from leakaudit.gate.runs import ready
 from leakaudit.lint.checks import Lint, lint
 from leakaudit.lint.pitfall import Pitfall
 from leakaudit.protocols import declared
+from leakaudit.protocols.equations import file
+from leakaudit.protocols.equations.declare import MOST
 from leakaudit.protocols.equations.file import load, read, victim
+from leakaudit.protocols.equations.parse import DEEPEST, LARGEST_POWER
+from leakaudit.protocols.equations.scan import LARGEST_NUMBER
 from leakaudit.relations import Relations, account, determined, know
 from leakaudit.trace import Graph, Trace, Truth
 
@@ -671,6 +676,31 @@ def test_malicious_equations_end_in_one_line_and_bounded_time(block: str) -> Non
     assert time.monotonic() - began < 60
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize(
+    ("equation", "limit"),
+    [
+        (lambda n: "w[i] = " + "(" * n + "w0" + ")" * n, DEEPEST - 1),  # one level is the equation
+        (lambda n: "w[i] = " + "-" * n + "w0", DEEPEST - 1),
+        (lambda n: f"w[i] = 1e-{n} * w[i]", LARGEST_POWER),
+        (lambda n: f"w[i] = 0.{'1' * (n - 2)} * w[i]", LARGEST_NUMBER),
+        (lambda n: f"repeat {n}:\n  w[i] = w0", MOST),
+        (lambda n: f"w[i] = 1^{n} * w[i]", MOST),
+    ],
+    ids=["parentheses", "signs", "power of ten", "digits", "repetitions", "exponent"],
+)
+def test_equations_may_reach_their_limits(equation: Callable[[int], str], limit: int) -> None:
+    victim(made(equation(limit) + SEND))().relations(ring(3), 1, {})
+    with pytest.raises(LeakauditError, match=r"expected .*(at most|up to) "):
+        victim(made(equation(limit + 1) + SEND))().relations(ring(3), 1, {})
+
+
+def test_a_file_may_have_as_many_characters_as_the_limit() -> None:
+    text = made("w[i] = w0" + SEND) + "\n#"
+    read(text.ljust(file.LARGEST, "x"))
+    with pytest.raises(LeakauditError, match="at most 100000 characters, got 100001"):
+        read(text.ljust(file.LARGEST + 1, "x"))
 
 
 @pytest.mark.parametrize(

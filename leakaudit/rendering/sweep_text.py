@@ -59,13 +59,10 @@ def markdown(record: SweepRecord) -> str:
     """
     sweep = record.sweep
     headings, rows = table(sweep)
-    parts = [
-        "# Sweep",
-        f"**{md.escape(record.summary)}**",
-        f"![{sweep.across}]({sweep.figure})",
-        md.table(headings, rows),
-        md.escape(REFUSED),
-    ]
+    parts = ["# Sweep", f"**{md.escape(record.summary)}**"]
+    if sweep.figure is not None:
+        parts.append(f"![{md.escape(sweep.across)}]({sweep.figure})")
+    parts += [md.table(list(map(md.escape, headings)), rows), md.escape(REFUSED)]
     wrong = troubles(sweep)
     if wrong:
         parts += ["## Failures and refusals", md.items(wrong)]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import html
 import json
 import re
 import unicodedata
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
+from markdown_it.token import Token
 from PIL import Image
 from records import Record, column, summarised
 
@@ -251,25 +254,95 @@ def test_markdown_has_the_table_the_picture_the_limits_and_the_provenance() -> N
     ]
 
 
-def test_hostile_names_are_inert_in_markdown() -> None:
-    page = registry.get("reports", "markdown")(RECORDS["hostile"])
-    tokens = [t for block in MARKDOWN.parse(page) for t in (block, *(block.children or ()))]
-    assert {t.type for t in tokens} & {
-        "html_block",
-        "html_inline",
-        "link_open",
-        "code_inline",
-        "s_open",
-        "em_open",
-        "fence",
-        "code_block",
-    } == set()
-    assert [t.attrs["src"] for t in tokens if t.type == "image"] == ["grid.png"]
-    assert sum(t.type == "heading_open" for t in tokens) == sum(
-        t.type == "heading_open"
-        for t in MARKDOWN.parse(registry.get("reports", "markdown")(RECORDS["scored"]))
-    )
+def parsed(of: Record) -> tuple[str, list[Token]]:
+    """The page of a record in Markdown, and its tokens."""
+    page = registry.get("reports", "markdown")(of)
+    return page, [t for block in MARKDOWN.parse(page) for t in (block, *(block.children or ()))]
+
+
+def assert_inert(of: Record, sound: Record) -> None:
+    """The page has the headings and images of a sound one, and no markup that it lacks."""
+    page, tokens = parsed(of)
+    expected = parsed(sound)[1]
+    assert {t.type for t in tokens} <= {t.type for t in expected}
+    pictures = [t.attrs["src"] for t in expected if t.type == "image"]
+    assert [t.attrs["src"] for t in tokens if t.type == "image"] == pictures
+    kinds = [t.type for t in expected]
+    assert sum(t.type == "heading_open" for t in tokens) == kinds.count("heading_open")
     assert not re.search(r"https?://|www\.|@", page)
+
+
+def test_hostile_names_are_inert_in_markdown() -> None:
+    assert_inert(RECORDS["hostile"], RECORDS["scored"])
+
+
+def parts_of(value: Any) -> Iterator[dict[Any, Any]]:
+    """The dictionaries in a value, those of a list only in its first two entries."""
+    if isinstance(value, dict):
+        yield value
+        for part in list(value.values()):
+            yield from parts_of(part)
+    elif isinstance(value, list):
+        for part in value[:2]:
+            yield from parts_of(part)
+
+
+def attempt(of: Record, part: dict[Any, Any], changed: dict[Any, Any]) -> bool:
+    """Change a dictionary in a record, unless the record would not be valid any more."""
+    before = dict(part)
+    part.clear()
+    part.update(changed)
+    try:
+        record_file.validate(of)
+    except LeakauditError:
+        part.clear()
+        part.update(before)
+        return False
+    return True
+
+
+def spoil(of: Record) -> set[str]:
+    """Put hostile text wherever a record stays valid; return the names of these places."""
+    spoiled = set()
+    for part in list(parts_of(of)):
+        for key, value in list(part.items()):
+            texts = isinstance(value, list) and all(isinstance(text, str) for text in value)
+            text = [HOSTILE] * len(value) if texts else HOSTILE
+            if (texts or isinstance(value, str)) and attempt(of, part, {**part, key: text}):
+                spoiled.add(key)
+            name = f"{HOSTILE} {key}"
+            renamed = {name if other == key else other: held for other, held in part.items()}
+            if attempt(of, part, renamed):
+                spoiled.add(f"name of {key}")
+    return spoiled
+
+
+@pytest.mark.parametrize(
+    ("kind", "places"),
+    [
+        ("attack", {"summary", "adversary", "attack", "note", "formula", "name of torch"}),
+        ("audit", {"summary", "adversary", "attack", "test", "says", "why", "name of torch"}),
+        ("check", {"summary", "cell", "measure", "says", "name of psnr"}),
+        ("sweep", {"summary", "adversary", "attack", "across", "says", "2", "name of sigma"}),
+    ],
+)
+def test_no_text_of_a_record_acts_as_markdown(kind: str, places: set[str], project: Path) -> None:
+    file = project / "tests" / "golden" / "records" / f"{kind}_v2.json"
+    sound = json.loads(file.read_text(encoding="utf-8"))
+    if kind == "sweep":
+        sound["sweep"]["cells"][0].update(status="failed", says="x", reasons={"2": "y"})
+    of = copy.deepcopy(sound)
+    assert places <= spoil(of)
+    assert_inert(of, sound)
+
+
+def test_a_sweep_without_a_figure_shows_none(project: Path) -> None:
+    file = project / "tests" / "golden" / "records" / "sweep_v2.json"
+    of = json.loads(file.read_text(encoding="utf-8"))
+    of["sweep"]["figure"] = None
+    page, tokens = parsed(of)
+    assert "![" not in page
+    assert "table_open" in {token.type for token in tokens}
 
 
 @given(st.lists(st.sampled_from(PIECES), max_size=30).map("".join))

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from leakaudit.capture.tap import launch
+from leakaudit.capture.tap.log import reading
 from leakaudit.capture.tap.log.capture import Capture
 from leakaudit.capture.tap.log.reading import RankLog, read_logs
 from leakaudit.capture.tap.log.writing import DTYPES, Log
@@ -282,6 +283,18 @@ def test_lines_that_we_would_not_have_written_are_refused(
     with pytest.raises(LeakauditError, match=r"\.jsonl: ") as error:
         read_logs(tmp_path)
     assert "\n" not in str(error.value)
+
+
+def test_a_log_may_have_as_many_lines_as_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = written(tmp_path)
+    count = len(log.path.read_bytes().splitlines())
+    monkeypatch.setattr(reading, "MOST", count)
+    assert read_logs(tmp_path)[0].closed
+    monkeypatch.setattr(reading, "MOST", count - 1)
+    with pytest.raises(LeakauditError, match=f"more than {count - 1} lines"):
+        read_logs(tmp_path)
 
 
 def test_a_link_is_not_followed(tmp_path: Path) -> None:

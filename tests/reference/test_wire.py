@@ -22,6 +22,7 @@ import leakaudit as la
 from leakaudit.capture.tap.messages import layouts
 from leakaudit.capture.wire import folder as wire_folder
 from leakaudit.cli import main
+from leakaudit.errors import LeakauditError
 from leakaudit.tasks.task import Task
 from leakaudit.trace import Layout, Trace
 from leakaudit.traces import trace_file
@@ -590,7 +591,9 @@ REFUSED: list[tuple[list[Any], str]] = [
     ([one(round=float("nan"))], "round: expected a whole number, got nan"),
     ([one(round="1")], "round: expected a whole number, got '1'"),
     ([one(round=0), one(round=2**31 - 1, src=1, dst=0)], "a message claims to be of round"),
+    ([one(src=100_000)], "src: expected a number from 0 to 99999"),
     ([one(src=10**9)], "src: expected a number from 0 to 99999"),
+    ([one(tag=1 << 48)], "tag: expected a number below 2^48"),
     ([one(tag=1 << 60)], "tag: expected a number below 2^48"),
     ([one(offset=-4)], "offset: expected a number from 0 to"),
     # receivers
@@ -709,6 +712,42 @@ def test_the_valid_line_of_these_cases_is_accepted(folder: Path) -> None:
     command = ["trace", "import", "messages", "--describe", "own.toml", "-o", "yes.pt"]
     assert main(command) == 3  # one of two messages, which is said
     assert held(trace_file.load(Path("yes.pt")))[1, 0, 1].tolist() == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        json.dumps(one(tag=(1 << 48) - 1)),
+        json.dumps(one(shapes=[[1] * 15 + [6]])),
+        json.dumps(one(names=["a" * 500])),
+        json.dumps(RAW).ljust((1 << 20) - 1),
+    ],
+    ids=["tag", "axes", "name", "bytes of a line"],
+)
+def test_a_line_at_a_limit_is_accepted(folder: Path, line: str) -> None:
+    """The next longer ones are among those that are refused above, but for the line itself."""
+    (folder / "messages.jsonl").write_text(line + "\n")
+    (message,) = wire_folder.read(folder, 1e9).messages
+    assert message.line.src == 0
+    (folder / "messages.jsonl").write_text(json.dumps(RAW).ljust(1 << 20) + "\n")
+    with pytest.raises(LeakauditError, match="line 1: longer than 1048576 bytes"):
+        wire_folder.read(folder, 1e9)
+
+
+def test_as_many_messages_as_the_limit_are_accepted(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each counts for every receiver: two lines of one, and one to two others."""
+    lines = [one(round=0), one(round=1), one(round=2, src=2, dst=[0, 1])]
+    (folder / "messages.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    monkeypatch.setattr(wire_folder, "MOST", 4)
+    assert len(wire_folder.read(folder, 1e9).messages) == 3
+    monkeypatch.setattr(wire_folder, "MOST", 3)
+    with pytest.raises(LeakauditError, match="4 messages, counted for every receiver; at most 3"):
+        wire_folder.read(folder, 1e9)
+    monkeypatch.setattr(wire_folder, "MOST", 2)
+    with pytest.raises(LeakauditError, match="more than 2 messages"):
+        wire_folder.read(folder, 1e9)
 
 
 @pytest.mark.parametrize(

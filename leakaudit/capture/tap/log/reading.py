@@ -175,9 +175,9 @@ def _lines(path: Path) -> Iterator[bytes]:
     """Yield the lines of a file; an overlong line is truncated."""
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     with os.fdopen(fd, "rb") as file:
-        for _ in range(MOST):
+        for _ in range(MOST + 1):
             line = file.readline(LINE)
             if not line:
                 return
             yield line
-    raise LeakauditError(f"{path}: more than {MOST} events")
+    raise LeakauditError(f"{path}: more than {MOST} lines")

@@ -144,6 +144,7 @@ READS = {
     "leakaudit/cli/tapped.py:unclear": STORED,
     "leakaudit/cli/trace.py:run": TYPED,
     "leakaudit/gate/config.py:Check._check_program": TYPED,
+    "leakaudit/protocols/declared.py:constants": FORMAT,
     "leakaudit/protocols/expected.py:_dtype_name": TORCH,
     "leakaudit/gate/judge.py:_is_own": MODULE,
     "leakaudit/gate/program.py:_library": NAMED,

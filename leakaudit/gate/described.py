@@ -19,7 +19,7 @@ from leakaudit.protocols.declared import protocol_of
 from leakaudit.protocols.deviation import Deviation
 from leakaudit.trace import RECORDING, Trace
 
-# What differs from seed to seed, and is checked elsewhere: times and numbers of a recording, and what
+# What differs from seed to seed, and is checked elsewhere: time and number of a recording, and what
 # an engine says of messages that are missing.
 OWN = frozenset(("created", RECORDING, "missing", "ended", "holds_until"))
 # Most numbers, and most characters, of a name or a text of the program: a choice. A sentence has a

@@ -54,8 +54,8 @@ from leakaudit.lint.substitute import Floats, Noise
 from leakaudit.protocols.deviation import Deviation
 from leakaudit.verdict import Verdict
 
-# Probability of a false alarm of each family of tests: about 1e-6 per check with the families
-# below, a ten-thousandth of the gate's default alpha.
+# Probability of a false alarm of each family of tests: about 1e-6 per check with the ten families
+# below, a thousandth of the gate's default alpha.
 LEVEL = 1e-7
 # Relative amount by which correct gradients may differ from those of the truth. Another framework
 # in half precision has rounding errors of 2^-11, which accumulate to less than this over a few

@@ -33,7 +33,7 @@ STARTER = """\
 
 [gate]
 seeds = 16                  # runs per check; the smallest p-value of a comparison is 2^-seeds
-alpha = 0.01                       # probability of any false regression in a run
+alpha = 0.001                      # probability of any false regression in a run
 baseline = "leakage-baseline.json" # accepted leakage; "" to use budgets only
 # compare = ["gain", "exact", "identified", "labels"]   # measures that must not increase
 # [gate.tolerance]                 # increase that is ignored

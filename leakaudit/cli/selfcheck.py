@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from leakaudit.selfcheck import ErrorRate
 
 
+TOO_FEW = 3  # exit code, as for other inconclusive results
+
+
 def add(verbs: Any) -> None:
     """Add the verb's parser.
 
@@ -59,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
         args: The parsed arguments.
 
     Returns:
-        The exit code: 1 if a rate is not shown to be within its limit.
+        The exit code: 1 if a rate is outside its limit, 3 if there are too few runs to tell.
     """
     from leakaudit.rendering import console
     from leakaudit.results import model
@@ -75,7 +78,9 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.write(json.dumps(found, indent=2) + "\n")
     else:
         _write(rows)
-    return 0 if ok else 1
+    if any(row.outcome == "outside" for row in rows):
+        return 1
+    return 0 if ok else TOO_FEW
 
 
 def _write(rows: Sequence[ErrorRate]) -> None:
@@ -84,6 +89,11 @@ def _write(rows: Sequence[ErrorRate]) -> None:
     from leakaudit.rendering import console
     from leakaudit.rendering.tables import Column, table
 
+    styled = {
+        "ok": Text("ok", style="green"),
+        "outside": Text("OUTSIDE", style="bold red"),
+        "too few runs": Text("too few runs", style="yellow"),
+    }
     out = console.stdout()
     columns = (
         Column("estimator"),
@@ -108,8 +118,7 @@ def _write(rows: Sequence[ErrorRate]) -> None:
             f"{low:.3f} to {high:.3f}",
             allowed,
         )
-        verdict = Text("ok", style="green") if row.ok else Text("OUTSIDE", style="bold red")
-        cells.append((row.estimator, row.planted or "true", *numbers, verdict))
+        cells.append((row.estimator, row.planted or "true", *numbers, styled[row.outcome]))
     out.print(table(columns, cells, console.width()))
     out.print(Text(_note(rows), style="dim"))
 
@@ -124,12 +133,12 @@ def _note(rows: Sequence[ErrorRate]) -> str:
     )
     if all(row.ok for row in rows):
         return said
-    proved = any(row.limits[0] > row.alpha for row in rows if not row.planted)
-    return f"{said} " + (
-        "A false-positive rate is significantly above alpha: an estimator is wrong."
-        if proved
-        else (
-            "A rate outside its limit may be due to chance: more --runs narrow the limits, more "
-            "--trials increase the power."
-        )
+    outside = [row for row in rows if row.outcome == "outside"]
+    if any(not row.planted for row in outside):
+        return f"{said} A false-positive rate is above alpha: an estimator is wrong."
+    if outside:
+        return f"{said} A power is too small: more --trials increase it."
+    return (
+        f"{said} Too few runs: chance explains the rates that are not ok, and more --runs narrow "
+        "their limits."
     )

@@ -46,6 +46,7 @@ class Cell:
         worst: the record of all nodes that was recovered best.
         pair: that record and its reconstruction, if they are images.
         tried: number of leaks that were attacked.
+        records: number of records of the attacked nodes, in the last run.
         seconds: duration of all attacks.
     """
 
@@ -62,6 +63,7 @@ class Cell:
     worst: NodeBest | None = None
     pair: Pair | None = None
     tried: int = 0
+    records: int = 0
     seconds: float = 0.0
     _ranks: dict[int, Rank] = field(default_factory=dict)  # node -> rank of its record in `nodes`
     _best: Rank = (-math.inf, 0.0)  # rank of `worst`
@@ -137,6 +139,7 @@ class Cell:
         for name in columns[0]:
             records = [value for column in columns for value in column[name]]
             self.samples.setdefault(name, []).append(measures.sample(name, records))
+            self.records = len(records)
         self.seeds.append(run.seed)
         self._scores.clear()
 

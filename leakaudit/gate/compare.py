@@ -29,7 +29,7 @@ Floats = NDArray[np.float64]
 EXACT = 1 << 17
 # Unpaired samples are permuted as a whole, which costs more per relabelling, so fewer are drawn.
 # This is also a choice.
-_DRAWN_UNPAIRED = EXACT // 8
+_DRAWN_UNPAIRED = EXACT // 2
 _BLOCK = 1 << 22  # numbers that are drawn at once, 32 MiB
 # Sums that differ by less than this, relative to their size, count as equal, because their terms
 # were added in another order. The error of summing n numbers is at most about n * 2^-53, which is
@@ -101,6 +101,25 @@ def _blocks(draws: int, count: int) -> Iterator[int]:
     rows = max(1, _BLOCK // count)
     for start in range(0, draws, rows):
         yield min(rows, draws - start)
+
+
+def chance(new: tuple[int, int], old: tuple[int, int]) -> float:
+    """Return the probability of at least so many new successes, if the rate did not change.
+
+    Given the number of all successes, those among the new trials are hypergeometric, whatever the
+    rate is (Fisher's exact test of two binomial samples).
+
+    Args:
+        new: successes and trials.
+        old: the same, of the baseline.
+    """
+    found, trials = new
+    successes, others = found + old[0], trials + old[1]
+    ways = [
+        math.comb(trials, k) * math.comb(old[1], successes - k)
+        for k in range(found, min(trials, successes) + 1)
+    ]
+    return sum(ways) / math.comb(others, successes)
 
 
 def least(new: int, old: int, same: bool) -> float:

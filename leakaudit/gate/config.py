@@ -236,7 +236,7 @@ class Gate:
     budgets: tuple[Budget, ...] = ()
     accepted: tuple[Acceptance, ...] = ()
     seeds: int = 16
-    alpha: Real = 0.01
+    alpha: Real = 0.001
     baseline: str = "leakage-baseline.json"
     compare: Words = ("gain", "exact", "identified", "labels")
     tolerance: Growth = field(default_factory=dict)

@@ -28,8 +28,10 @@ from leakaudit.trace import Truth
 NEAR_DB = 20.0
 NEAR = 0.1
 # If guessing yields the observed number of matches with a smaller probability than this, scores are
-# not trusted. A choice: a tenth of the gate's default alpha.
-CHANCE = 1e-3
+# not trusted. A choice: ten cells raise a false alarm in one run of 1000.
+CHANCE = 1e-4
+# The probability with which a guess finds all planted labels, at most. A choice.
+GUESSED = 1e-3
 # Number of gradients of a planted leak if there is none to copy, and by how much each parameter of
 # the model changes between them. Choices: a few gradients at models that differ as they do between
 # rounds of training.
@@ -39,7 +41,7 @@ BATCH = "batch"  # subject of the control with several records at once
 GAIN = 6.0  # dB by which the best record of a planted batch must beat a guess: half of its error
 TWO = 2  # records planted for an attack on inputs: two different records need two answers
 # Most records that are planted for an attack on labels. With 2 classes, a guess finds the labels of
-# all of them with a probability of 1 / 1024, less than `CHANCE`.
+# all of them with a probability of 1 / 1024, less than `GUESSED`.
 MOST = 10
 
 
@@ -68,7 +70,7 @@ def positive(cell: Cell, run: Recorded, nodes: tuple[int, ...]) -> Control:
 
     They replace the program's own leak. An attack on inputs gets two records. An attack on labels
     gets so many records with random labels that guessing succeeds with a probability of at most
-    `CHANCE`. The reconstructions are kept in ``cell.planted`` for `negative`.
+    `GUESSED`. The reconstructions are kept in ``cell.planted`` for `negative`.
 
     Args:
         cell: the cell, which names the attack.
@@ -89,7 +91,7 @@ def positive(cell: Cell, run: Recorded, nodes: tuple[int, ...]) -> Control:
             return Control(RuleKind.POSITIVE, False, f"{what}: {says}")
         cell.planted.append((found, truth))
         guessed = run.trace.task.classes ** -(number + 1.0)  # probability of guessing all labels
-        if number + 1 >= TWO and (len(found.x) or guessed <= CHANCE):
+        if number + 1 >= TWO and (len(found.x) or guessed <= GUESSED):
             break
     solved = f"{cell.attack} solves {len(cell.planted)} planted noise-free leaks"
     return Control(RuleKind.POSITIVE, True, f"{solved}; the last one: {says}")

@@ -24,9 +24,11 @@ from dataclasses import dataclass, field
 from leakaudit.adversary import Adversary
 from leakaudit.extraction.hearing import targets
 from leakaudit.gate.config import Check
+from leakaudit.gate.described import Description
 from leakaudit.gate.rule import Rule
 from leakaudit.gate.runs import Recorded
 from leakaudit.lint import draws, noise
+from leakaudit.lint.bits import Bits
 from leakaudit.lint.conformance import samples
 from leakaudit.lint.draws import Draws, Run
 from leakaudit.lint.fit import Fit
@@ -88,6 +90,8 @@ class Fidelity:
     _sent: Values = field(default_factory=Values)  # besides the gradients of the truth
     _first: tuple[Noise, ...] = ()  # of the first recording
     _draws: Draws = field(default_factory=Draws)
+    _bits: Bits = field(default_factory=Bits)
+    _described: Description = field(default_factory=Description)
     _expected: dict[str, Expected] = field(default_factory=dict)
 
     def look(self, made: Recorded) -> None:
@@ -105,9 +109,10 @@ class Fidelity:
         declared = self._declared(trace)
         for one in differences(trace, declared, adversaries, self.check.secure):
             self._complain(one, RuleStatus.VOID, made.seed)
-        for one in self._untold(made):
+        for one in (*self._untold(made), *self._described.look(trace, made.seed)):
             self._complain(one, RuleStatus.VOID, made.seed)
         if not self._wrong:
+            self._bits.add(trace, declared.relations, f" with seed {made.seed}")
             self._values(made)
 
     def look_again(self, made: Recorded) -> None:
@@ -145,6 +150,8 @@ class Fidelity:
                 says += f"; {unexplained(self._last)}"
         elif self._skipped:
             says += f"; values were not compared: {self._skipped}"
+        if str(self._described):
+            says += f"; {self._described}"
         return [Rule(RuleKind.RECORDING, cell, "", RuleStatus.OK, says)]
 
     @property
@@ -250,7 +257,7 @@ class Fidelity:
         The content of the values is tested first, then their noise. The first test that fails ends
         the sequence, because others may fail as a consequence.
         """
-        if self._wrong or not self._compared:
+        if self._wrong:
             return
         strict = self.check.lint in ("error", "strict")
         status = RuleStatus.CONTRADICTED if strict else RuleStatus.WARNING
@@ -259,6 +266,7 @@ class Fidelity:
             (self._draws.shared, status),
             (self._sent.excess, RuleStatus.VOID),
             (self._noise, status),
+            (self._bits.wrong, status),
         )
         for test, outcome in tests:
             for one in test():

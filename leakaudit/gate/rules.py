@@ -27,6 +27,9 @@ _ROUNDED = 0.5 * 10.0 ** (1 - baseline.DIGITS)
 # The smallest growth that counts, whatever the numbers are. A choice, far below what a reader would
 # call growth: a thousandth of a percent of a share.
 _LEAST = 1e-5
+# Probability that chance alone makes a gate inconclusive by measures that a guess reaches, over all
+# comparisons. A choice: one honest run in 1000.
+CHANCE = 1e-3
 # How a budget combines the seeds.
 _OVER_SEEDS = {"worst": "with the worst seed", "p95": "in 95 % of the runs", "mean": "on average"}
 _UPDATE = "measure it again with 'leakaudit baseline update --reason TEXT'"
@@ -170,6 +173,7 @@ class _Comparison:
         old: samples of the baseline.
         paired: whether both have the same seeds, in the same order.
         tolerance: growth that the configuration ignores.
+        records: how many records each sample is a share of, if guesses are right by chance; else 0.
     """
 
     cell: Cell
@@ -178,6 +182,7 @@ class _Comparison:
     old: Sequence[float]
     paired: bool
     tolerance: float
+    records: int = 0
 
     @property
     def ignored(self) -> float:
@@ -191,12 +196,15 @@ class _Comparison:
         new = dict(zip(cell.seeds, cell.samples[measure], strict=True))
         old = dict(zip(block.seeds, block.samples[measure], strict=True))
         both = [seed for seed in new if seed in old]
-        tolerance = gate.tolerance.get(measure, measures.MEASURES[measure].tolerance)
+        known = measures.MEASURES[measure]
+        tolerance = gate.tolerance.get(measure, known.tolerance)
+        records = cell.records if known.guessed else 0
         if both:
             paired_new = [new[seed] for seed in both]
             paired_old = [old[seed] for seed in both]
-            return cls(cell, measure, paired_new, paired_old, True, tolerance)
-        return cls(cell, measure, list(new.values()), list(old.values()), False, tolerance)
+            return cls(cell, measure, paired_new, paired_old, True, tolerance, records)
+        before = list(old.values())
+        return cls(cell, measure, list(new.values()), before, False, tolerance, records)
 
     def p_value(self) -> float:
         """Return the p-value of "it did not grow by more than the tolerance"."""
@@ -207,6 +215,29 @@ class _Comparison:
     def least(self) -> float:
         """Return the smallest p-value that so many samples allow, whatever they are."""
         return compare.least(len(self.new), len(self.old), self.paired)
+
+    def explained(self, level: float) -> str:
+        """Return why chance explains the growth at this level; empty if it does not.
+
+        It does not if no measurement could exclude that: so few seeds cannot tell. Results of the
+        same seeds do not differ by chance, unless they are guesses, and an input is never recovered
+        bit for bit by chance.
+        """
+        if self.records and self._is_guessed(level):
+            return "guesses that are right as often as before explain it"
+        if self.paired or self.records or not self.tolerance or self.least() > level:
+            return ""
+        with np.errstate(all="ignore"):
+            if compare.unpaired(self.new, self.old, 0.0) > level:
+                return "other seeds differ as much by chance"
+        return ""
+
+    def _is_guessed(self, level: float) -> bool:
+        trials = len(self.new) * self.records
+        old = (round(sum(self.old) * self.records), len(self.old) * self.records)
+        if compare.chance((trials, trials), old) > level:
+            return False
+        return compare.chance((round(sum(self.new) * self.records), trials), old) > level
 
     def rule(self, p: float, count: int, gate: Gate) -> Rule:
         """Judge it, with `p` adjusted for all `count` comparisons."""
@@ -220,6 +251,8 @@ class _Comparison:
             status = RuleStatus.REGRESSION
             says = f"{says}: {whom(self.cell)}"
             nodes = _named(self.cell)
+        elif grown and self.explained(CHANCE / count):
+            says = f"{says}; {self.explained(CHANCE / count)}"
         elif grown:
             status = RuleStatus.INCONCLUSIVE
             if self.least() * count > gate.alpha:

@@ -157,6 +157,8 @@ def examine(
         if not hard:
             of_noise += _noise_of(remainder, values, trace.layout.slices)
         obstacle = obstacle or remainder.obstacle
+    if not hard and not of_noise and case.laws:
+        hard += _low_bits(case)
     if noise and not hard and not compared:
         of_noise += _noise(case)
     for pitfall in of_noise[:1]:
@@ -294,6 +296,15 @@ def _noise(case: Case) -> Iterator[Pitfall]:
     for pitfall in noise.check(case):
         if pitfall.verdict is Verdict.REFUTED:
             yield pitfall
+
+
+def _low_bits(case: Case) -> list[Deviation]:
+    """Test whether the low bits of messages are as random as their noise."""
+    from leakaudit.lint.bits import Bits  # slow to import, and most recordings declare no noise
+
+    bits = Bits()
+    bits.add(case.trace, case.compared_relations)
+    return list(bits.wrong())[:1]
 
 
 def _noise_of(

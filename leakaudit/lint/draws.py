@@ -22,6 +22,14 @@ regardless of their nodes, rounds and runs. This has consequences with known dis
   between sqrt(n) - sqrt(N) - t and sqrt(n) + sqrt(N) + t except with probability 2 exp(-t^2/2)
   (Davidson, Szarek 2001, theorem II.13). Noise whose sum over the nodes is 0, or that fills fewer
   dimensions than the message has, leaves a singular value that is too small.
+- Order and signs. Numbers that occur twice (`ties`), in any order and with any signs, or that lie
+  on a lattice. The cosines of the sizes of two draws, which have no signs, and of one draw with
+  another in reverse, are tested as those of the draws are. A size is first mapped to a normal
+  number by its distribution.
+- Directions. The product of a draw with a vector of norm 1 that does not depend on it, such as its
+  own gradient, is standard normal. Noise without a part in this direction leaves products near 0.
+- Regularity. The squared norms of draws have chi-square distributions, so they are neither too
+  similar nor equal; a draw that was rotated has the norm of the original.
 
 Each family of tests shares `LEVEL` among all its tests (Bonferroni), so all of them together raise
 a false alarm in about one check in a million.
@@ -36,17 +44,18 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import betainccinv, chdtr, ndtr
+from scipy.special import betainccinv, chdtr, ndtr, ndtri
 
 from leakaudit._util.signals import whole
 from leakaudit.bounds.empirical import at_least
+from leakaudit.lint import ties
 from leakaudit.lint.pitfall import Pitfall
 from leakaudit.lint.substitute import Floats, Noise
 from leakaudit.protocols.deviation import Deviation
 from leakaudit.verdict import Verdict
 
-# Probability of a false alarm of each family of tests: about 1e-6 per check with the families
-# below, a ten-thousandth of the gate's default alpha.
+# Probability of a false alarm of each family of tests: about 1e-6 per check with the ten families
+# below, a thousandth of the gate's default alpha.
 LEVEL = 1e-7
 # Relative amount by which correct gradients may differ from those of the truth. Another framework
 # in half precision has rounding errors of 2^-11, which accumulate to less than this over a few
@@ -78,15 +87,29 @@ SMALL = tuple(2.0 ** (-4 * power) for power in range(1, 12))
 ROUNDINGS = 64.0
 PEAK = 8.0  # largest number of a message over its root mean square: a choice
 COARSE = 0.01  # rounding, in standard deviations, above which noise cannot be distinguished from it
+# Numbers in which equal ones are searched, and rounding error of those of a truth, which float32
+# stores. The first is a choice (a second).
+TIED = 1 << 19
+STORED = 2.0**-20
+# Of a draw that is wider than WINDOW times WIDTH, the numbers with a size from FROM on are compared
+# as well, about WIDTH of them: which ones these are does not depend on their order. Their density
+# is that of normal numbers within a tenth, for gradients within the tolerance. Choices.
+WINDOW = 4
+FROM = 1.0
+SHIFTED = 1.1
+FARTHEST = 8.0  # normal number that a probability near 0 or 1 is mapped to at most
 
 Places = NDArray[np.int64]
 
 # Subjects of deviations: pitfalls of the lint, or keys of `fidelity.TITLES`.
 TWICE = "P06"
 QUIET = "P20"
+LATTICE = "P10"
+SHAPE = "P13"
 RUNS = "seeds"
 PROCESS = "process"
 ALONG = "along"
+NUMBERS = {QUIET: 20, LATTICE: 10, SHAPE: 13}  # subject -> pitfall, if not that of reused noise
 
 
 @dataclass(frozen=True)
@@ -185,7 +208,7 @@ def judged(
     every = Draws()
     every.add(Run(only=True), noise, layers, rounding_of(noise))
     for one in itertools.islice(itertools.chain(every.shared(), every.wrong()), 1):
-        number = 20 if one.about == QUIET else 6
+        number = NUMBERS.get(one.about, 6)
         yield Pitfall(number, Verdict.REFUTED, one.says, {"nodes": list(one.nodes)})
 
 
@@ -215,6 +238,13 @@ class Draws:
         self._searched = 0
         # By how much gradients within the tolerance may change a sum of products in them.
         self._loose = 0.0
+        # Numbers in which equal ones are searched, by draw: their sizes and coordinates.
+        self._sizes_kept: list[Floats] = []
+        self._at: list[Places] = []
+        self._some: list[tuple[int, Floats]] = []  # draw -> those of a wide draw, by size
+        self._rounding = 0.0
+        # Direction -> products of the draws with it.
+        self._along: dict[str, list[Floats]] = {}
 
     def add(
         self,
@@ -241,17 +271,28 @@ class Draws:
             if width == self._width:
                 with whole():  # what was added before Ctrl-C is still tested
                     self._add(run, one, rounding[one.node])
+                    if not run.process:
+                        self._project(one, noise, rounding[one.node])
 
     def shared(self) -> Iterator[Deviation]:
         """Yield two draws that are equal; findings of other tests may be a consequence of this."""
         if self._rows:
-            yield from self._pairs()
+            yield from self._pairs(self._rows, LEVEL)
 
     def wrong(self) -> Iterator[Deviation]:
         """Yield the first other property that independent normal noise does not have."""
         if not self._named:
             return
-        for family in (self._lags, self._coordinate_pairs, self._sizes, self._combinations):
+        for family in (
+            self._rearranged,
+            self._equal_numbers,
+            self._lags,
+            self._coordinate_pairs,
+            self._sizes,
+            self._directions,
+            self._regular,
+            self._combinations,
+        ):
             found = next(family(), None)
             if found is not None:
                 yield found
@@ -260,8 +301,9 @@ class Draws:
     # --- collecting -------------------------------------------------------------------------------
 
     def _start(self, width: int, layers: Mapping[str, slice[int, int, None]]) -> None:
-        chosen = np.random.default_rng(0).permutation(width)[:WIDTH]
-        self._columns = np.sort(chosen)
+        # With every column, the one that takes its place in reverse is stored as well.
+        half = np.random.default_rng(0).permutation((width + 1) // 2)[: WIDTH // 2]
+        self._columns = np.unique(np.concatenate([half, width - 1 - half]))
         self._width = width
         self._coordinates = np.zeros(width)
         self._layers = {"": slice(0, width)}
@@ -293,6 +335,7 @@ class Draws:
         self._counts[one.node] = self._counts.get(one.node, 0) + len(names)
         self._count_small(one.rest, rounding)
         self._search(one)
+        self._keep_sizes(one.rest, rounding)
 
     def _count_small(self, rest: Floats, rounding: float) -> None:
         size = np.abs(rest)
@@ -301,6 +344,53 @@ class Draws:
                 below = int((size < level).sum())
                 self._below[level] = self._below.get(level, 0) + below
                 self._looked[level] = self._looked.get(level, 0) + size.size
+
+    def _keep_sizes(self, rest: Floats, rounding: float) -> None:
+        """Keep the sizes of numbers in which equal ones are searched."""
+        self._rounding = max(self._rounding, rounding or STORED)
+        wide = self._width > WINDOW * WIDTH
+        if wide:
+            share = WIDTH / self._width
+            to = float(ndtri(ndtr(FROM) + share / 2))
+        for draw in rest:
+            if (len(self._sizes_kept) + 1) * len(self._columns) > TIED:
+                return
+            size = np.abs(draw)
+            if wide:
+                inside = np.flatnonzero((size >= FROM) & (size < to))
+                self._some.append((len(self._sizes_kept), size[inside]))
+                self._at.append(inside)
+            self._sizes_kept.append(size[self._columns])
+
+    def _project(self, one: Noise, every: Sequence[Noise], rounding: float) -> None:
+        """Keep the products of draws with vectors that do not depend on them."""
+        total: dict[int, Floats] = {}
+        for other in every:
+            if other.signal.shape[1] != self._width:
+                continue
+            for at, row in zip(other.rounds, other.signal, strict=True):
+                total[at] = total.get(at, 0.0) + row
+        known = {
+            "its own gradient": (one.rest, one.signal),
+            "what sets its gradient apart from that of a guess": (one.rest, one.better),
+            "the gradient of the draw before": (one.rest[1:], one.signal[:-1]),
+            "the gradients of all nodes": (one.rest, np.stack([total[at] for at in one.rounds])),
+        }
+        for name, (rest, vectors) in known.items():
+            self._products(name, rest, vectors, rounding)
+        for name, part in self._layers.items():
+            where = f" in {name}" if name else ""
+            ones = np.zeros((1, self._width))
+            ones[:, part] = 1.0
+            self._products(f"the sum of its numbers{where}", one.rest, ones, rounding)
+
+    def _products(self, name: str, rest: Floats, vectors: Floats, rounding: float) -> None:
+        length = np.sqrt((vectors**2).sum(1))
+        # A vector that is only rounding is none.
+        real = np.broadcast_to(length > ROUNDINGS * rounding * math.sqrt(self._width), len(rest))
+        if real.any():
+            products = (rest * vectors).sum(1) / np.maximum(length, 1e-300)
+            self._along.setdefault(name, []).append(products[real])
 
     def _search(self, one: Noise) -> None:
         """Add to the spectra.
@@ -417,29 +507,42 @@ class Draws:
 
     # --- pairs ------------------------------------------------------------------------------------
 
-    def _pairs(self) -> Iterator[Deviation]:
+    def _pairs(
+        self,
+        stored: Sequence[Floats],
+        level: float,
+        change: Callable[[Floats], Floats] | None = None,
+        how: str = "",
+    ) -> Iterator[Deviation]:
         """Yield two draws that are equal.
 
         All pairs are compared in blocks of `WIDTH` rows. If there are many draws, fewer columns are
         compared, and if there are very many, fewer draws, those of the new process first.
+
+        Args:
+            stored: the stored columns of every draw, or numbers that were computed from them.
+            level: probability of a false alarm.
+            change: what is done to one draw of each pair before they are compared.
+            how: the same in words.
         """
         latest = sorted(range(len(self._draws)), key=lambda k: -self._draws[k].run.process)
         chosen = latest[: math.isqrt(PRODUCTS // FEWEST)]
         count = len(chosen)
         draws = [self._draws[k] for k in chosen]
-        rows = np.stack([self._rows[k] for k in chosen])
+        rows = np.stack([stored[k] for k in chosen])
         signals = np.array([self._signals[k] for k in chosen])
         width = min(rows.shape[1], max(FEWEST, PRODUCTS // count**2))
         if count < 2 or width < 2:
             return
         rows = rows[:, _spread(rows.shape[1], width)]
+        others = rows if change is None else change(rows)
         size = np.linalg.norm(rows, axis=1)
         allowed = _may_be_equal([draw.run for draw in draws])
         worst = 0.0
         found = (0, 0)
         for start in range(0, count, WIDTH):
             stop = min(start + WIDTH, count)
-            products = np.abs(rows[start:stop] @ rows[:stop].T).astype(float)
+            products = np.abs(rows[start:stop] @ others[:stop].T).astype(float)
             # Gradients within the tolerance change a product <r, s> by at most |e| |s| + |r| |f|.
             loose = TOLERANCE * (
                 np.outer(signals[start:stop], size[:stop])
@@ -454,9 +557,117 @@ class Draws:
             if cosine[at] > worst:
                 worst = float(cosine[at])
                 found = (int(at[1]), start + int(at[0]))
-        if worst > _largest_cosine(LEVEL, count * (count - 1) // 2, width):
+        if worst > _largest_cosine(level, count * (count - 1) // 2, width):
             first, second = sorted((draws[k] for k in found), key=lambda draw: draw.run.process)
-            yield _same(first, second, worst)
+            yield _same(first, second, worst, how)
+
+    # --- order and signs --------------------------------------------------------------------------
+
+    def _rearranged(self) -> Iterator[Deviation]:
+        """Yield two draws that are equal up to signs, in reverse order, or both."""
+        if not self._rows:
+            return
+        sizes = [_without_signs(row) for row in self._rows]
+        each = LEVEL / 3
+        yield from self._pairs(self._rows, each, _reversed, "in reverse order")
+        if len(self._columns) > 2:  # one degree of freedom is lost
+            yield from self._pairs(sizes, each, None, "with other signs")
+            yield from self._pairs(sizes, each, _reversed, "in reverse order, with other signs")
+
+    def _equal_numbers(self) -> Iterator[Deviation]:
+        """Yield draws that have numbers in common, in whatever order and with whatever signs."""
+        if not self._sizes_kept:
+            return
+        columns = np.tile(self._columns, len(self._sizes_kept))
+        draw = np.repeat(np.arange(len(self._sizes_kept)), len(self._columns))
+        size = np.concatenate(self._sizes_kept)
+        found = ties.equal(ties.Numbers(size, draw, columns, self._rounding), LEVEL / 2)
+        if found is None and self._some:
+            draw = np.repeat([k for k, _ in self._some], [len(size) for _, size in self._some])
+            size = np.concatenate([size for _, size in self._some])
+            density = SHIFTED * ties.DENSITY * math.exp(-(FROM**2) / 2) * self._width / WIDTH
+            some = ties.Numbers(size, draw, np.concatenate(self._at), self._rounding, density)
+            found = ties.equal(some, LEVEL / 2)
+        if found is not None:
+            yield self._tied(found)
+
+    def _tied(self, found: ties.Tie) -> Deviation:
+        """Report numbers that are equal."""
+        if found.draws is None:
+            says = (
+                f"{found.count} of {found.numbers} numbers of the noise equal another one "
+                f"{found.where} up to rounding and signs; at most {found.expected:.2g} are "
+                "expected: they are on a lattice, such as that of bfloat16, or repeat"
+            )
+            return Deviation(LATTICE, says)
+        one, other = (self._named[k] for k in found.draws)
+        says = (
+            f"{found.count} of {found.numbers} numbers of the noise of {other} are numbers of that "
+            f"of {one}, in another order or with other signs; {found.expected:.2g} are expected"
+        )
+        about = TWICE if one.run.seed == other.run.seed else RUNS
+        return Deviation(about, says, (one.node, other.node))
+
+    # --- directions and regularity ----------------------------------------------------------------
+
+    def _directions(self) -> Iterator[Deviation]:
+        """Yield a direction in which the noise has no part, or too small a part."""
+        tests = len(self._along) * (1 + len(SMALL))
+        for name, some in self._along.items():
+            products = np.concatenate(some)
+            numbers = len(products)
+            says = f"the noise of {numbers} messages in the direction of {name}"
+            if name.startswith("the sum"):
+                says = f"{name} of the noise of {numbers} messages"
+            chance = float(chdtr(numbers, float((products**2).sum())))
+            if chance < LEVEL / tests:
+                size = math.sqrt(float((products**2).mean()))
+                says = f"{says} is {size:.2g} times the declared noise (probability {chance:.1g})"
+                yield Deviation(SHAPE, says)
+                return
+            for below in sorted(SMALL):
+                if below < ROUNDINGS * self._rounding:
+                    continue
+                count = int((np.abs(products) < below).sum())
+                chance = float(at_least(count, numbers, 2 * ndtr(below) - 1))
+                if chance < LEVEL / tests:
+                    says = (
+                        f"{says} is below {below:.2g} of the declared noise in {count} of them "
+                        f"(probability {chance:.1g})"
+                    )
+                    yield Deviation(SHAPE, says)
+                    return
+
+    def _regular(self) -> Iterator[Deviation]:
+        """Yield draws whose norms are too similar."""
+        energy = np.stack(self._energy)
+        each = LEVEL / (2 * len(self._layers))
+        for k, (name, part) in enumerate(self._layers.items()):
+            where = f" in {name}" if name else ""
+            width = part.stop - part.start
+            chances = chdtr(float(width), energy[:, k])
+            scores = np.clip(ndtri(chances), -FARTHEST, FARTHEST)
+            chance = float(chdtr(len(scores), float((scores**2).sum())))
+            if chance < each:
+                spread = math.sqrt(float((scores**2).mean()))
+                says = (
+                    f"the norms of {len(scores)} draws{where} vary {spread:.2g} times as much as "
+                    f"those of normal noise (probability {chance:.1g})"
+                )
+                yield Deviation(SHAPE, says)
+                return
+            norms = np.sqrt(energy[:, k])
+            places = np.arange(len(norms))
+            one = ties.Numbers(norms, places, np.zeros_like(places), self._rounding)
+            found = ties.equal(one, each)
+            if found is not None:
+                says = (
+                    f"{found.count} of {found.numbers} draws{where} have the norm of another one, "
+                    f"up to rounding; at most {found.expected:.2g} are expected: they are rotated "
+                    "copies"
+                )
+                yield Deviation(TWICE, says)
+                return
 
     def _coordinate_pairs(self) -> Iterator[Deviation]:
         """Yield two coordinates that have the same noise in all messages."""
@@ -619,10 +830,11 @@ def _largest_cosine(level: float, pairs: int, numbers: int) -> float:
     return math.sqrt(float(betainccinv(0.5, (numbers - 1) / 2, level / pairs)))
 
 
-def _same(first: _Draw, second: _Draw, cosine: float) -> Deviation:
+def _same(first: _Draw, second: _Draw, cosine: float, how: str = "") -> Deviation:
     """Report that two draws are equal, with a possible reason."""
     nodes = (first.node, second.node)
-    says = f"the noise of {second} equals that of {first} (correlation {cosine:.2f})"
+    like = f" {how}" if how else ""
+    says = f"the noise of {second} equals that of {first}{like} (correlation {cosine:.2f})"
     if first.run.process != second.run.process:
         why = "each is the first run of a process, so anyone who starts the program knows the noise"
         return Deviation(PROCESS, f"{says}; {why}", nodes)
@@ -630,6 +842,17 @@ def _same(first: _Draw, second: _Draw, cosine: float) -> Deviation:
         why = "it is not drawn anew, so anyone who knows one run can subtract it"
         return Deviation(RUNS, f"{says}; {why}", nodes)
     return Deviation(TWICE, says, nodes)
+
+
+def _reversed(rows: Floats) -> Floats:
+    return rows[:, ::-1]
+
+
+def _without_signs(row: Floats) -> Floats:
+    """Return the sizes of normal numbers as normal numbers, less their mean."""
+    chances = 2 * ndtr(np.abs(row.astype(float))) - 1
+    scores = np.clip(ndtri(chances), -FARTHEST, FARTHEST)
+    return np.asarray(scores - scores.mean(), np.float32)
 
 
 def _coordinate_of(node: int) -> Callable[[int], _Named]:

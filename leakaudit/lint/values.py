@@ -16,7 +16,7 @@ from leakaudit.lint.fit import Fit
 from leakaudit.lint.substitute import CLOSE, Left, Noise
 from leakaudit.protocols.deviation import Deviation
 
-# Probability of a false alarm of each test, over all recordings: a thousandth of a gate's default
+# Probability of a false alarm of each test, over all recordings: a hundredth of a gate's default
 # alpha.
 LEVEL = 1e-5
 # Share of the way from the gradients of the truth to those of a guess; beyond it, messages are

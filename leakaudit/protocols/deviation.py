@@ -31,6 +31,9 @@ TITLES = {
     "seeds": "noise repeats",
     "process": "noise starts anew with every process",
     "along": "numbers of a message share noise",
+    "bits": "messages contain something besides noise",
+    "names": "numbers that the protocol does not declare",
+    "varies": "the description differs from seed to seed",
 }
 
 

@@ -137,6 +137,16 @@ class Stepping:
         misses = (moves.moves - rates[:, None] * direction).norm(dim=1) / moves.moves.norm(dim=1)
         return float(misses.max()) < ROUNDINGS * max(moves.floor, self.miss)
 
+    def shrinkage(self, base: Tensor, index: int) -> Tensor:
+        """Return the part of a step of SGD without momentum that weight decay adds.
+
+        Args:
+            base: The model from which the step starts.
+            index: Its position; the last step size that is known stands for later ones.
+        """
+        rate = self.rates[min(index, len(self.rates) - 1)]
+        return rate * self.optimiser.decay * base
+
     @property
     def rate(self) -> float | None:
         """The step size; None if it changes, or is known only up to the norm of gradients."""

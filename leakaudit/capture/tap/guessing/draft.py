@@ -56,7 +56,7 @@ def drafted(explained: Explanation, changed: str = "", assumed: str = "") -> Dra
     if explained.stated is not None:
         _add_private(draft, explained.stated)
     elif server is None:
-        _add_params(draft, explained.sent.payload, model)
+        _add_params(draft, explained.sent.payload, model, bool(seen.hooked))
     else:
         _add_samples(draft, model, hub.examples(seen))
         _add_server(draft, explained.sent, model, hub.is_mean(seen, server))
@@ -140,8 +140,8 @@ def _add_start(draft: Draft, seen: Observed) -> None:
         )
 
 
-def _add_params(draft: Draft, payload: Payload, model: Model) -> None:
-    """Add the protocol's constants."""
+def _add_params(draft: Draft, payload: Payload, model: Model, hooked: bool) -> None:
+    """Add the protocol's constants; what a hook recorded are gradients, whatever they show."""
     comments = draft.comments
     if payload == "weights" and "protocol" in comments:
         return
@@ -152,7 +152,7 @@ def _add_params(draft: Draft, payload: Payload, model: Model) -> None:
     else:
         usual = Comment("gradients are sent to a server, or added up")
         comments.setdefault("protocol", usual)
-        if model.contradicted:
+        if model.contradicted and not hooked:
             _ask_payload(draft)
         _add_scale(draft, model.found)
     _add_records(draft, model)

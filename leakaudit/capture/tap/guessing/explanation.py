@@ -93,9 +93,7 @@ def explain(seen: Observed, task: Task | None) -> Explanation:
         return _clipped(seen, stated, task)
     server = hub.server(seen)
     if server is None:
-        sent = payloads.payload(seen)
-        samples = gradients.samples(seen, sent.payload)
-        model = _model_behind(seen, sent, samples, task)
+        sent, model = _between_ranks(seen, task)
         model = counted(model, gradients.spread(seen, sent.payload))
         return Explanation(seen, sent, model, None)
     sent = hub.payload(seen, server)
@@ -104,6 +102,22 @@ def explain(seen: Observed, task: Task | None) -> Explanation:
     model = _of_clients(model, sent, samples, hub.examples(seen))
     model = counted(model, samples)
     return Explanation(seen, sent, model, server)
+
+
+def _between_ranks(seen: Observed, task: Task | None) -> tuple[PayloadGuess, Model]:
+    """Explain messages without a server: what a comparison leaves open, a gradient may prove."""
+    sent = payloads.payload(seen)
+    tried = [sent]
+    if sent.sure == "unknown":
+        tried = [replace(sent, payload="weights"), sent]
+    for one in tried:
+        model = _model_behind(seen, one, gradients.samples(seen, one.payload), task)
+        if model.found is not None:
+            why = one.why
+            if one.sure == "unknown":
+                why = f"{why}; recomputed gradients show which"
+            return replace(one, sure="sure", why=why), model
+    return sent, model
 
 
 def _clipped(seen: Observed, stated: Private, task: Task | None) -> Explanation:

@@ -93,9 +93,7 @@ def _gradients(seen: Observed) -> Iterator[fit.GradientSample]:
                 yield fit.GradientSample(seen.value(message), points, part=part)
 
 
-def _steps(
-    seen: Observed, rounds: Sequence[int], ranks: int
-) -> Iterator[fit.GradientSample]:
+def _steps(seen: Observed, rounds: Sequence[int], ranks: int) -> Iterator[fit.GradientSample]:
     """Yield what decentralised SGD with Metropolis weights W subtracts in some rounds.
 
     w_i(t+1) = sum_j W_ij w_j(t) - alpha g_i, where g_i is computed at w_i(t) (combine) or at the

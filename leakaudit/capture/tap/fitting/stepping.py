@@ -16,6 +16,7 @@ import torch
 from scipy.optimize import minimize
 from torch import Tensor
 
+from leakaudit._util.plural import counted
 from leakaudit.capture.tap.fitting.digits import shortest
 from leakaudit.protocols.optimiser import Kind, Memory, Optimiser
 
@@ -41,6 +42,13 @@ WORSE = 1.1  # factor by which a constant may worsen the miss when it is simplif
 # usual constants it was below .3; Adam's directions miss those of SGD by .8 or more. A choice.
 NEAR = 0.5
 OUTSIDE = 2.0  # the miss of constants out of range: more than any other
+
+TESTED = (  # constants beside the step size -> an optimiser with so many
+    "a step size only",
+    "momentum",
+    "momentum and weight decay",
+    "momentum, weight decay and clipping",
+)
 
 # Values that programs use, from which the constants are searched.
 STARTS = {
@@ -106,8 +114,7 @@ class Moves:
     @property
     def fitted(self) -> int:
         """The number of moves to which constants are fitted; one or two are held back."""
-        count = len(self.gradients)
-        return count - min(HELD, count - 1, max(1, count - 2))
+        return _fitted_of(len(self.gradients))
 
 
 @dataclass(frozen=True)
@@ -136,6 +143,16 @@ class Stepping:
         rates = torch.tensor(self.rates[: len(direction)], dtype=torch.float64)
         misses = (moves.moves - rates[:, None] * direction).norm(dim=1) / moves.moves.norm(dim=1)
         return float(misses.max()) < ROUNDINGS * max(moves.floor, self.miss)
+
+    def shrinkage(self, base: Tensor, index: int) -> Tensor:
+        """Return the part of a step of SGD without momentum that weight decay adds.
+
+        Args:
+            base: The model from which the step starts.
+            index: Its position; the last step size that is known stands for later ones.
+        """
+        rate = self.rates[min(index, len(self.rates) - 1)]
+        return rate * self.optimiser.decay * base
 
     @property
     def rate(self) -> float | None:
@@ -239,7 +256,7 @@ def identify(moves: Moves, linear: bool = False) -> Stepping | None:
         for family in _families(constant):
             if linear and family.kind != "sgd":
                 continue
-            if moves.fitted <= len(family.names) + (family.kind != "sgd"):
+            if moves.fitted < family.least:
                 continue
             found = _fitted(moves, family, constant)
             if found is None or found.miss > limit:
@@ -251,6 +268,34 @@ def identify(moves: Moves, linear: bool = False) -> Stepping | None:
         if best is not None:
             return best
     return None
+
+
+def untested(moves: Moves) -> str:
+    """Return which optimisers `identify` cannot test on so few moves, and how many rounds it takes.
+
+    Args:
+        moves: Models and gradients of successive rounds, from the first step on.
+
+    Returns:
+        A sentence; empty if all are tested.
+    """
+    steps = len(moves.gradients)
+    found: list[str] = []
+    for least in sorted({family.least for family in _families(constant=True)}):
+        if moves.fitted >= least and steps >= LEAST:
+            continue
+        count = next(n for n in range(LEAST, MOST + 1) if _fitted_of(n) >= least)
+        # A round shows a gradient, and the next one the model after its step.
+        found.append(f"{TESTED[least - 1]} (record at least {count + 1} rounds)")
+    if not found:
+        return ""
+    few = f"{counted(steps, 'step')} {'is' if steps == 1 else 'are'} too few"
+    return f"{few} to test an optimiser with {', '.join(found)}"
+
+
+def _fitted_of(count: int) -> int:
+    """Return to how many moves constants are fitted; one or two are held back."""
+    return count - min(HELD, count - 1, max(1, count - 2))
 
 
 @dataclass(frozen=True)
@@ -268,6 +313,11 @@ class _Family:
     nesterov: bool
     names: tuple[str, ...]
     normalised: bool
+
+    @property
+    def least(self) -> int:
+        """Moves to which its constants and the step size are fitted, at least."""
+        return 1 + len(self.names) + (self.kind != "sgd")
 
     def at(self, values: Sequence[float]) -> tuple[Optimiser, Scaling] | None:
         """Return the optimiser and the scaling of gradients; None if a value is out of range."""

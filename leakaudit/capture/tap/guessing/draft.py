@@ -56,7 +56,7 @@ def drafted(explained: Explanation, changed: str = "", assumed: str = "") -> Dra
     if explained.stated is not None:
         _add_private(draft, explained.stated)
     elif server is None:
-        _add_params(draft, explained.sent.payload, model)
+        _add_params(draft, explained.sent.payload, model, bool(seen.hooked))
     else:
         _add_samples(draft, model, hub.examples(seen))
         _add_server(draft, explained.sent, model, hub.is_mean(seen, server))
@@ -140,8 +140,8 @@ def _add_start(draft: Draft, seen: Observed) -> None:
         )
 
 
-def _add_params(draft: Draft, payload: Payload, model: Model) -> None:
-    """Add the protocol's constants."""
+def _add_params(draft: Draft, payload: Payload, model: Model, hooked: bool) -> None:
+    """Add the protocol's constants; what a hook recorded are gradients, whatever they show."""
     comments = draft.comments
     if payload == "weights" and "protocol" in comments:
         return
@@ -152,12 +152,26 @@ def _add_params(draft: Draft, payload: Payload, model: Model) -> None:
     else:
         usual = Comment("gradients are sent to a server, or added up")
         comments.setdefault("protocol", usual)
-        if model.contradicted:
+        if model.contradicted and not hooked:
             _ask_payload(draft)
         _add_scale(draft, model.found)
-    if model.found is not None:
-        draft.values["params"]["samples"] = 1
-        comments["params.samples"] = Comment("records per gradient")
+    _add_records(draft, model)
+
+
+def _add_records(draft: Draft, model: Model) -> None:
+    """Add how many records a gradient uses, and a rank has, as far as the messages show it."""
+    shown = model.records
+    params = draft.values["params"]
+    comments = draft.comments
+    if model.reused:
+        params["samples"] = 1
+        comments["params.samples"] = Comment(f"records per rank: {model.reused}")
+        return
+    if model.found is not None and (shown is None or shown.single):
+        params["batch"] = 1
+        comments["params.batch"] = Comment("records per gradient")
+    if shown is not None:
+        comments["params.samples"] = Comment(shown.text)
 
 
 def _add_private(draft: Draft, stated: Private) -> None:
@@ -193,9 +207,12 @@ def _add_scale(draft: Draft, found: ModelFit | None) -> None:
 
 def _add_samples(draft: Draft, model: Model, examples: set[int]) -> None:
     """Add the number of records per client, if it is proved or all clients report the same."""
-    if model.found is not None:
+    shown = model.records
+    if model.reused:
         draft.values["params"]["samples"] = 1
-        draft.comments["params.samples"] = Comment("records per client")
+        draft.comments["params.samples"] = Comment(f"records per client: {model.reused}")
+    elif shown is not None and shown.differ:
+        draft.comments["params.samples"] = Comment(shown.text)
     elif len(examples) == 1:
         draft.values["params"]["samples"] = next(iter(examples))
         draft.comments["params.samples"] = Comment("records per client, as clients report")

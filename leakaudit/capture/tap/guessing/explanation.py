@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from leakaudit.capture.tap.fitting import fit, local, local_optimiser, stepping
+from leakaudit.capture.tap.fitting import fit, local, local_optimiser, records, stepping
+from leakaudit.capture.tap.fitting.records import Shown
 from leakaudit.capture.tap.guessing import duals, gradients, hub, payloads
 from leakaudit.capture.tap.guessing.observed import Observed
 from leakaudit.capture.tap.guessing.payloads import PayloadGuess
@@ -35,6 +36,7 @@ class Model:
         steps: number of local steps between two messages.
         optimiser: SGD as clients of a server use it, if it is proved.
         moved: distance by which every coordinate moves, if all move equally; else 0.
+        records: how many records the gradients show at least; None if they do not show it.
     """
 
     task: Task | None
@@ -46,6 +48,18 @@ class Model:
     steps: int = 1
     optimiser: Optimiser = local.PLAIN
     moved: float = 0.0
+    records: Shown | None = None
+
+    @property
+    def reused(self) -> str:
+        """Why each rank is known to use one record in all steps that were compared, or empty."""
+        if self.found is None:
+            return ""
+        if self.records is not None and self.records.repeats:
+            return self.records.text
+        if self.stepping is not None and self.stepping.optimiser.momentum:
+            return "steps with momentum follow from the one record that the first step shows"
+        return ""
 
 
 @dataclass(frozen=True)
@@ -79,15 +93,31 @@ def explain(seen: Observed, task: Task | None) -> Explanation:
         return _clipped(seen, stated, task)
     server = hub.server(seen)
     if server is None:
-        sent = payloads.payload(seen)
-        samples = gradients.samples(seen, sent.payload)
-        model = _model_behind(seen, sent, samples, task)
+        sent, model = _between_ranks(seen, task)
+        model = counted(model, gradients.spread(seen, sent.payload))
         return Explanation(seen, sent, model, None)
     sent = hub.payload(seen, server)
     samples = hub.samples(seen, server, sent.payload)
     model = _model_behind(seen, sent, samples, task)
     model = _of_clients(model, sent, samples, hub.examples(seen))
+    model = counted(model, samples)
     return Explanation(seen, sent, model, server)
+
+
+def _between_ranks(seen: Observed, task: Task | None) -> tuple[PayloadGuess, Model]:
+    """Explain messages without a server: what a comparison leaves open, a gradient may prove."""
+    sent = payloads.payload(seen)
+    tried = [sent]
+    if sent.sure == "unknown":
+        tried = [replace(sent, payload="weights"), sent]
+    for one in tried:
+        model = _model_behind(seen, one, gradients.samples(seen, one.payload), task)
+        if model.found is not None:
+            why = one.why
+            if one.sure == "unknown":
+                why = f"{why}; recomputed gradients show which"
+            return replace(one, sure="sure", why=why), model
+    return sent, model
 
 
 def _clipped(seen: Observed, stated: Private, task: Task | None) -> Explanation:
@@ -99,7 +129,35 @@ def _clipped(seen: Observed, stated: Private, task: Task | None) -> Explanation:
             heard[wire] = stream
     some = replace(seen, streams=heard)
     model = _model_behind(some, sent, gradients.samples(some, "gradients"), task)
+    model = counted(model, gradients.spread(some, "gradients"))
     return Explanation(seen, sent, model, None, stated)
+
+
+def counted(model: Model, samples: Sequence[fit.GradientSample]) -> Model:
+    """Return the model with the number of records that gradients show at least.
+
+    Args:
+        model: the model behind them.
+        samples: vectors that should be gradients, from the whole run.
+    """
+    if model.solved is not None:
+        samples = model.solved.samples
+    if model.task is None:
+        return model
+    named = model.stepping
+    if named is not None and named.optimiser.momentum:
+        return model  # a step contains the gradients of earlier ones
+    if named is not None and named.optimiser.decay:
+        samples = [_undecayed(sample, named) for sample in samples]
+    return replace(model, records=records.shown(model.task, samples))
+
+
+def _undecayed(sample: fit.GradientSample, named: stepping.Stepping) -> fit.GradientSample:
+    """Return a step without its weight decay."""
+    if sample.base is None:
+        return sample
+    shrinkage = named.shrinkage(sample.base.double(), sample.index)
+    return replace(sample, value=sample.value.double() - shrinkage)
 
 
 def best(models: Sequence[Model]) -> list[int]:

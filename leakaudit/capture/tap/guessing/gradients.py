@@ -15,6 +15,7 @@ from leakaudit.capture.tap.messages.streams import LoggedMessage, Wire
 from leakaudit.protocols.mixing import metropolis
 
 SOME = 6  # rounds or samples to use: a choice that bounds the time
+SPREAD = 8  # ranks, and gradients of each, whose records are counted: also a choice
 
 
 def samples(seen: Observed, payload: Payload) -> list[fit.GradientSample]:
@@ -27,8 +28,41 @@ def samples(seen: Observed, payload: Payload) -> list[fit.GradientSample]:
     if payload == "gradients":
         return list(_gradients(seen))[:SOME]
     if payload == "weights" and seen.graph.edges:
-        return list(_steps(seen))
+        if seen.missing:
+            return list(_first_steps(seen))
+        return list(_steps(seen, range(SOME), SOME))
     return []
+
+
+def spread(seen: Observed, payload: Payload) -> list[fit.GradientSample]:
+    """Return vectors that should be gradients, from rounds spread over the whole run.
+
+    Only their records can be counted: the models at which they were computed are left out.
+
+    Args:
+        seen: the messages.
+        payload: what is sent; duals yield none.
+    """
+    if payload == "weights" and seen.graph.edges and not seen.missing:
+        shortest = min(map(len, seen.own.values()), default=0)
+        return list(_steps(seen, _spread(shortest - 1), SPREAD))
+    found: list[fit.GradientSample] = []
+    if payload != "gradients":
+        return found
+    clients = [rank for rank in seen.own if rank != seen.centre]
+    for rank in clients[:SPREAD]:
+        stream = seen.own[rank]
+        for k in _spread(len(stream)):
+            rounding = torch.finfo(stream[k].dtype).eps
+            value = seen.value(stream[k])
+            found.append(fit.GradientSample(value, {}, None, rank, k, rounding))
+    return found
+
+
+def _spread(count: int) -> list[int]:
+    """Return up to SPREAD positions, from the first to the last of some."""
+    chosen = torch.linspace(0, count - 1, min(count, SPREAD)).round().int()
+    return [int(k) for k in chosen]
 
 
 def _gradients(seen: Observed) -> Iterator[fit.GradientSample]:
@@ -59,22 +93,19 @@ def _gradients(seen: Observed) -> Iterator[fit.GradientSample]:
                 yield fit.GradientSample(seen.value(message), points, part=part)
 
 
-def _steps(seen: Observed) -> Iterator[fit.GradientSample]:
-    """Yield what decentralised SGD with Metropolis weights W subtracts in its first rounds.
+def _steps(seen: Observed, rounds: Sequence[int], ranks: int) -> Iterator[fit.GradientSample]:
+    """Yield what decentralised SGD with Metropolis weights W subtracts in some rounds.
 
     w_i(t+1) = sum_j W_ij w_j(t) - alpha g_i, where g_i is computed at w_i(t) (combine) or at the
     sum (adapt).
     """
     weights = metropolis(seen.graph)
     own = seen.own
-    if seen.missing:
-        yield from _first_steps(seen)
-        return
-    for i, neighbours in list(enumerate(seen.graph.neighbours))[:SOME]:
+    for i, neighbours in list(enumerate(seen.graph.neighbours))[:ranks]:
         around = [i, *neighbours]
         shortest = min((len(own.get(j, [])) for j in around), default=0)
-        for t in range(min(SOME, shortest - 1)):
-            if any(own[j][t].index != t for j in around):
+        for t in rounds:
+            if t + 1 >= shortest or any(own[j][t].index != t for j in around):
                 continue
             now = {j: seen.value(own[j][t]).double() for j in around}
             mean = torch.stack([float(weights[i, j]) * now[j] for j in around]).sum(0)

@@ -120,6 +120,9 @@ def guess(
         known = "; ".join(filter(None, (_listed(values["params"]), _named(values["model"]))))
         if task is None and explained.model.found is None:
             known += " (of the right size, not proved)"
+    shown = explained.model.records
+    if shown is not None and shown.differ:
+        known += f"; {shown.text}"
     return Guess(
         said=f"{_headline(draft, explained)}; {known}",
         evidence=evidence,
@@ -207,6 +210,8 @@ def _evidence(explained: Explanation, logs: Sequence[RankLog], task: Task | None
     yield explained.sent.why
     yield f"{count} messages of {size} numbers on {len(seen.streams)} channels"
     yield _of_model(explained.model, task is not None, size, bool(seen.missing))
+    if explained.model.records is not None:
+        yield f"records: {explained.model.records.text}"
     yield from _partial(seen)
     yield from seen.notes
     yield from answers.remarks(logs)

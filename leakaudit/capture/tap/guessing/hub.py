@@ -148,12 +148,14 @@ def samples(seen: Observed, hub: int, payload: Payload) -> list[fit.GradientSamp
     """
     found: list[fit.GradientSample] = []
     pairs = _pairs(seen, hub)
+    rounding = max((torch.finfo(s[0].dtype).eps for s in seen.streams.values()), default=0.0)
     apart = -(-len(pairs) // (2 * SOME))  # from all rounds: an optimiser may have a memory
     for one in exchanges(seen, hub, pairs[:: max(1, apart)]):
         step = one.up.double()
         if payload == "weights":
             step = one.down.double() - step
-        found.append(fit.GradientSample(step, {POINT: one.down.double()}))
+        points = {POINT: one.down.double()}
+        found.append(fit.GradientSample(step, points, rank=one.client, rounding=rounding))
     return found
 
 

@@ -33,6 +33,11 @@ from leakaudit.errors import NotUnderstood
 from leakaudit.tasks.task import Task
 from leakaudit.trace import Graph
 
+HOOKS = {  # operation in a log -> whose hook records it
+    "ddp": "the hook of DistributedDataParallel",
+    "fsdp": "the hook of FSDP2",
+    "opacus": "the hook of Opacus",
+}
 LONGEST = 500  # maximum number of tensors per message for which a period is searched
 
 
@@ -124,6 +129,12 @@ class Observed:
             if wire.op not in ("recv", "model"):
                 out.setdefault(wire.src, self.streams[wire])
         return out
+
+    @property
+    def hooked(self) -> str:
+        """Which hook recorded gradients, so that they are nothing else; empty if none did."""
+        ops = {wire.op for wire in self.streams}
+        return next((name for op, name in HOOKS.items() if op in ops), "")
 
     @property
     def centre(self) -> int | None:

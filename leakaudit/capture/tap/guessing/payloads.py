@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from leakaudit.capture.tap.guessing.observed import Observed
-from leakaudit.capture.tap.messages.streams import GRADIENTS, LoggedMessage, Wire
+from leakaudit.capture.tap.messages.streams import LoggedMessage, Wire
 
 Payload: TypeAlias = Literal["weights", "gradients", "duals"]
 
@@ -37,12 +38,14 @@ Payload: TypeAlias = Literal["weights", "gradients", "duals"]
 # examples/tap/ecl.py, and .77 to 1.4 in FedSGD of an mlp (with a loss that is not convex
 # everywhere).
 ALIKE = 0.9  # cosine of messages above which they may be models
-CLEARLY_ALIKE = 0.99
 OPPOSED = -0.9  # cosine of what two messages add, below which they are duals
 SAME = 1e-5  # relative difference of messages that are equal up to rounding; a choice
 KEPT = 0.1  # change of the sum on an edge, squared, over that of both messages: less for duals
 ROUNDINGS = 4  # tolerance between channels; one addition per message makes 1, the rest is a choice
 MOVE = 0.5  # maximum distance, relative to its length, by which a model moves in a round
+
+# Vectors of independent directions may be any of these, unless a recomputed gradient proves one.
+DIRECTIONS = "gradients, differences of models, or models that move fast"
 
 SOME = 6  # rounds to use: a choice that bounds the time
 PAIRS = 60  # pairs of messages to compare: also a choice
@@ -69,15 +72,18 @@ def payload(seen: Observed) -> PayloadGuess:
     Args:
         seen: the messages.
     """
+    if seen.hooked:
+        zero = ", which are zero in the rounds that were compared" if _all_zero(seen) else ""
+        return PayloadGuess("gradients", "sure", f"{seen.hooked} recorded gradients{zero}")
     pairs = list(_across(seen))
-    hooked = any(wire.op in GRADIENTS for wire in seen.streams)
-    if not pairs and not hooked:
-        why = "only one rank sends, so no comparison shows what is sent"
-        return PayloadGuess("gradients", "unknown", why)
+    if not pairs:
+        return _not_known("only one rank sends, so no comparison shows what is sent")
     if _all_zero(seen):
-        return _nothing(hooked)
+        return _not_known("all messages that were compared are zero")
     across = _median(pairs, 0.0)
     move = _median(list(_moves(seen)), 1.0)
+    if not math.isfinite(across + move):
+        return _not_known("messages that were compared are NaN or infinite in the program itself")
     if across < ALIKE:
         found = _duals(seen)
         if found is not None:
@@ -92,31 +98,25 @@ def payload(seen: Observed) -> PayloadGuess:
         met = _median(list(_met(seen)), across)
         if met < ALIKE:
             why = f"{facts}, but those of two ranks that communicate have cosine {met:.3f}"
-            return PayloadGuess("gradients", "likely", why)
-    if across > ALIKE and move < MOVE:
-        sure: Literal["sure", "likely"] = "sure" if across > CLEARLY_ALIKE else "likely"
+            return _not_known(f"{why}: {DIRECTIONS}")
         if _median(list(_apart(seen)), 0.0) < SAME:
-            why = f"{facts}: models that stay close, or gradients of equal data"
-            return PayloadGuess("weights", "likely", why)
-        return PayloadGuess("weights", sure, f"{facts}: models that stay close")
-    if across < ALIKE:
-        return PayloadGuess("gradients", "likely", f"{facts}: each rank has its own direction")
-    return PayloadGuess("weights", "unsure", facts)
+            return _not_known(f"{facts}: models that stay close, or gradients of equal data")
+    if across > ALIKE and move < MOVE:
+        return PayloadGuess("weights", "likely", f"{facts}: models that stay close")
+    if across > ALIKE:
+        return _not_known(f"{facts}: models that move fast, or gradients of similar data")
+    return _not_known(f"{facts}: {DIRECTIONS}")
+
+
+def _not_known(why: str) -> PayloadGuess:
+    """Return that a comparison of messages does not show what is sent."""
+    return PayloadGuess("gradients", "unknown", why)
 
 
 def _all_zero(seen: Observed) -> bool:
     """Return whether the first messages of all ranks consist of zeros."""
     some = [message for stream in seen.own.values() for message in stream[:SOME]]
     return bool(some) and not any(bool(seen.value(message).any()) for message in some)
-
-
-def _nothing(hooked: bool) -> PayloadGuess:
-    """Return the payload of messages without content: only a hook knows what it sends."""
-    if hooked:
-        why = "the program's gradients are zero in the rounds that were compared"
-        return PayloadGuess("gradients", "likely", why)
-    why = "all messages that were compared are zero, so no comparison shows what is sent"
-    return PayloadGuess("gradients", "unknown", why)
 
 
 def _duals(seen: Observed) -> PayloadGuess | None:

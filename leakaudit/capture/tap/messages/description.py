@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from leakaudit import registry
-from leakaudit._util import config, files, own_code
+from leakaudit._util import config, files, own_code, vocabulary
 from leakaudit._util.forms import Number, Numbers, Words, present
 from leakaudit._util.own_code import Trust
 from leakaudit.capture.tap.messages import layouts
@@ -241,7 +241,7 @@ def _check_protocol(protocol: str, file: config.Table) -> None:
         return
     known = registry.parameters(registry.get("victims", protocol))
     params = file.table("params")
-    _require_known(params, (*known, "samples"), "params.")
+    _require_known(params, (*known, *vocabulary.SAID), "params.")
     _configured(protocol, params.values)
 
 

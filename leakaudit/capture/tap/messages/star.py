@@ -240,15 +240,20 @@ def _with_step(plan: ArrangedLog, down: str, up: str) -> ArrangedLog:
     observed = stepping.observed(models[:-1], moves, gradients, rounding, coarsest)
     found = stepping.identify(observed)
     if found is None:
-        why = "none that leakaudit knows predicts the models"
+        why = "none of those that leakaudit tests predicts the models"
+        few = stepping.untested(observed)
+        if few:
+            why = f"{why}, but {few}"
         if len(gradients) < stepping.LEAST:
-            why = "too few rounds"
+            why = few
         elif not bool(observed.moves.any()):
             why = "the models do not move"
         elif max(rounding, coarsest) > stepping.COARSE:
             why = "the messages are rounded too coarsely"
         elif observed.floor > stepping.COARSE:
             why = "the models move too little for their number format"
+        elif min(s.round for s in plan.sent) > 1:
+            why = f"{why}; momentum that began before the first recorded round is not tested"
         return _unknown(plan, f"the server's optimiser is not known: {why}")
     of_whom = ""
     if any(message.covers for message in of_models):

@@ -29,7 +29,7 @@ PARAMS = (
     "[params]  # the protocol's constants; for omitted ones, the defaults of "
     "'leakaudit record {protocol} --help'"
 )
-SAMPLES = "# samples = 1              # records per gradient, if known"
+SAMPLES = "# samples = …              # records per node: not known"
 MESSAGES = (
     f"# scale = 4.0              # {SCALE}; e.g. 4.0 if 4 ranks divide gradients before the sum",
     "# tags = [0]               # tags of the messages to use",
@@ -74,7 +74,8 @@ def toml(
     for name, value in params.items():
         lines.append(_line(name, value, comments.get(f"params.{name}", NONE)))
     if "samples" not in params:
-        lines.append(SAMPLES)
+        shown = comments.get("params.samples", NONE).text
+        lines.append("; ".join(filter(None, (SAMPLES, shown))))
 
     lines += ["", "[model]"]
     for name, value in values.get("model", {}).items():

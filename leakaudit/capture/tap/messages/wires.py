@@ -154,6 +154,7 @@ def plan(description: Description, logs: Sequence[RankLog]) -> ArrangedLog:
         *_apart(dropped, others, streams),
         *_content(arranged),
         *_private(arranged),
+        *_not_finite(arranged),
         *sorted_out.notes,
         *answers.remarks(logs),
     )
@@ -235,6 +236,17 @@ def _private(plan: ArrangedLog) -> Iterator[str]:
     found = private((sent.message for sent in plan.sent), plan.slices)
     if found is not None:
         yield from found.remarks
+
+
+def _not_finite(plan: ArrangedLog) -> Iterator[str]:
+    """Yield which message is the first with numbers that are NaN or infinite."""
+    bad = [sent for sent in plan.sent if not bool(sent.message.value(plan.slices).isfinite().all())]
+    if bad:
+        first = bad[0]
+        yield (
+            f"{len(bad)} of {len(plan.sent)} messages contain NaN or infinity, as the program "
+            f"computed them: first that of rank {first.message.src} in round {first.round}"
+        )
 
 
 def _found(streams: Iterable[Sequence[LoggedMessage]]) -> list[LoggedMessage]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from leakaudit import registry
 from leakaudit._util.plain import encoded
 from leakaudit.accounting.basis import Basis, Ground, Unit
 from leakaudit.accounting.node_view import NodeView, Views, stronger_views
@@ -162,10 +163,29 @@ def view_bounds(
             found = _bound(views, empty, smoothness)
         except LeakauditError as e:
             found = replace(empty, refused=str(e))
+        if protocol.unstated and _is_finite(found) and protocol.guessed:
+            found = replace(empty, refused=_guess(protocol))
         if _contradicts(found):
             found = replace(empty, refused=CONTRADICTION)
         yield found
     step("nodes", len(nodes), len(nodes))
+
+
+def _is_finite(found: ViewBound) -> bool:
+    """Return whether there is a finite upper bound, for a record or for the node."""
+    if found.basis is not None and found.basis.ground is Ground.IDLE:
+        return False
+    return any(mu is not None and mu < math.inf for mu in (found.mu, found.node_mu))
+
+
+def _guess(protocol: Protocol) -> str:
+    """Return why a bound is refused if constants that it depends on are not stated."""
+    values = registry.values(protocol.victim)
+    guessed = ", ".join(f"{name} (default {values[name]})" for name in protocol.guessed)
+    return (
+        f"the recording does not state {guessed}, and the messages depend on it; state it in "
+        "params=… of the recording"
+    )
 
 
 def _contradicts(found: ViewBound) -> bool:

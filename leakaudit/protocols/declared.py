@@ -143,6 +143,7 @@ class Protocol:
             otherwise every record is assumed to enter every gradient.
         undeclared: Channels with messages of which the declaration does not say what they contain.
             They are added to every round, each with a vector that nothing explains.
+        records: Records of each node; 0 if unknown.
         unstated: Constants that a recording does not state, so that their defaults are a guess.
         most: The most that may be declared, if constants and public tensors come from a recording,
             which a stranger may have made; None if they do not.
@@ -157,6 +158,7 @@ class Protocol:
     begun: bool = False
     ordered: bool = True
     undeclared: tuple[Channel, ...] = ()
+    records: int = 0
     unstated: tuple[str, ...] = ()
     most: Most | None = None
 
@@ -302,6 +304,12 @@ class Protocol:
         return self.victim.turns(self.rounds) if self.ordered else None
 
     @property
+    def batched(self) -> bool:
+        """Whether a gradient may be of a mini-batch while `turns` does not say of which records."""
+        batch = getattr(self.victim, "batch", 0)
+        return self.turns is None and batch > 0 and not 0 < self.records <= batch
+
+    @property
     def clipped(self) -> Clipped | None:
         """The largest change of a gradient if the protocol clips; None if it does not."""
         clip = getattr(self.victim, "clip", 0)
@@ -408,8 +416,20 @@ def protocol_of(trace: Trace, rounds: int | None = None) -> Protocol:
     if not hasattr(victim, "definition"):  # a protocol file states its constants itself
         unstated = tuple(name for name in known if name not in trace.params)
     return Protocol(
-        victim, trace.graph, rounds, trace.public, unstated=unstated, most=largest(trace)
+        victim,
+        trace.graph,
+        rounds,
+        trace.public,
+        records=_records(trace),
+        unstated=unstated,
+        most=largest(trace),
     )
+
+
+def _records(trace: Trace) -> int:
+    """Return the records of each node, as a recording states them; 0 if it does not."""
+    stated = trace.params.get("samples")
+    return stated if isinstance(stated, int) else 0
 
 
 def played(trace: Trace) -> Protocol:

@@ -69,4 +69,5 @@ def protocol_of(
     plan = recording.plan(source, data_root=data_root, download=download)
     rounds = plan.scenario.rounds
     public = plan.victim.schedule(plan.graph, rounds, plan.random["schedule"])
-    return Protocol(plan.victim, plan.graph, rounds, public), plan.scenario.nodes
+    made = Protocol(plan.victim, plan.graph, rounds, public, records=plan.scenario.samples)
+    return made, plan.scenario.nodes

@@ -16,8 +16,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from leakaudit import registry
 from leakaudit._util.plain import encoded
-from leakaudit.accounting.basis import Basis, Ground, Unit
+from leakaudit.accounting.basis import Basis, Ground, Holds, Unit
 from leakaudit.accounting.node_view import NodeView, Views, stronger_views
 from leakaudit.adversary import Adversary
 from leakaudit.bounds import gaussian
@@ -61,6 +62,8 @@ class ViewBound:
         leaking: Combinations of gradients without noise, if mu is inf.
         enters: Largest number of the node's gradients that one record enters.
         gradients: Number of gradients of the node.
+        every_batch: Whether a record counts in every mini-batch although it is not in all of them,
+            because the declaration does not say in which. Nothing is then known to be attained.
         rounds: Number of rounds that these values cover.
         refused: Why there are no values, in words.
     """
@@ -81,12 +84,32 @@ class ViewBound:
     leaking: tuple[str, ...] = ()
     enters: int | None = None
     gradients: int | None = None
+    every_batch: bool = False
     rounds: int = 0
     refused: str = ""
 
     @property
+    def holds(self) -> Holds:
+        """Whether `mu` is exact, an upper bound, or absent."""
+        if self.mu is None:
+            return Holds.NONE
+        least = max(self.attained or 0.0, self.reached or 0.0)
+        if least >= self.mu * (1 - APART):
+            return Holds.EXACT
+        return Holds.AT_MOST
+
+    @property
+    def rank(self) -> float:
+        """What orders views from harmless to severe; one without any bound may leak everything."""
+        if self.refused:
+            return math.inf
+        return self.largest or 0.0
+
+    @property
     def largest(self) -> float | None:
         """The mu for comparing views: at record level, or of the node, or the attained one."""
+        if self.refused:
+            return None
         for mu in (self.mu, self.node_mu):
             if mu is not None:
                 return mu
@@ -121,6 +144,8 @@ class ViewBound:
             "leaking": list(self.leaking),
             "enters": self.enters,
             "gradients": self.gradients,
+            "holds": str(self.holds),
+            "every_batch": self.every_batch,
             "rounds_priced": self.rounds,
             "refused": self.refused,
         }
@@ -162,10 +187,38 @@ def view_bounds(
             found = _bound(views, empty, smoothness)
         except LeakauditError as e:
             found = replace(empty, refused=str(e))
+        if protocol.unstated and _is_finite(found) and protocol.guessed:
+            found = replace(empty, refused=_guess(protocol))
+        if protocol.batched and node not in protocol.silent:
+            found = _in_every_batch(found)
         if _contradicts(found):
             found = replace(empty, refused=CONTRADICTION)
         yield found
     step("nodes", len(nodes), len(nodes))
+
+
+def _in_every_batch(found: ViewBound) -> ViewBound:
+    """Return the bound of a record that is in some mini-batches only, if it is unknown in which."""
+    if found.leaking:
+        return found
+    return replace(found, attained=None, linear=None, reached=None, every_batch=True)
+
+
+def _is_finite(found: ViewBound) -> bool:
+    """Return whether there is a finite upper bound, for a record or for the node."""
+    if found.basis is not None and found.basis.ground is Ground.IDLE:
+        return False
+    return any(mu is not None and mu < math.inf for mu in (found.mu, found.node_mu))
+
+
+def _guess(protocol: Protocol) -> str:
+    """Return why a bound is refused if constants that it depends on are not stated."""
+    values = registry.values(protocol.victim)
+    guessed = ", ".join(f"{name} (default {values[name]})" for name in protocol.guessed)
+    return (
+        f"the recording does not state {guessed}, and the messages depend on it; state it in "
+        "params=… of the recording"
+    )
 
 
 def _contradicts(found: ViewBound) -> bool:
@@ -398,6 +451,10 @@ def _undeclared(
             enters=_most(turns, count),
         )
     found = _least(found, stronger, turns, smoothness)
+    if own is not None and own.lowest == 2 and not turns:
+        attained = found.sensitivity * own.bound.attained
+        if found.mu is not None and attained >= found.mu * (1 - APART):
+            return replace(found, attained=attained)
     if found.basis is None:
         return found
     return replace(found, basis=replace(found.basis, own_view=str(missing)))

@@ -199,7 +199,10 @@ def declared(ready: recording.Plan) -> Protocol:
         ready.scenario.seed, "data", "split", "graph", "model", "run", "schedule"
     )
     public = ready.victim.schedule(ready.graph, ready.scenario.rounds, random["schedule"])
-    return Protocol(ready.victim, ready.graph, ready.scenario.rounds, public)
+    scenario = ready.scenario
+    return Protocol(
+        ready.victim, ready.graph, scenario.rounds, public, records=scenario.samples
+    )
 
 
 def _assumed(plan: AuditPlan, made: Protocol) -> tuple[float, AssumedSensitivity]:

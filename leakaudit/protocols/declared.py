@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import Generator, Tensor
@@ -17,7 +17,7 @@ from leakaudit.adversary import Adversary
 from leakaudit.claim import Claim
 from leakaudit.errors import LeakauditError
 from leakaudit.relations import Relations, Residuals, Turns, Vector, residuals, secretless
-from leakaudit.relations.declare import Most, at_most, outlined
+from leakaudit.relations.declare import Most, at_most, outline, outlined
 from leakaudit.relations.estimate import recorded
 from leakaudit.relations.forward import Forward
 from leakaudit.relations.record import Private, privates
@@ -108,6 +108,24 @@ def clipped(clip: float, samples: int, batch: int) -> Clipped:
     )
 
 
+class Channel(NamedTuple):
+    """Recorded messages that the declaration does not contain.
+
+    Attributes:
+        kind: Name of their kind.
+        src: Sender.
+        dst: Receiver; None for everybody.
+        secure: Whether all of them were sent encrypted.
+        early: Whether some were sent before the first round.
+    """
+
+    kind: str
+    src: int
+    dst: int | None
+    secure: bool
+    early: bool
+
+
 @dataclass(frozen=True)
 class Protocol:
     """A victim with its constants, on a graph and over a number of rounds.
@@ -125,6 +143,10 @@ class Protocol:
             have been sent.
         ordered: Whether the order of records in mini-batches is taken from the declaration;
             otherwise every record is assumed to enter every gradient.
+        undeclared: Channels with messages of which the declaration does not say what they contain.
+            They are added to every round, each with a vector that nothing explains.
+        records: Records of each node; 0 if unknown.
+        unstated: Constants that a recording does not state, so that their defaults are a guess.
         most: The most that may be declared, if constants and public tensors come from a recording,
             which a stranger may have made; None if they do not.
     """
@@ -137,6 +159,9 @@ class Protocol:
     holds: int = 0
     begun: bool = False
     ordered: bool = True
+    undeclared: tuple[Channel, ...] = ()
+    records: int = 0
+    unstated: tuple[str, ...] = ()
     most: Most | None = None
 
     @property
@@ -174,10 +199,10 @@ class Protocol:
             LeakauditError: They come from a file whose constants or public tensors do not fit.
         """
         if self.most is None:
-            return _relations(self.victim, self.graph, rounds, self.public)
+            return self._complete(rounds)
         try:
             with at_most(self.most):
-                return _relations(self.victim, self.graph, rounds, self.public)
+                return self._complete(rounds)
         except LeakauditError:
             raise
         except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
@@ -186,6 +211,27 @@ class Protocol:
                 f"constants and public tensors of the trace ({type(error).__name__}: {error}); "
                 "they are not those of a recorded run"
             ) from error
+
+    def _complete(self, rounds: int) -> Relations:
+        """Return the victim's relations, with the messages that it does not declare."""
+        if not self.undeclared:
+            return _relations(self.victim, self.graph, rounds, self.public)
+        p = self.victim.relations(self.graph, rounds, self.public)
+        for channel in self.undeclared:
+            for t in range(not channel.early, rounds + 1):
+                p.round = t
+                what = p.state(f"message {channel.kind}", channel.src, channel.dst)
+                kind = channel.kind
+                p.send(channel.src, channel.dst, what, kind, secure=channel.secure)
+        return p
+
+    @cached_property
+    def guessed(self) -> tuple[str, ...]:
+        """The constants that a recording does not state and that the relations depend on."""
+        if not self.unstated:
+            return ()
+        plain = replace(self, undeclared=())
+        return tuple(name for name in self.unstated if plain.depends_on(name))
 
     @cached_property
     def forward(self) -> Forward | None:
@@ -260,6 +306,12 @@ class Protocol:
         return self.victim.turns(self.rounds) if self.ordered else None
 
     @property
+    def batched(self) -> bool:
+        """Whether a gradient may be of a mini-batch while `turns` does not say of which records."""
+        batch = getattr(self.victim, "batch", 0)
+        return self.turns is None and batch > 0 and not 0 < self.records <= batch
+
+    @property
     def clipped(self) -> Clipped | None:
         """The largest change of a gradient if the protocol clips; None if it does not."""
         clip = getattr(self.victim, "clip", 0)
@@ -286,15 +338,26 @@ class Protocol:
     def depends_on(self, name: str) -> bool:
         """Return whether another value of this constant would change the relations."""
         value = getattr(self.victim, name)
-        if not isinstance(value, int | float):
+        if isinstance(value, bool):
+            others: tuple[Any, ...] = (not value,)
+        elif isinstance(value, int):
+            others = (value // 2 or 2,)
+        elif isinstance(value, float):
+            others = (value / 2 or 1.0,)
+        else:
+            others = registry.choices(type(self.victim), name)
+        if not others:
             return True
-        changed_value = not value if isinstance(value, bool) else value / 2 or 1
+        return any(self._differs(name, other) for other in others if other != value)
+
+    def _differs(self, name: str, value: Any) -> bool:
+        """Return whether this value of a constant changes the relations, or cannot be declared."""
         try:
-            other = replace(cast(Any, self.victim), **{name: changed_value})
+            other = replace(cast(Any, self.victim), **{name: value})
             with at_most(self.most):
                 changed = other.relations(self.graph, self.start.round, self.public)
         except (LeakauditError, ValueError, TypeError):
-            return True
+            return not isinstance(value, bool)  # a switch that is impossible here is not thrown
         before = [r.terms for r in self.start.relations]
         after = [r.terms for r in changed.relations]
         return before != after or changed.vectors != self.start.vectors
@@ -351,7 +414,24 @@ def protocol_of(trace: Trace, rounds: int | None = None) -> Protocol:
     victim: Victim = registry.configure(kind, constants)
     if rounds is None:
         rounds = gaps.before(trace).rounds
-    return Protocol(victim, trace.graph, rounds, trace.public, most=largest(trace))
+    unstated: tuple[str, ...] = ()
+    if not hasattr(victim, "definition"):  # a protocol file states its constants itself
+        unstated = tuple(name for name in known if name not in trace.params)
+    return Protocol(
+        victim,
+        trace.graph,
+        rounds,
+        trace.public,
+        records=_records(trace),
+        unstated=unstated,
+        most=largest(trace),
+    )
+
+
+def _records(trace: Trace) -> int:
+    """Return the records of each node, as a recording states them; 0 if it does not."""
+    stated = trace.params.get("samples")
+    return stated if isinstance(stated, int) else 0
 
 
 def constants(trace: Trace) -> dict[str, Json]:
@@ -393,9 +473,40 @@ def played(trace: Trace) -> Protocol:
     missing = gaps.lost(trace)
     holds = max(gaps.sound(trace) or 0, 0) if missing else 0
     made = protocol_of(trace, trace.rounds)
+    made = replace(made, undeclared=_undeclared(trace, made))
     if not trace.complete and _another(trace, made.victim):
         made = replace(made, rounds=trace.rounds + 1, begun=True)
     return replace(made, missing=missing, holds=holds)
+
+
+def _undeclared(trace: Trace, protocol: Protocol) -> tuple[Channel, ...]:
+    """Return the channels on which a recording has messages that its protocol does not send."""
+    rounds = trace.rounds
+    if protocol.victim.stationary:
+        rounds = min(rounds, DECLARED)
+    declared: set[tuple[str, int | None, int | None]] = set()
+    try:
+        with outline():
+            sent = replace(protocol, rounds=rounds).whole.vectors
+    except LeakauditError:  # every view says so
+        return ()
+    for vector in sent:
+        if vector.kind == "message":
+            receivers: Sequence[int | None] = vector.dst or (None,)
+            declared.update((vector.name, vector.owner, dst) for dst in receivers)
+    found: dict[tuple[str, int, int | None], Channel] = {}
+    for table in trace.messages:
+        columns = (table.kind, table.src, table.dst, table.secure, table.round == 0)
+        for kind, src, dst, secure, early in torch.stack(columns, 1).unique(dim=0).tolist():
+            name = table.kinds[kind]
+            to = None if dst < 0 else dst
+            if (name, src, to) in declared or (name, src, None) in declared:
+                continue
+            before = found.get((name, src, to))
+            secure = bool(secure) and (before is None or before.secure)
+            early = bool(early) or (before is not None and before.early)
+            found[name, src, to] = Channel(name, src, to, secure, early)
+    return tuple(found.values())
 
 
 def _another(trace: Trace, victim: Victim) -> bool:

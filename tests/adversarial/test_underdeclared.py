@@ -1,0 +1,481 @@
+"""Random protocols that are declared incompletely: no printed mu is below the truth.
+
+Each case is a linear protocol on a small network. The truth is computed here, from the complete
+protocol and without the product's code: every vector is written as a dense form over gradients and
+noise. Then something is left out of the declaration, and the bound has to be at least the truth,
+or absent.
+"""
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from leakaudit.accounting.view_bound import ViewBound, view_bounds
+from leakaudit.adversary import Adversary
+from leakaudit.protocols.declared import Protocol
+from leakaudit.relations import Relations
+from leakaudit.trace import Graph
+from leakaudit.victim import Victim
+
+QUICK = 40
+ALL = 300
+SEED = 20261128
+FACTORS = [Fraction(1), Fraction(1, 2), Fraction(1, 3), Fraction(2), Fraction(-1, 2)]
+CLOSE = 1e-6
+
+
+@dataclass
+class Step:
+    """One vector: a gradient, noise, a state or a message."""
+
+    op: str
+    name: str
+    owner: int
+    round: int
+    terms: dict[int, Fraction] = field(default_factory=dict)
+    std: float = 0.0
+    dst: tuple[int, ...] = ()
+    index: int | None = None
+
+
+class Program:
+    """A linear protocol as a list of steps; a form maps places of steps to factors."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.steps: list[Step] = []
+        self.round = 0
+        self._seen: Counter[tuple[str, int, int]] = Counter()
+
+    def add(self, op, name, owner, terms=None, std=0.0, dst=()) -> dict[int, Fraction]:
+        key = (name, owner, self.round)
+        count = self._seen[key]
+        self._seen[key] += 1
+        step = Step(op, name, owner, self.round, dict(terms or {}), std, tuple(dst), count or None)
+        self.steps.append(step)
+        return {len(self.steps) - 1: Fraction(1)}
+
+
+def form(*parts: tuple[Fraction | int, dict[int, Fraction]]) -> dict[int, Fraction]:
+    """Return the sum of forms with factors."""
+    total: dict[int, Fraction] = {}
+    for factor, terms in parts:
+        for k, value in terms.items():
+            total[k] = total.get(k, Fraction(0)) + factor * value
+    return {k: value for k, value in total.items() if value}
+
+
+class Maker:
+    """Draws a protocol of a family, with noise at random places."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self.rng = rng
+        self.noisy = float(rng.choice([0.3, 0.7, 1.0]))
+        family = str(rng.choice(["gossip", "server", "pdmm", "tracking", "random"]))
+        nodes = int(rng.integers(3, 6))
+        self.p = Program(Graph(nodes, self._edges(family, nodes)))
+        self.rounds = int(rng.integers(2, 5))
+        getattr(self, family)()
+
+    def _edges(self, family: str, nodes: int) -> list[tuple[int, int]]:
+        if family == "server":
+            return [(i, nodes - 1) for i in range(nodes - 1)]
+        if self.rng.random() < 0.4:
+            return [(i, i + 1) for i in range(nodes - 1)] + [(0, nodes - 1)]
+        edges = {(int(self.rng.integers(0, i)), i) for i in range(1, nodes)}
+        for i, j in itertools.combinations(range(nodes), 2):
+            if self.rng.random() < 0.3:
+                edges.add((i, j))
+        return sorted(edges)
+
+    def factor(self) -> Fraction:
+        return FACTORS[int(self.rng.integers(len(FACTORS)))]
+
+    def maybe(self, node: int, terms: dict[int, Fraction]) -> dict[int, Fraction]:
+        """Add noise of a node, or not."""
+        if self.rng.random() >= self.noisy:
+            return terms
+        noise = self.p.add("noise", "e", node, std=float(self.rng.choice([0.5, 1.0, 2.0])))
+        return form((1, terms), (1, noise))
+
+    def mixed(self, node: int, own, heard) -> dict[int, Fraction]:
+        near = self.p.graph.neighbours[node]
+        weight = Fraction(1, len(near) + 1)
+        return form((weight, own), *((weight, heard[j]) for j in near))
+
+    def gossip(self) -> None:
+        p = self.p
+        nodes = range(p.graph.nodes)
+        lr = self.factor()
+        w = {i: {} for i in nodes}
+        for p.round in range(1, self.rounds + 1):
+            half = {}
+            for i in nodes:
+                g = p.add("grad", "g", i, w[i])
+                half[i] = p.add("state", "h", i, self.maybe(i, form((1, w[i]), (-lr, g))))
+            sent = {}
+            for i in nodes:
+                sent[i] = p.add("send", "w", i, self.maybe(i, half[i]), dst=p.graph.neighbours[i])
+            w = {i: p.add("state", "w", i, self.mixed(i, half[i], sent)) for i in nodes}
+
+    def server(self) -> None:
+        p = self.p
+        server = p.graph.nodes - 1
+        lr = self.factor()
+        w: dict[int, Fraction] = {}
+        for p.round in range(1, self.rounds + 1):
+            down = w
+            if w:
+                down = p.add("send", "w", server, w, dst=range(server))
+            ups = []
+            for i in range(server):
+                g = p.add("grad", "g", i, down)
+                ups.append(
+                    p.add("send", "up", i, self.maybe(i, form((1, down), (-lr, g))), dst=[server])
+                )
+            mean = form(*((Fraction(1, server), up) for up in ups))
+            w = p.add("state", "w", server, self.maybe(server, mean))
+
+    def pdmm(self) -> None:
+        p = self.p
+        z = {arc: {} for arc in p.graph.arcs}
+        w = {i: {} for i in range(p.graph.nodes)}
+        theta = Fraction(1, 2)
+        for p.round in range(1, self.rounds + 1):
+            for i in w:
+                g = p.add("grad", "g", i, w[i])
+                pull = [((1 if i < j else -1), z[i, j]) for j in p.graph.neighbours[i]]
+                moved = form((1, w[i]), (-1, g), *((-sign, one) for sign, one in pull))
+                third = form((Fraction(1, 3), moved))
+                w[i] = p.add("state", "w", i, self.maybe(i, third))
+            new = {}
+            for i, j in p.graph.arcs:
+                sign = 1 if i < j else -1
+                change = form((1 - theta, z[i, j]), (theta, z[j, i]), (sign, w[i]))
+                new[j, i] = p.add("send", "z", i, self.maybe(i, change), dst=[j])
+            z = new
+
+    def tracking(self) -> None:
+        p = self.p
+        nodes = range(p.graph.nodes)
+        lr = Fraction(1, 2)
+        w = {i: {} for i in nodes}
+        p.round = 1
+        last = {i: p.add("grad", "g", i, w[i]) for i in nodes}
+        y = dict(last)
+        for p.round in range(1, self.rounds + 1):
+            sent_w, sent_y = {}, {}
+            for i in nodes:
+                near = p.graph.neighbours[i]
+                step = form((1, w[i]), (-lr, y[i]))
+                sent_w[i] = p.add("send", "w", i, self.maybe(i, step), dst=near)
+                sent_y[i] = p.add("send", "y", i, self.maybe(i, y[i]), dst=near)
+            w = {i: p.add("state", "w", i, self.mixed(i, sent_w[i], sent_w)) for i in nodes}
+            if p.round == self.rounds:
+                break
+            new = {i: p.add("grad", "n", i, w[i]) for i in nodes}
+            for i in nodes:
+                heard = self.mixed(i, y[i], sent_y)
+                moved = form((1, heard), (1, new[i]), (-1, last[i]))
+                y[i] = p.add("state", "y", i, moved)
+            last = new
+
+    def random(self) -> None:
+        """Nodes compute and send random combinations of what they know."""
+        p = self.p
+        known = {i: [] for i in range(p.graph.nodes)}
+        for p.round in range(1, self.rounds + 1):
+            for i, some in known.items():
+                at = some[int(self.rng.integers(len(some)))] if some else {}
+                some.append(p.add("grad", "g", i, at))
+                kept = self.maybe(i, self._some(some))
+                some.append(p.add("state", "s", i, kept))
+            arrived = []
+            for i, some in known.items():
+                for j in p.graph.neighbours[i]:
+                    if self.rng.random() < 0.7:
+                        content = self.maybe(i, self._some(some))
+                        arrived.append((j, p.add("send", "m", i, content, dst=[j])))
+            for j, message in arrived:
+                known[j].append(message)
+
+    def _some(self, forms) -> dict[int, Fraction]:
+        count = int(self.rng.integers(1, 3))
+        chosen = self.rng.choice(len(forms), size=min(count, len(forms)), replace=False)
+        found = form(*((self.factor(), forms[int(k)]) for k in chosen))
+        return found or forms[-1]
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What one adversary learns about one node of the complete protocol.
+
+    Attributes:
+        constant: mu of a record that changes every gradient by one vector of length 1.
+        signs: The largest mu of a change of length 1, of either sign in each gradient.
+        leaks: Whether some combination of gradients is visible without noise.
+        seen: Whether each model at which the node evaluates gradients follows from what was
+            observed before.
+    """
+
+    constant: float
+    signs: float
+    leaks: bool
+    seen: bool
+
+    @property
+    def mu(self) -> float:
+        """The largest mu that a record surely attains."""
+        return max(self.constant, self.signs) if self.seen else self.constant
+
+
+def truth(p: Program, adversary: Adversary, node: int) -> Truth:
+    """Compute what the complete protocol reveals, with dense matrices."""
+    noise = [k for k, step in enumerate(p.steps) if step.op == "noise"]
+    own = [k for k, step in enumerate(p.steps) if step.op == "grad" and step.owner == node]
+    columns = {k: at for at, k in enumerate([*noise, *own])}
+    forms = np.zeros((len(p.steps), len(columns)))
+    observed = []
+    seen = True
+    for k, step in enumerate(p.steps):
+        combined = np.zeros(len(columns))
+        for place, value in step.terms.items():
+            combined = combined + float(value) * forms[place]
+        if step.op in ("grad", "noise"):
+            if k in columns:
+                forms[k, columns[k]] = step.std or 1.0
+            if k in own:
+                seen = seen and _spans(np.array(observed).reshape(-1, len(columns)), combined)
+        else:
+            forms[k] = combined
+        if _observes(adversary, step):
+            observed.append(forms[k])
+    rows = np.array(observed).reshape(-1, len(columns))
+    phi = rows[:, : len(noise)]
+    psi = rows[:, len(noise) :]
+    leaks = _hidden(phi, psi)
+    constant = _mu(phi, psi, np.ones(len(own)))
+    signs = max(
+        (_mu(phi, psi, np.array(d)) for d in itertools.product((1.0, -1.0), repeat=len(own))),
+        default=0.0,
+    )
+    return Truth(constant, signs, leaks, seen)
+
+
+def _observes(adversary: Adversary, step: Step) -> bool:
+    if step.owner in adversary.corrupt:
+        return True
+    if step.op != "send":
+        return False
+    if adversary.corrupt.intersection(step.dst) or adversary.hears == "all":
+        return True
+    if adversary.hears == "none":
+        return False
+    return any((step.owner, dst) in adversary.hears for dst in step.dst)
+
+
+def _rank(rows: np.ndarray) -> int:
+    return int(np.linalg.matrix_rank(rows, tol=1e-9)) if rows.size else 0
+
+
+def _spans(rows: np.ndarray, form: np.ndarray) -> bool:
+    if not np.abs(form).max(initial=0) > 0:
+        return True
+    return _rank(np.vstack([rows, form])) == _rank(rows)
+
+
+def _hidden(phi: np.ndarray, psi: np.ndarray) -> bool:
+    """Return whether a combination of observations contains gradients but no noise."""
+    return _rank(np.hstack([phi, psi])) > _rank(phi)
+
+
+def _mu(phi: np.ndarray, psi: np.ndarray, change: np.ndarray) -> float:
+    """Return the length of the least noise that looks like a change; inf if none does."""
+    if not phi.size and not psi.size:
+        return 0.0
+    moved = psi @ change
+    if not np.abs(moved).max(initial=0) > 1e-12:
+        return 0.0
+    if not phi.size:
+        return math.inf
+    shift, *_ = np.linalg.lstsq(phi, moved, rcond=1e-12)
+    if np.abs(phi @ shift - moved).max() > 1e-9 * np.abs(moved).max():
+        return math.inf
+    return float(np.linalg.norm(shift))
+
+
+HOW = ("equation", "name", "node", "kind", "constant", "noise")
+
+
+class Missing:
+    """What a declaration leaves out, drawn at random.
+
+    An equation, all equations of one name, all of one node such as a server, the content of one
+    kind of messages, the constants of an equation, or the law of noise.
+    """
+
+    def __init__(self, p: Program, rng: np.random.Generator) -> None:
+        self.how = str(rng.choice(HOW))
+        self.vague: set[int] = set()  # steps of which only the inputs are declared
+        self.bare: set[int] = set()  # steps of which nothing is declared
+        op = {"kind": "send", "noise": "noise"}.get(self.how, "state")
+        some = [k for k, step in enumerate(p.steps) if step.op == op and (step.terms or step.std)]
+        if not some:
+            return
+        first = p.steps[int(rng.choice(some))]
+        for k in some:
+            step = p.steps[k]
+            same = step is first
+            if self.how in ("name", "kind"):
+                same = step.name == first.name
+            elif self.how == "node":
+                same = step.owner == first.owner
+            elif self.how == "constant":
+                same = step.name == first.name and step.owner == first.owner
+            if same:
+                (self.vague if self.how == "constant" else self.bare).add(k)
+
+
+def declare(p: Program, rounds: int, missing: Missing | None) -> Relations:
+    """Declare a protocol, completely or not."""
+    made = Relations(p.graph)
+    public = made.public("w0")
+    vectors = {}
+
+    def written(terms):
+        total = 0 * public
+        for k, value in terms.items():
+            total = total + value * vectors[k]
+        return total
+
+    todo = iter(enumerate(p.steps))
+    waiting = next(todo, None)
+    for t in made.rounds(rounds):
+        while waiting is not None and waiting[1].round == t:
+            k, step = waiting
+            bare = missing is not None and k in missing.bare
+            if step.op == "grad":
+                at = written(step.terms) if step.terms else public
+                vectors[k] = made.grad(step.owner, at, step.index, step.name)
+            elif bare:
+                vectors[k] = made.state(f"{step.name}?", step.owner, step.index)
+                if step.op == "send":
+                    content = vectors[k]
+                    vectors[k] = made.send(
+                        step.owner, step.dst, content, step.name, index=step.index
+                    )
+            elif step.op == "noise":
+                vectors[k] = made.noise(step.name, step.std, step.owner, step.index)
+            elif missing is not None and k in missing.vague:
+                vectors[k] = made.state(step.name, step.owner, step.index)
+                inputs = [vectors[one] for one in step.terms]
+                made.opaque(vectors[k], inputs)
+            elif step.op == "state":
+                vectors[k] = made.state(step.name, step.owner, step.index, eq=written(step.terms))
+            else:
+                content = written(step.terms)
+                vectors[k] = made.send(step.owner, step.dst, content, step.name, index=step.index)
+            waiting = next(todo, None)
+    return made
+
+
+class Given(Victim):
+    """A victim with a given declaration."""
+
+    def __init__(self, p: Program, missing: Missing | None) -> None:
+        self.p = p
+        self.missing = missing
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def run(self, *args) -> None:
+        raise NotImplementedError
+
+    def relations(self, graph, rounds, public) -> Relations:
+        return declare(self.p, rounds, self.missing)
+
+
+def drawn(p: Program, rng: np.random.Generator) -> tuple[Adversary, int]:
+    """Draw an adversary and a node that computes gradients."""
+    holders = sorted({step.owner for step in p.steps if step.op == "grad"})
+    node = int(rng.choice(holders))
+    others = [i for i in range(p.graph.nodes) if i != node]
+    kind = int(rng.integers(4))
+    if kind == 0:
+        return Adversary(), node
+    if kind == 1:
+        arcs = p.graph.arcs
+        chosen = rng.choice(len(arcs), size=min(2, len(arcs)), replace=False)
+        return Adversary(hears=frozenset(arcs[int(k)] for k in chosen)), node
+    return Adversary("none", frozenset({int(rng.choice(others))})), node
+
+
+@dataclass(frozen=True)
+class Case:
+    """One node in one view of one protocol."""
+
+    p: Program
+    rounds: int
+    adversary: Adversary
+    node: int
+    missing: Missing
+    truth: Truth
+
+    def bound(self, missing: Missing | None) -> ViewBound:
+        protocol = Protocol(Given(self.p, missing), self.p.graph, self.rounds, {})
+        (found,) = view_bounds(protocol, self.adversary, [self.node])
+        return found
+
+
+def cases(count: int, seed: int) -> Iterator[Case]:
+    """Draw cases, each from its own seed."""
+    for k in range(count):
+        rng = np.random.default_rng([seed, k])
+        made = Maker(rng)
+        adversary, node = drawn(made.p, rng)
+        missing = Missing(made.p, rng)
+        yield Case(made.p, made.rounds, adversary, node, missing, truth(made.p, adversary, node))
+
+
+def judged(case: Case, found: ViewBound) -> str:
+    """Return what a bound says, after checking it against the truth."""
+    real = case.truth
+    for lower in (found.linear, found.attained):
+        assert lower is None or lower <= max(real.constant, real.signs) * (1 + CLOSE) or real.leaks
+    if found.linear is not None and not found.leaking:
+        assert found.linear <= real.constant * (1 + CLOSE)
+    if found.mu is None:
+        assert found.refused or found.basis is not None
+        return "no bound"
+    if found.leaking:
+        assert real.leaks
+        return "right"
+    assert found.mu >= real.mu * (1 - CLOSE)
+    if found.holds == "exact":
+        lower = max(found.attained or 0.0, found.linear or 0.0)
+        assert found.mu == pytest.approx(lower, rel=1e-5)
+        return "right"
+    return "at most"
+
+
+@pytest.mark.parametrize(
+    "part", [pytest.param(k, marks=[pytest.mark.slow] if k else []) for k in (0, 1)]
+)
+def test_no_mu_is_below_the_truth(part, fresh_cases, fresh_seed):
+    """Right, at most, or no bound; the complete declarations are right as well."""
+    usual = ALL if part else QUICK
+    said = Counter[str]()
+    complete = Counter[str]()
+    for case in cases(fresh_cases(usual), SEED + fresh_seed + part):
+        complete[judged(case, case.bound(None))] += 1
+        said[judged(case, case.bound(case.missing))] += 1
+    print(f"under-declared: {dict(said)}; complete: {dict(complete)}")
+    assert complete["no bound"] < complete.total()
+    assert said["no bound"] > complete["no bound"]
+    assert said["right"] and said["at most"]

@@ -19,9 +19,11 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.func import jacrev, vmap
 
 from leakaudit.inversion.exact import first_layer_rows
 from leakaudit.inversion.search import priors
+from leakaudit.tasks import losses
 
 if TYPE_CHECKING:
     from leakaudit.inversion.exact.certify import Heard
@@ -31,8 +33,8 @@ if TYPE_CHECKING:
 
 # Maximum number of batches whose slopes are compared, ...
 TRIALS = 20_000
-# ... and of gradients of single images that this may require: some seconds.
-GRADIENTS = 5_000
+# ... and of slopes of single images, for one target and round each, that this may require: seconds.
+GRADIENTS = 50_000
 
 # Maximum part of an input's slopes that errors of the known models may explain; those of another
 # image differ by 1e-2 and more.
@@ -63,10 +65,14 @@ LEVEL = 1e-9
 def agree(leak: GradientLeak, task: Task, basis: Tensor, rows: Tensor, grid: Grid) -> bool | None:
     """Check whether the slopes in the rows are those of the inputs at the known models.
 
-    A sample's slopes have the direction that its label determines, and at most the length that
-    remains in a mean over the batch; clipping may make them shorter. Labels may also be soft, and
-    squared loss has arbitrary targets, so a direction that the outputs permit in another way does
-    not give False.
+    A sample's slopes have the direction that its label determines, the same label in all rounds,
+    and at most the length that remains in a mean over the batch; clipping may make them shorter.
+    Labels may also be soft, and squared loss has arbitrary targets, so a direction that the outputs
+    permit in another way does not give False.
+
+    A round says nothing about an input whose loss has no slope there, and slopes that depend on
+    each other fit other inputs as well. The result is therefore True only if all rounds agree, and
+    if they would show every mixture of the inputs (`_tells_apart`).
 
     Args:
         leak: Gradients. If they cannot be computed again sample by sample, the result is None.
@@ -76,35 +82,66 @@ def agree(leak: GradientLeak, task: Task, basis: Tensor, rows: Tensor, grid: Gri
         grid: Grid of the data.
 
     Returns:
-        True if direction and length agree for every input, in a layer wide enough to decide; False
-        if the slopes of some input do not match any target; None if this cannot be determined.
+        True if direction and length agree for every input in every round, in a layer wide enough to
+        decide; False if the slopes of some input do not match any target; None if this cannot be
+        determined.
     """
     plain = (leak.combination.count_nonzero(dim=1) == 1).nonzero().flatten()
-    if not _reproducible(leak, task) or not len(plain) or len(rows) * _targets(task) > GRADIENTS:
+    every = len(rows) * _targets(task) * len(plain)
+    if not _reproducible(leak, task) or not len(plain) or every > GRADIENTS:
         return None
-    row = int(plain[leak.value.double()[plain].norm(dim=1).argmax()])
     duals = torch.linalg.inv(rows @ basis.T)
-    found = (first_layer_rows.rows(leak, task)[row] @ basis.T) @ duals  # (H, b)
-    noise = float(leak.std[row]) * duals.norm(dim=0) * math.sqrt(len(found))
+    found = (first_layer_rows.rows(leak, task)[plain] @ basis.T) @ duals  # (m, H, b)
+    noise = leak.std[plain].double()[:, None] * duals.norm(dim=0) * math.sqrt(found.shape[1])
+    allowed = FITS * noise + ALLOWED * found.norm(dim=1)  # (m, b)
     images = rows[:, :-1] / rows[:, -1:] * grid.std + grid.mean
-    # In a last layer, all samples of one label may have the same slopes, whatever they are.
-    hidden = len(task.layout.names) > 2
-    sure = leak.batch is not None and hidden and len(found) >= WIDE
-    for k, image in enumerate(images):
-        expected = _slopes(leak, task, row, image) / (leak.batch or 1)
+    labels = torch.ones(len(rows), _targets(task), dtype=torch.bool)  # those that fit so far
+    for t, row in enumerate(plain.tolist()):
+        expected = _slopes(leak, task, row, images) / (leak.batch or 1)
         if not bool(expected.isfinite().all()):
             return None
-        mine = found[:, k]
-        allowed = FITS * float(noise[k]) + ALLOWED * float(mine.norm())
-        fits = _fits(mine, expected, allowed, task.spec.loss)
-        if not fits and not _spanned(mine, expected, allowed, task.spec.loss):
+        for k, mine in enumerate(found[t].T):
+            fits = _fits(mine, expected[k], float(allowed[t, k]), task.spec.loss)
+            labels[k] &= fits
+            if not _possible(mine, expected[k], float(allowed[t, k]), task.spec.loss, fits):
+                return False
+    # In a last layer, all samples of one label may have the same slopes, whatever they are.
+    hidden = len(task.layout.names) > 2
+    wide = hidden and found.shape[1] >= WIDE and len(plain) == len(leak.combination)
+    if leak.batch is None or not wide or not bool(labels.any(1).all()):
+        return None
+    return True if _tells_apart(found, allowed) else None
+
+
+def _tells_apart(found: Tensor, allowed: Tensor) -> bool:
+    """Check whether every mixture of the inputs would show in their slopes.
+
+    If the rows contain X = (1 + E) X' instead of X', the slopes of input j in X' lack the sum over
+    k of E_kj times those of k. An E that changes no round by more than errors explain stays
+    unnoticed; slopes that are small, equal or proportional leave such an E, however large it is.
+
+    Args:
+        found: (m, H, b) slopes in all rounds.
+        allowed: (m, b) the change of an input's slopes in a round that errors explain.
+
+    Returns:
+        True if no input can contain a tenth of another one, or more, unnoticed.
+    """
+    rounds, _, b = found.shape
+    tiny = torch.finfo(found.dtype).tiny
+    if b == 1:
+        return bool((found[:, :, 0].norm(dim=1) > allowed[:, 0]).any())
+    for j in range(b):
+        others = torch.arange(b) != j
+        seen = found[:, :, others] / allowed[:, j, None, None].clamp_min(tiny)
+        least = torch.linalg.svdvals(torch.linalg.qr(seen.flatten(0, 1)).R)[-1]
+        if not float(least) > WORSE * math.sqrt(rounds):
             return False
-        sure &= fits
-    return True if sure else None
+    return True
 
 
-def _fits(mine: Tensor, expected: Tensor, allowed: float, loss: str) -> bool:
-    """Check whether slopes have the direction of a label's and at most their length.
+def _fits(mine: Tensor, expected: Tensor, allowed: float, loss: str) -> Tensor:
+    """Decide for which labels (targets,) slopes have their direction and at most their length.
 
     Args:
         mine: (H,) slopes in the rows.
@@ -112,15 +149,21 @@ def _fits(mine: Tensor, expected: Tensor, allowed: float, loss: str) -> bool:
         allowed: Distance that errors explain.
         loss: Name of the loss. Squared loss has no labels.
     """
-    if loss == "squared":
-        return False
     size = expected.norm(dim=1)
+    if loss == "squared":
+        return torch.zeros_like(size, dtype=torch.bool)
     length = (expected @ mine) / size.square().clamp_min(torch.finfo(mine.dtype).tiny)
     off = (mine - length[:, None] * expected).norm(dim=1)
     # If an input has another's slopes as well, the other has none left and it has twice its own.
     there = (length * size > allowed) | (size <= allowed)
     short = (length - 1) * size <= allowed + LONGER * size
-    return bool(((off <= allowed) & there & short).any())
+    fits: Tensor = (off <= allowed) & there & short
+    return fits
+
+
+def _possible(mine: Tensor, expected: Tensor, allowed: float, loss: str, fits: Tensor) -> bool:
+    """Check whether slopes (H,) fit a label, or combine all targets' as those of soft labels do."""
+    return bool(fits.any()) or _spanned(mine, expected, allowed, loss)
 
 
 def _spanned(mine: Tensor, expected: Tensor, allowed: float, loss: str) -> bool:
@@ -163,9 +206,7 @@ def by_slopes(heard: Heard, x: Tensor, choices: Mapping[int, Tensor]) -> Tensor 
     rounding = torch.finfo(leak.value.dtype).eps * float(rows.square().mean().sqrt())
     noise = max(float(leak.std[row]), rounding)
     # For each position, (1 + k, classes, H)
-    expected = []
-    for some in images:
-        expected.append(torch.stack([_slopes(leak, task, row, one) for one in some]))
+    expected = [_slopes(leak, task, row, some) for some in images]
     places = torch.cartesian_prod(*[torch.arange(len(some)) for some in images])
     places = places.reshape(-1, len(x))
     inside = [heard.stored(some) @ basis.T for some in images]
@@ -203,40 +244,56 @@ def _targets(task: Task) -> int:
     return 2
 
 
-def _slopes(leak: GradientLeak, task: Task, row: int, image: Tensor) -> Tensor:
-    """Compute the slopes of one image's loss in the first layer's neurons, for one row of the leak.
+def _slopes(leak: GradientLeak, task: Task, row: int, images: Tensor) -> Tensor:
+    """Compute the slopes of images' losses in the first layer's neurons, for one row of the leak.
 
-    The slope in a neuron is the gradient of its bias.
+    The slope in a neuron is the derivative in its bias: that of the loss in the outputs, times that
+    of the outputs in the bias.
 
     Args:
         leak: Gradients at known models.
         task: The learning task.
         row: Index of the row.
-        image: (p,) in the data's units.
+        images: (b, p) in the data's units.
 
     Returns:
-        (targets, H): one target per label for cross-entropy and binary loss; for squared loss,
+        (b, targets, H): one target per label for cross-entropy and binary loss; for squared loss,
         whose slopes are affine in the target, zero and all unit vectors.
     """
     if leak.theta is None or task.first_linear is None or task.first_linear[1] is None:
         raise ValueError("slopes require known models and a first layer with bias")
-    bias = task.layout.slices[task.first_linear[1]]
-    used = leak.combination[row].nonzero().flatten()
-    weights = leak.combination[row, used].double()
-    thetas = leak.theta[used].double()
-    x = image.reshape(1, *task.spec.shape)
-    if task.spec.loss == "cross_entropy":
+    place = task.layout.slices[task.first_linear[1]]
+    x = images.reshape(-1, *task.spec.shape)
+    total: Tensor | None = None
+    for model in leak.combination[row].nonzero().flatten().tolist():
+        theta = leak.theta[model].double()
+
+        def outputs(bias: Tensor, one: Tensor, theta: Tensor = theta) -> Tensor:
+            whole = torch.cat([theta[: place.start], bias, theta[place.stop :]])
+            return task.logits(whole, one[None])[0]
+
+        out = task.logits(theta, x).detach()
+        inside = vmap(jacrev(outputs), (None, 0))(theta[place], x).detach()  # (b, outputs, H)
+        weight = leak.combination[row, model].double()
+        one = weight * _output_slopes(task, out) @ inside
+        total = one if total is None else total + one
+    if total is None:
+        raise ValueError("a row that combines no gradient has no slopes")
+    return total
+
+
+def _output_slopes(task: Task, out: Tensor) -> Tensor:
+    """Return the slopes (b, targets, outputs) of all targets in outputs (b, outputs)."""
+    loss = task.spec.loss
+    if loss == "cross_entropy":
         targets = torch.arange(task.spec.classes)[:, None]
-    elif task.spec.loss == "binary":
-        targets = torch.tensor([[0.0], [1.0]], dtype=torch.float64)
+    elif loss == "binary":
+        targets = torch.tensor([[0.0], [1.0]], dtype=out.dtype)
     else:
-        outputs = task.logits(thetas[0], x).shape[1]
-        targets = torch.cat([torch.zeros(1, outputs), torch.eye(outputs)]).double()[:, None]
-    out = []
-    for y in targets:
-        slopes = torch.stack([task.gradient(w, x, y)[bias] - task.l2 * w[bias] for w in thetas])
-        out.append(weights @ slopes)
-    return torch.stack(out)
+        one = torch.eye(out.shape[1], dtype=out.dtype)
+        targets = torch.cat([torch.zeros_like(one[:1]), one])[:, None]
+    every = [losses.output_slope(loss, out[:, None], y.expand(len(out), *y.shape)) for y in targets]
+    return torch.cat(every, dim=1)
 
 
 def _same_sets(images: Sequence[Tensor], places: Tensor, best: int) -> Tensor:

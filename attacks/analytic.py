@@ -112,6 +112,7 @@ class Analytic(Attack):
             ratio,
             note=judged.note,
             interval=judged.interval,
+            rounds=(_rounds(leak, used),) if used < len(stack) else (),
         )
 
 
@@ -121,6 +122,12 @@ def _nothing(leak: GradientLeak, task: Task, residual: float, note: str) -> Reco
     return Reconstruction(
         leak.node, "analytic", none, None, Certificate.FAILED, residual, note=note
     )
+
+
+def _rounds(leak: GradientLeak, used: int) -> tuple[int, ...]:
+    """Return the rounds of the first equations, which the limit on numbers leaves."""
+    columns = leak.combination[:used].count_nonzero(dim=0) > 0
+    return tuple(leak.rounds[columns].tolist())
 
 
 def _two_directions(stack: Tensor) -> tuple[Tensor, float, float]:

@@ -232,6 +232,7 @@ def _judged(leak: GradientLeak, task: Task, x: Tensor, doubt: str) -> Reconstruc
         residual=residual,
         note=note,
         certified=0 if doubt else len(x),
+        rounds=() if doubt else (leak.when,) * len(shown),
     )
 
 

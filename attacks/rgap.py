@@ -115,6 +115,7 @@ class RGAP(Attack):
         why = self.refuses(leak, task)
         if why:
             raise AttackError(f"rgap cannot use this leak: {why}")
+        leak = objectives.clearest(leak, torch.ones(len(leak.value), dtype=torch.bool))
         target = objectives.target(leak, task, 1, torch.float64)
         theta = target.theta[0]
         error = max(ROUNDING, target.noise)
@@ -146,7 +147,7 @@ class RGAP(Attack):
             return found
         if not certify.whole_gradient(leak, task, x, found.residual, residual):
             return found
-        return replace(found, certificate=Certificate.EXACT)
+        return replace(found, certificate=Certificate.EXACT, rounds=(leak.when,))
 
     def _search(
         self, task: Task, layers: list[Layer], known: LayerRelations, start: Point

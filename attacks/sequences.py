@@ -172,6 +172,7 @@ def _recovered(
         residual=residual,
         note=note,
         certified=0 if doubts else len(found.x),
+        rounds=() if doubts else (leak.when,) * len(found.x),
     )
 
 

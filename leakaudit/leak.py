@@ -140,6 +140,11 @@ class GradientLeak(Displayed):
         return f"{first}-{last}"
 
     @property
+    def when(self) -> tuple[int, ...]:
+        """The rounds as numbers."""
+        return tuple(self.rounds.tolist())
+
+    @property
     def nodes(self) -> tuple[int, ...]:
         """All nodes whose records are behind the gradients, sorted."""
         return tuple(sorted((self.node, *self.others)))

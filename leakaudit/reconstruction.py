@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol, Self, runtime_checkable
 
 from leakaudit.display import Displayed
 from leakaudit.errors import check_methods
+from leakaudit.evidence import Evidence
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
@@ -22,11 +23,19 @@ if TYPE_CHECKING:
 SHOWN = 256  # largest number of candidates that are kept for one input: all on one line
 
 
+EQUATIONS = "every leaked equation of its rounds"  # what an exact input reproduces, in general
+
+
 class Certificate(Enum):
-    """How certain a reconstruction is, without access to the truth."""
+    """How certain a reconstruction is, without access to the truth.
+
+    The object of a certificate is what the network received. If a program changes its records
+    before it uses them, by augmentation for example, this is no record of the node.
+    """
 
     EXACT = (
-        "reproduces every leaked equation to rounding, and no other input on the data's grid does"
+        f"the network received exactly this input: it reproduces {EQUATIONS} to rounding, "
+        "and no other input on the data's grid does"
     )
     INTERVAL = (
         "every value lies within its interval at 99 % confidence; "
@@ -57,6 +66,10 @@ class Reconstruction(Displayed):
         tokens: (v,) Sorted numbers of the different tokens that occur, if their order is not known;
             None for every other result.
         others: Nodes that the inputs may belong to as well (`GradientLeak.others`).
+        rounds: For each input (b), the rounds whose gradients it was shown to explain; empty if the
+            statements about the inputs concern all rounds of the leak.
+        evidence: What supports the inputs of the statement, such as the number of records behind
+            each gradient; empty if this was not examined.
     """
 
     node: int
@@ -72,6 +85,8 @@ class Reconstruction(Displayed):
     choices: Mapping[int, Tensor] = field(default_factory=dict)
     tokens: Tensor | None = None
     others: tuple[int, ...] = ()
+    rounds: tuple[tuple[int, ...], ...] = ()
+    evidence: tuple[Evidence, ...] = ()
 
     def __repr__(self) -> str:
         """One line, without pixels and labels."""

@@ -15,6 +15,7 @@ from leakaudit.results.comparison import lines
 from leakaudit.results.model import AuditRecord, CheckRecord, Finding
 from leakaudit.results.wording import (
     LIMITS,
+    certificates,
     not_determined,
     not_understood,
     notes,
@@ -73,12 +74,10 @@ def _attacks(shown: Shown) -> str:
 
 def _notes(findings: Sequence[Finding]) -> str:
     """What the certificates mean, and the note and formula of each finding."""
-    meant = {}
     formulas = []
     for one in findings:
-        meant[one.certificate.name.lower()] = one.certificate.sentence
         if one.leak.formula:
             formulas.append(f"{one.leak.kind} computed as {one.leak.formula}")
-    certificates = [f"certificate {name}: {sentence}" for name, sentence in meant.items()]
-    once = [*certificates, *dict.fromkeys(formulas)]
+    meant = [f"certificate {name}: {said}" for name, said in certificates(findings).items()]
+    once = [*meant, *dict.fromkeys(formulas)]
     return md.items([*once, *scopes(findings), *notes(findings)])

@@ -126,8 +126,8 @@ def attack_one(
         name = type(chosen).__name__
     _check(chosen, name, leak, task)
     with large_blocks.kept(task.layout.size):
-        if chosen.exact and round_by_round.applies(leak):
-            found = round_by_round.attack(leak, lambda some: chosen(some, task, generator))
+        if chosen.exact:
+            found = round_by_round.attack(leak, task, lambda some: chosen(some, task, generator))
         else:
             found = chosen(leak, task, generator)
     found = masks.judged(found, task)

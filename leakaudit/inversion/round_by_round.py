@@ -1,87 +1,182 @@
-"""Exact attacks on mini-batches: every round by itself, and what they recover together.
+"""Exact attacks on several gradients: together, or each by itself if their records differ.
 
-If each round uses other records, the gradients of several rounds have no common batch. But an exact
-attack that needs a single gradient can take them one at a time, and every record that was drawn in
-one of these rounds comes back.
+If all rounds use the same records, all gradients together determine them best. If rounds use other
+records, as ordinary training does, the gradients have no common batch; but an exact attack that
+needs a single gradient can take them one at a time, and every record that was used in one of these
+rounds comes back. Which of the two holds is declared, but the messages may contradict it
+(`inputs_shown`), and whether inputs explain a gradient is tested gradient by gradient.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
+from leakaudit._util.plural import counted
+from leakaudit.evidence import Evidence, Origin
+from leakaudit.inversion import inputs_shown
+from leakaudit.inversion.inputs_shown import Shown
+from leakaudit.inversion.search import objectives
 from leakaudit.leak import GradientLeak
 from leakaudit.progress import expired, step
 from leakaudit.reconstruction import Certificate, Reconstruction
 
-# Rounds in a row without a certified input after which no other is tried. A choice: rounds differ
-# by their records, and an attack that fails at three batches usually fails at all of them.
+if TYPE_CHECKING:
+    from leakaudit.tasks.task import Task
+
+# Rounds in a row without a certified input after which no other is tried, unless each gradient
+# comes from one record, which costs little. A choice: rounds differ by their records, and an attack
+# that fails at three batches usually fails at all of them.
 PATIENCE = 3
+
+# Relative residual up to which inputs reproduce a gradient that is computed again. Rounding in
+# float32 leaves 2e-6, and one level in one of 3072 pixels 1e-4.
+REPRODUCED = 1e-5
+
+# Residual of a gradient that its noise explains, in units of this noise.
+NOISE = 3.0
+
+# Root mean square distance from which two inputs that are not certified count as different.
+APART = 0.02
 
 Attempt = Callable[[GradientLeak], Reconstruction]
 
 
-def applies(leak: GradientLeak) -> bool:
-    """Whether the rounds of a leak use different records, and each has an equation of its own.
+def attack(leak: GradientLeak, task: Task, attempt: Attempt) -> Reconstruction:
+    """Attack all gradients together, or one by one if the inputs of all do not explain each.
 
     Args:
         leak: Gradients of one node.
-    """
-    if leak.steady or leak.gaps:
-        return False
-    return bool((leak.combination.count_nonzero(dim=1) == 1).any())
-
-
-def attack(leak: GradientLeak, attempt: Attempt) -> Reconstruction:
-    """Attack all rounds together, then one by one until all records are found.
-
-    Args:
-        leak: Gradients of one node, to which `applies`.
+        task: The learning task.
         attempt: Runs an exact attack.
 
     Returns:
-        The union of the inputs that are certified in any round; if none is, the best result.
+        The inputs, with the rounds whose gradients each of them explains if these are not all.
     """
-    best = _counted(attempt(leak))
-    if best.certified == leak.records or best.tokens is not None:
-        return best
-    alone = (leak.combination.count_nonzero(dim=1) == 1).nonzero().flatten().tolist()
-    certified = best if best.certified else None
-    tried: list[Reconstruction] = []
-    missed = 0
-    for done, k in enumerate(alone):
-        step("rounds", done, len(alone))
-        found = _counted(attempt(leak.equation(k)))
-        tried.append(found)
-        if _rank(found) > _rank(best):
-            best = found
-        if found.certified:
-            certified = _union(certified, found)
-        missed = 0 if found.certified else missed + 1
-        complete = certified is not None and certified.certified == leak.records
-        if complete or missed == PATIENCE or expired():
-            break
-    step("rounds", len(alone), len(alone))
-    if certified is None:
-        return best
-    whole = sum(one.certificate is Certificate.EXACT for one in tried)
-    records = "" if leak.records is None else f" of {leak.records}"
-    note = (
-        f"{certified.certified}{records} records certified, from {len(tried)} rounds of "
-        f"mini-batches, each by itself; in {whole} of them, the whole batch"
-    )
-    reasons = [one.note for one in tried if one.certificate is not Certificate.EXACT]
-    everything = not reasons or certified.certified == leak.records
-    return replace(
-        certified,
-        certificate=Certificate.EXACT if everything else Certificate.APPROXIMATE,
-        residual=max(one.residual for one in (certified, *tried) if one.certified),
-        note="; ".join([note, *reasons[:1]]),
-        interval=None,
-        choices={},
-    )
+    known = inputs_shown.shown(leak, task)
+    believed = _believed(leak, known)
+    found: Reconstruction | None = None
+    explained: Tensor | None = None
+    if not _separable(leak) or known is None or not (known.differ and known.contradicts):
+        found = _counted(attempt(believed))
+        explained = _explained(believed, task, found)
+        found = _with_rounds(believed, found, explained)
+    evidence = _evidence(leak, known, found, explained)
+    if found is None or _continues(leak, known, found, explained):
+        wanted = leak.records
+        if any(one.origin is Origin.CONTRADICTED for one in evidence):
+            wanted = None
+        found = _Search(believed, task, attempt, wanted).result(found)
+    return replace(found, evidence=evidence)
+
+
+def _separable(leak: GradientLeak) -> bool:
+    """Whether a leak has several equations, and single gradients among them."""
+    return len(leak.value) > 1 and not leak.gaps and bool(_alone(leak))
+
+
+def _alone(leak: GradientLeak) -> list[int]:
+    """Return the equations that are single gradients."""
+    single: list[int] = (leak.combination.count_nonzero(dim=1) == 1).nonzero().flatten().tolist()
+    return single
+
+
+def _believed(leak: GradientLeak, known: Shown | None) -> GradientLeak:
+    """Return the leak without the declared numbers that the messages contradict."""
+    if known is None or not known.contradicts:
+        return leak
+    if known.crowded:
+        return replace(leak, batch=None, records=None)
+    if leak.inner == 1:
+        return replace(leak, records=None)
+    return leak
+
+
+def _evidence(
+    leak: GradientLeak, known: Shown | None, found: Reconstruction | None, explained: Tensor | None
+) -> tuple[Evidence, ...]:
+    """Return what supports the declared number of records; empty if nothing was examined."""
+    if known is not None:
+        return (known.evidence,)
+    if found is None or explained is None or not leak.steady:
+        return ()
+    number = counted(len(leak.value), "gradient")
+    if not found.rounds:
+        return (Evidence("samples", Origin.VERIFIED, f"the inputs reproduce {number}"),)
+    reproduced = int(explained.any(1).sum())
+    why = f"the same records in all rounds declared, but they reproduce {reproduced} of {number}"
+    return (Evidence("samples", Origin.CONTRADICTED, why),)
+
+
+def _continues(
+    leak: GradientLeak, known: Shown | None, found: Reconstruction, explained: Tensor | None
+) -> bool:
+    """Whether gradients are attacked one by one after all together.
+
+    Either the messages or the declaration say that their records differ, or inputs that are
+    certified do not explain all of them.
+    """
+    if not _separable(leak) or found.tokens is not None:
+        return False
+    if not leak.steady:
+        return found.certified != leak.records
+    if explained is not None:
+        return bool(found.rounds)
+    return not found.certified and known is not None and known.differ
+
+
+def _with_rounds(
+    leak: GradientLeak, found: Reconstruction, explained: Tensor | None
+) -> Reconstruction:
+    """Note the rounds of certified inputs, if they were not shown to explain all gradients."""
+    if len(leak.value) == 1:
+        return replace(found, rounds=())
+    if explained is None:
+        return found
+    if bool((explained.any(1) | inputs_shown.silent(leak)).all()):
+        return replace(found, rounds=())
+    certified = explained[:, : found.certified].T
+    rounds = [tuple(sorted(_rounds(leak, one))) for one in certified]
+    rest = [()] * (len(found.x) - found.certified)
+    return replace(found, rounds=(*rounds, *rest))
+
+
+def _rounds(leak: GradientLeak, equations: Tensor) -> list[int]:
+    """Return the rounds of some equations, given as (m,) bool."""
+    used = leak.combination[equations].count_nonzero(dim=0) > 0
+    rounds: list[int] = leak.rounds[used].tolist()
+    return rounds
+
+
+def _explained(leak: GradientLeak, task: Task, found: Reconstruction) -> Tensor | None:
+    """Decide which equations certified inputs explain (m, b).
+
+    None if this cannot be tested, or need not be: an attack that reads all equations counts their
+    inputs, and names no rounds.
+    """
+    if len(leak.value) == 1 or not 0 < found.certified == len(found.x) or not found.rounds:
+        return None
+    used = inputs_shown.uses(leak, task, found.x)
+    if used is not None:
+        return used
+    if (
+        found.y is None
+        or len(found.x) != leak.batch
+        or task.tokens
+        or objectives.incomplete(leak, task)
+    ):
+        return None
+    again = []
+    for k in range(len(leak.value)):
+        target = objectives.target(leak.equation(k), task, 1, torch.float64)
+        left = objectives.misfit(target, task, found.x.to(target.value), found.y)
+        again.append(left <= max(REPRODUCED, NOISE * target.noise))
+    return torch.tensor(again)[:, None].expand(-1, len(found.x))
 
 
 def _counted(found: Reconstruction) -> Reconstruction:
@@ -91,20 +186,149 @@ def _counted(found: Reconstruction) -> Reconstruction:
     return found
 
 
-def _rank(found: Reconstruction) -> tuple[int, bool, int]:
-    return found.certified, found.certificate is not Certificate.FAILED, len(found.x)
+def _rank(found: Reconstruction) -> tuple[int, bool, int, float]:
+    some = found.certificate is not Certificate.FAILED
+    return found.certified, some, len(found.x), -found.residual
 
 
-def _union(known: Reconstruction | None, found: Reconstruction) -> Reconstruction:
-    """Add the certified inputs of a round to those that are known, each once."""
-    x = found.x[: found.certified]
-    y = None if found.y is None else found.y[: found.certified]
-    if known is None:
-        known = replace(found, x=x[:0], y=None if y is None else y[:0], certified=0)
-    kept = known.x[: known.certified]
-    labels = None if known.y is None else known.y[: known.certified]
-    new = torch.tensor([not bool((kept == one).flatten(1).all(1).any()) for one in x])
-    # A label that one round does not show leaves all unknown: y has an entry for every input.
-    both = None if y is None or labels is None else torch.cat([labels, y[new]])
-    together = torch.cat([kept, x[new]])
-    return replace(known, x=together, y=both, certified=len(together))
+@dataclass
+class _Search:
+    """An attack on single gradients, one after the other.
+
+    Attributes:
+        leak: Several gradients of one node.
+        task: The learning task.
+        attempt: Runs an exact attack.
+        wanted: Number of records; None if it is unknown.
+        inputs: Certified inputs, each once.
+        labels: Their labels, None where one is unknown.
+        rounds: The rounds of the gradients that each of them explains.
+        open: Number of gradients that certified inputs do not explain entirely.
+        tried: The results for single gradients.
+    """
+
+    leak: GradientLeak
+    task: Task
+    attempt: Attempt
+    wanted: int | None
+    inputs: list[Tensor] = field(default_factory=list)
+    labels: list[Tensor | None] = field(default_factory=list)
+    rounds: list[set[int]] = field(default_factory=list)
+    open: int = 0
+    tried: list[Reconstruction] = field(default_factory=list)
+
+    def result(self, together: Reconstruction | None) -> Reconstruction:
+        """Attack the gradients that are not explained yet, and return all inputs.
+
+        Args:
+            together: The result for all gradients together; None if they were not attacked so.
+        """
+        if together is not None:
+            for k in range(together.certified):
+                rounds = together.rounds[k] if together.rounds else ()
+                self._add(together.x[k], _label(together, k), rounds)
+        alone = _alone(self.leak)
+        silent = inputs_shown.silent(self.leak)
+        missed = 0
+        for done, k in enumerate(alone):
+            step("rounds", done, len(alone))
+            equation = self.leak.equation(k)
+            if bool(silent[k]) or self._known(equation):
+                continue
+            patient = self.leak.samples == 1 or missed < PATIENCE
+            if self._complete or not patient or expired():
+                self.open += 1
+                continue
+            found = _counted(self.attempt(equation))
+            self.tried.append(found)
+            self.open += found.certificate is not Certificate.EXACT
+            missed = 0 if found.certified else missed + 1
+            for place in range(found.certified):
+                self._add(found.x[place], _label(found, place), equation.when)
+        step("rounds", len(alone), len(alone))
+        return self._reported(together, len(alone))
+
+    @property
+    def _complete(self) -> bool:
+        return self.wanted is not None and len(self.inputs) >= self.wanted
+
+    def _known(self, equation: GradientLeak) -> bool:
+        """Whether certified inputs explain a gradient; its round is then noted."""
+        if not self.inputs:
+            return False
+        used = inputs_shown.uses(equation, self.task, torch.stack(self.inputs))
+        if used is None or not bool(used.any()):
+            return False
+        for k in used[0].nonzero().flatten().tolist():
+            self.rounds[k].update(equation.when)
+        return True
+
+    def _add(self, x: Tensor, label: Tensor | None, rounds: Sequence[int]) -> None:
+        for k, other in enumerate(self.inputs):
+            if torch.equal(x, other):
+                self.rounds[k].update(rounds)
+                return
+        self.inputs.append(x)
+        self.labels.append(label)
+        self.rounds.append({*rounds})
+
+    def _reported(self, together: Reconstruction | None, gradients: int) -> Reconstruction:
+        """Return the certified inputs, and after them estimates of the other gradients' inputs."""
+        best = max([*self.tried, *([] if together is None else [together])], key=_rank)
+        estimates = self._estimates()
+        if not self.inputs and len(estimates) < 2:
+            return replace(best, rounds=())
+        x = torch.stack([*self.inputs, *(one.x[0] for one in estimates)])
+        labels = [*self.labels, *(_label(one, 0) for one in estimates)]
+        rounds = [tuple(sorted(some)) for some in self.rounds]
+        whole = not self.open or self._complete
+        exact = whole and bool(self.inputs)
+        explained = gradients - self.open
+        residuals = [one.residual for one in self.tried if one.certified]
+        reasons = [one.note for one in self.tried if one.certificate is not Certificate.EXACT]
+        note = (
+            f"{counted(len(self.inputs), 'different input')} certified, from {explained} of "
+            f"{counted(gradients, 'gradient')}, each by itself"
+        )
+        return replace(
+            best,
+            x=x,
+            y=_labels(labels),
+            certificate=Certificate.EXACT if exact else Certificate.APPROXIMATE,
+            residual=max(residuals, default=best.residual),
+            note="; ".join([note, *reasons[:1]]),
+            certified=len(self.inputs),
+            interval=None,
+            choices={},
+            rounds=(*rounds, *(() for _ in estimates)),
+        )
+
+    def _estimates(self) -> list[Reconstruction]:
+        """Return estimates of single records that are not certified, the best first, each once."""
+        if self.leak.samples != 1:
+            return []
+        kept: list[Reconstruction] = []
+        some = [one for one in self.tried if not one.certified and len(one.x) == 1]
+        known = [*self.inputs]
+        for one in sorted(some, key=lambda one: one.residual):
+            room = self.wanted is None or len(known) < self.wanted
+            near = any(float((one.x[0] - x).square().mean().sqrt()) < APART for x in known)
+            if room and not near and one.certificate is not Certificate.FAILED:
+                kept.append(one)
+                known.append(one.x[0])
+        return kept
+
+
+def _label(found: Reconstruction, place: int) -> Tensor | None:
+    return None if found.y is None else found.y[place]
+
+
+def _labels(labels: Sequence[Tensor | None]) -> Tensor | None:
+    """Return labels together, with NaN for those that are unknown; None if all are."""
+    known = [label for label in labels if label is not None]
+    if not known:
+        return None
+    if len(known) == len(labels):
+        return torch.stack(known)
+    none = torch.full_like(known[0], math.nan, dtype=torch.float64)
+    return torch.stack([none if label is None else label.to(none) for label in labels])

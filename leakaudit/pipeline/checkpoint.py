@@ -21,6 +21,7 @@ from torch import Tensor
 from leakaudit._util.files import write_tensors
 from leakaudit._util.uncollected import read_json
 from leakaudit.errors import LeakauditError
+from leakaudit.evidence import Evidence, Origin
 from leakaudit.reconstruction import Certificate, Reconstruction, check_stored
 from leakaudit.results import provenance
 from leakaudit.trace import Json
@@ -31,7 +32,7 @@ FORMAT = "leakaudit.checkpoint"
 VERSION = 1
 
 # Fields of a reconstruction that are stored as JSON, beside its tensors and its certificate.
-VALUES = ("node", "attack", "residual", "seconds", "note", "certified", "others")
+VALUES = ("node", "attack", "residual", "seconds", "note", "certified", "others", "rounds")
 
 # Packages with versions that a reconstruction depends on.
 DEPEND = ("leakaudit", "torch", "numpy", "scipy")
@@ -48,6 +49,8 @@ class _Entry(Struct, frozen=True, kw_only=True):
     certified: int
     others: tuple[int, ...]
     certificate: str
+    rounds: tuple[tuple[int, ...], ...] = ()
+    evidence: tuple[tuple[str, int, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,9 @@ class Checkpoint:
         for i, one in enumerate(found):
             tensors |= _tensors(one, i)
             values = {name: getattr(one, name) for name in VALUES}
-            about.append({**values, "certificate": one.certificate.name})
+            evidence = [(each.subject, each.origin, each.detail) for each in one.evidence]
+            values |= {"certificate": one.certificate.name, "evidence": evidence}
+            about.append(values)
         content = {
             "format": FORMAT,
             "version": VERSION,
@@ -202,6 +207,7 @@ def _rebuilt(one: _Entry, tensors: Mapping[str, Tensor], i: int) -> Reconstructi
         interval=interval,
         choices=choices,
         tokens=tokens,
+        evidence=tuple(Evidence(about, Origin(k), detail) for about, k, detail in one.evidence),
         **{name: getattr(one, name) for name in VALUES},
     )
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
+import msgspec
 from msgspec import UNSET, UnsetType
 
 from leakaudit import registry
+from leakaudit.evidence import Evidence, Origin
 from leakaudit.leak import GradientLeak
-from leakaudit.reconstruction import Certificate, Reconstruction
+from leakaudit.reconstruction import EQUATIONS, Certificate, Reconstruction
 from leakaudit.results import model
 from leakaudit.results.model import (
     SCHEMA,
     VERSION,
     AttackAbout,
+    EvidenceEntry,
     Finding,
     LeakSummary,
     RoundSpan,
@@ -54,9 +57,9 @@ def finding(
         adversary=leak.adversary,
         attack=found.attack,
         leak=summarised(leak),
-        certificate=model.certificate(found.certificate.name, found.certificate.value),
+        certificate=model.certificate(found.certificate.name, _sentence(leak, found)),
         certified=certified(found),
-        batch=len(found.x) if leak.inputs is None else leak.inputs,
+        batch=_batch(leak, found),
         labels=_labels(found),
         scores=scores(score),
         residual=finite(found.residual),
@@ -64,6 +67,39 @@ def finding(
         note=noted(found, score),
         images=images,
         others=found.others or UNSET,
+        rounds=found.rounds or UNSET,
+        evidence=tuple(map(_entry, found.evidence)) or UNSET,
+    )
+
+
+def _batch(leak: GradientLeak, found: Reconstruction) -> int:
+    """Return the number of inputs: the declared one, unless the messages contradict it."""
+    wrong = any(one.origin is Origin.CONTRADICTED for one in found.evidence)
+    if leak.inputs is None or wrong:
+        return len(found.x)
+    return leak.inputs
+
+
+def _sentence(leak: GradientLeak, found: Reconstruction) -> str:
+    """Return what a certificate means, with the rounds if it does not concern all of them."""
+    sentence = found.certificate.value
+    exact = found.rounds[: found.certified]
+    if found.certificate is not Certificate.EXACT or not exact:
+        return sentence
+    its = "the gradients of its own rounds"
+    if len({*exact}) == 1:
+        its = f"{leak.kind} {', '.join(map(str, exact[0]))}"
+    return sentence.replace(EQUATIONS, f"{its} of {leak.span}")
+
+
+def _entry(evidence: Evidence) -> EvidenceEntry:
+    return msgspec.convert(
+        {
+            "subject": evidence.subject,
+            "origin": evidence.origin.name,
+            "detail": evidence.detail,
+        },
+        EvidenceEntry,
     )
 
 

@@ -27,6 +27,7 @@ from leakaudit._util.plain import decoded as decoded
 from leakaudit._util.plain import encoded as encoded
 from leakaudit.display import Displayed
 from leakaudit.errors import LeakauditError
+from leakaudit.evidence import Evidence, Origin
 from leakaudit.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -67,6 +68,9 @@ Time: TypeAlias = Annotated[
     ),
 ]
 
+OriginName: TypeAlias = Literal[
+    "ASSUMED", "CONTRADICTED", "DECLARED", "STATED", "UNKNOWN", "VERIFIED"
+]
 CertificateName: TypeAlias = Literal["APPROXIMATE", "EXACT", "FAILED", "INTERVAL"]
 VerdictName: TypeAlias = Literal[
     "INCONCLUSIVE", "NOT_REFUTED", "REFUTED", "UNCLAIMED", "UNSUPPORTED"
@@ -272,6 +276,20 @@ class CertificateEntry(_Entry, frozen=True, kw_only=True):
     sentence: str
 
 
+class EvidenceEntry(_Entry, frozen=True, kw_only=True):
+    """What supports one input of a statement: a `leakaudit.evidence.Evidence`.
+
+    Attributes:
+        subject: The input, such as ``samples``.
+        origin: Where its value comes from: a name of `leakaudit.evidence.Origin`.
+        detail: A measured figure or a reason.
+    """
+
+    subject: str
+    origin: OriginName
+    detail: str
+
+
 class StoredImages(_Entry, frozen=True, kw_only=True):
     """Where a reconstruction was saved.
 
@@ -324,6 +342,10 @@ class Finding(_Entry, frozen=True, kw_only=True):
         cell: The point of an audit's grid; absent in the record of an attack.
         others: Further nodes that own the inputs, because only a sum over all is determined;
             absent if there are none.
+        rounds: For each input, the rounds whose gradients it was shown to explain; absent if the
+            statements concern all rounds of the leak.
+        evidence: What supports the numbers that the statements rest on; absent if nothing was
+            examined.
     """
 
     node: int
@@ -341,6 +363,8 @@ class Finding(_Entry, frozen=True, kw_only=True):
     images: StoredImages | None
     cell: GridPoint | UnsetType = UNSET
     others: tuple[int, ...] | UnsetType = UNSET
+    rounds: tuple[tuple[int, ...], ...] | UnsetType = UNSET
+    evidence: tuple[EvidenceEntry, ...] | UnsetType = UNSET
 
     def __repr__(self) -> str:
         """One line, without labels."""
@@ -1287,6 +1311,15 @@ def certificate(name: str, sentence: str) -> CertificateEntry:
         The entry.
     """
     return msgspec.convert({"name": name, "sentence": sentence}, CertificateEntry)
+
+
+def evidence_of(entry: EvidenceEntry) -> Evidence:
+    """Return what supports an input of a statement.
+
+    Args:
+        entry: As stored.
+    """
+    return Evidence(entry.subject, Origin[entry.origin], entry.detail)
 
 
 def given(value: T | UnsetType, default: T) -> T:

@@ -366,6 +366,8 @@ def _rebuild(finding: Finding, folder: Path) -> Reconstruction:
         choices,
         tokens,
         given(finding.others, ()),
+        given(finding.rounds, ()),
+        tuple(model.evidence_of(one) for one in given(finding.evidence, ())),
     )
 
 

@@ -14,6 +14,7 @@ from msgspec import UnsetType
 
 from leakaudit._util.plural import counted, listed
 from leakaudit.errors import one_line
+from leakaudit.reconstruction import Certificate
 from leakaudit.results.audit_names import TestName
 from leakaudit.results.measured import CERTIFICATE_RANK, MaybeColumn, best, is_identical, values
 from leakaudit.results.model import (
@@ -498,8 +499,7 @@ def outcome(finding: Finding) -> str:
     scores, certificate = finding.scores, finding.certificate
     if scores is None:
         name = certificate.name.lower()
-        reconstruction = f"a reconstruction that {certificate.sentence}"
-        return f"{reconstruction} (certificate {name}; no truth file: not scored)"
+        return f"certificate {name}: {certificate.sentence}; no truth file: not scored"
     psnr = best(scores.psnr, max)
     error = best(scores.relative_error, min)
     tokens = best(scores.tokens_correct, max)
@@ -739,6 +739,22 @@ def by_reason(entries: Iterable[tuple[int, str]]) -> list[str]:
     return said
 
 
+def certificates(findings: Iterable[Finding]) -> dict[str, str]:
+    """Return what the certificates of findings mean, by their names.
+
+    Args:
+        findings: Some findings. If their sentences for a certificate name different rounds, the
+            general one is returned.
+    """
+    meant: dict[str, str] = {}
+    for one in findings:
+        name = one.certificate.name
+        said = meant.setdefault(name.lower(), one.certificate.sentence)
+        if said != one.certificate.sentence:
+            meant[name.lower()] = Certificate[name].value
+    return meant
+
+
 def notes(findings: Iterable[Finding]) -> list[str]:
     """Return the notes of findings, grouped by note.
 
@@ -964,7 +980,7 @@ def _cells(finding: Finding) -> tuple[str, ...]:
     return (
         listed(finding.nodes),
         finding.attack,
-        f"{finding.leak.kind} {span}",
+        _leak(finding, span),
         finding.certificate.name.lower(),
         spread(scores.psnr, "{:.1f}"),
         spread(scores.ssim, "{:.3f}"),
@@ -976,6 +992,17 @@ def _cells(finding: Finding) -> tuple[str, ...]:
         _identified(scores),
         f"{finding.seconds:.2f}",
     )
+
+
+def _leak(finding: Finding, span: str) -> str:
+    """Name the leak, and the rounds that certified inputs explain if these are not all."""
+    rounds = given(finding.rounds, ())[: given(finding.certified, 0)]
+    if not rounds:
+        return f"{finding.leak.kind} {span}"
+    if len(rounds) == 1:
+        return f"{finding.leak.kind} {listed(rounds[0])} of {span}"
+    explained = {each for some in rounds for each in some}
+    return f"{finding.leak.kind} {span}, {len(explained)} of {finding.leak.rows} one by one"
 
 
 def spread(column: MaybeColumn, form: str) -> str:
@@ -1016,8 +1043,12 @@ def _labels(finding: Finding, scores: Scores) -> str:
     if finding.labels is None:
         return "-"
     correct = _share(scores.label_correct)
-    if correct != "-" and len(finding.labels) > 1:
-        return f"{correct} right"
+    if len(finding.labels) > 1 and scores.labels_found is not None:
+        records = len(scores.matched)
+        total = f"{round(scores.labels_found * records)} of {records}"
+        if correct == "-":
+            return f"{total} as a set"
+        return f"{correct} right" + f", {total} as a set" * (total != correct)
     shown = []
     for label in finding.labels[:LABELS_SHOWN]:
         shown.append("?" if label is None else f"{label:g}")

@@ -15,8 +15,16 @@ from msgspec import UnsetType
 
 from leakaudit._util.plural import counted, named
 from leakaudit.errors import LeakauditError
+from leakaudit.evidence import Origin
 from leakaudit.results.measured import best, harm, of_record, values
-from leakaudit.results.model import Finding, NumberColumn, Scores, Undetermined, given
+from leakaudit.results.model import (
+    EvidenceEntry,
+    Finding,
+    NumberColumn,
+    Scores,
+    Undetermined,
+    given,
+)
 
 if TYPE_CHECKING:
     from leakaudit.adversary import Adversary
@@ -33,7 +41,11 @@ FAR = 0.1
 FEW_TOKENS = 0.1  # share of the tokens below which a text does not count as reconstructed
 CHANNELS = 2  # most channels that a sentence lists
 CURIOUS = 4  # most curious nodes that a sentence lists
+ALTERED = "Either the program changes records before it uses them (augmentation)"
 FAILURE = "A failed attack is not evidence of privacy."
+
+
+NOT_EXAMINED = EvidenceEntry(subject="samples", origin="UNKNOWN", detail="")
 
 
 class Outcome(Enum):
@@ -273,17 +285,22 @@ def _exact(findings: Sequence[Finding], noun: str) -> WorstCase | None:
     owners: set[int] = set()
     for finding, _ in chosen:
         owners.update(finding.nodes)
-    what = _share_of(exact, _total(one for _, one in chosen), noun, named(sorted(owners)))
     showing = [finding for finding, one in chosen if one.exact]
     top = max(showing, key=harm)
     scored = all(finding.scores is not None for finding in showing)
+    whose = named(sorted(owners))
+    if scored:
+        what = f"{_share_of(exact, _total(one for _, one in chosen), noun, whose)} exactly"
+    else:
+        what = _shown_by_messages([finding for finding, _ in chosen], exact, noun, whose)
     certainty = _how_certain(exact, proven, wrong, scored)
+    certainty += _not_as_declared([finding for finding, _ in chosen])
     if len(top.nodes) > 1:
         certainty += (
             f" Only a sum over nodes is known, so it is open which {noun} belongs to which node."
         )
     return WorstCase(
-        f"{who(adversary)} recovered {what} exactly.",
+        f"{who(adversary)} recovered {what}.",
         certainty,
         Outcome.EXACT,
         top,
@@ -301,36 +318,82 @@ def _contradicted(findings: Sequence[Finding]) -> WorstCase | None:
     return WorstCase(
         f"{who(top.adversary)} obtained {counted(count, 'result')} that the attack proves to be "
         "exact, but none of them equals its original.",
-        "Either the truth is that of another run, or the attack is wrong: nothing can be concluded "
-        "before this is settled.",
+        f"{ALTERED}, the truth is that of another run, or the attack is wrong: nothing can be "
+        "concluded before this is settled.",
         Outcome.CONTRADICTED,
         top,
     )
 
 
-def _share_of(exact: int, total: int | None, noun: str, owners: str) -> str:
+def _share_of(exact: int, total: int | None, noun: str, owners: str, kind: str = "training") -> str:
     if total is None:
-        return f"{counted(exact, f'training {noun}')} of {owners}"
+        return f"{counted(exact, f'{kind} {noun}')} of {owners}"
     if total == 1:
-        return f"the training {noun} of {owners}"
+        return f"the {kind} {noun} of {owners}"
     if exact == total:
         every = "both" if total == 2 else f"all {total}"
-        return f"{every} training {noun}s of {owners}"
-    return f"{exact} of the {total} training {noun}s of {owners}"
+        return f"{every} {kind} {noun}s of {owners}"
+    return f"{exact} of the {total} {kind} {noun}s of {owners}"
+
+
+def _shown_by_messages(chosen: Sequence[Finding], exact: int, noun: str, owners: str) -> str:
+    """Say how many inputs were recovered exactly without a truth, by what the messages show.
+
+    A description says how many records there are, but only the messages show which were used.
+    """
+    verified = all(
+        one.origin == Origin.VERIFIED.name
+        for finding in chosen
+        for one in given(finding.evidence, ()) or (NOT_EXAMINED,)
+    )
+    total = _total(_tally(finding) for finding in chosen)
+    if verified and total is not None:
+        return f"{_share_of(exact, total, noun, owners, 'input')} exactly"
+    kinds = {finding.leak.kind for finding in chosen}
+    kind = kinds.pop() if len(kinds) == 1 else "combination"
+    determined = sum(finding.leak.rows for finding in chosen)
+    explained = sum(map(_explained, chosen))
+    return (
+        f"{counted(exact, f'different input {noun}')} exactly, from {explained} of "
+        f"{counted(determined, f'determined {kind}')} of {owners}"
+    )
+
+
+def _explained(finding: Finding) -> int:
+    """Count the gradients that certified inputs of a finding explain."""
+    certified = _tally(finding).proven
+    if not certified:
+        return 0
+    rounds = given(finding.rounds, ())
+    if not rounds:
+        return finding.leak.rows
+    return len({each for some in rounds[:certified] for each in some})
+
+
+def _not_as_declared(findings: Sequence[Finding]) -> str:
+    """Say which number of records the messages contradict; empty if they contradict none."""
+    for finding in findings:
+        for one in given(finding.evidence, ()):
+            if one.origin == Origin.CONTRADICTED.name:
+                return f" The number of records is not as declared: {one.detail}."
+    return ""
 
 
 def _how_certain(exact: int, proven: int, wrong: int, scored: bool) -> str:
     if wrong:
         return (
             "This was found by comparison with the originals. The attack also proves "
-            f"{counted(wrong, 'other result')} to be exact that the originals contradict: the "
-            "truth may be that of another run, or the attack is wrong."
+            f"{counted(wrong, 'other result')} to be exact that differ from the originals. "
+            f"{ALTERED}, the truth is that of another run, or the attack is wrong."
         )
     if proven == exact:
         said = "This is certain without seeing the originals"
         if scored:
             return f"{said}, and a comparison with them agrees."
-        return f"{said}; there was no truth to compare all of them with."
+        return (
+            f"{said}: the network received exactly these inputs. There was no truth that shows "
+            "whether they are records as stored."
+        )
     if proven:
         return (
             f"{proven} of these results are certain without seeing the originals; "

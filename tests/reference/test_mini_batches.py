@@ -159,7 +159,8 @@ def test_all_pictures_are_shown_without_the_truth() -> None:
 
 
 def test_rounds_end_after_three_failures() -> None:
-    leak = la.leaks(recording.record(recording.plan(scenario("dpsgd", 8, 8, 1)), None).trace)[0]
+    trace = recording.record(recording.plan(scenario("dpsgd", 8, 4, 2)), None).trace
+    leak = la.leaks(trace)[0]
     none = torch.empty(0, 1, 25, 25)
     seen: list[GradientLeak] = []
 
@@ -167,7 +168,8 @@ def test_rounds_end_after_three_failures() -> None:
         seen.append(some)
         return Reconstruction(some.node, "none", none, None, Certificate.FAILED, 1.0)
 
-    found = round_by_round.attack(leak, attempt)
+    task = la.Task.build(trace.task)
+    found = round_by_round.attack(leak, task, attempt)
     assert found.certificate is Certificate.FAILED
     assert len(seen) == 1 + round_by_round.PATIENCE
 

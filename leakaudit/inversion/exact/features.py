@@ -501,7 +501,7 @@ def _reported(leak: GradientLeak, task: Task, images: _Images, found: Found) -> 
         y = batch_labels.labels(leak, task, exact)
         certified = wanted
     if y is not None:
-        target = objectives.target(leak, task, 1, torch.float64)
+        target = objectives.target(leak.equation(found.equation), task, 1, torch.float64)
         left = objectives.misfit(target, task, exact.to(target.value), y.to(target.value.device))
         allowed = max(certify.ROUNDED, EXPLAINED * target.noise)
         if len(images.plain) == wanted:
@@ -513,6 +513,7 @@ def _reported(leak: GradientLeak, task: Task, images: _Images, found: Found) -> 
     if why:
         certified = 0
     certificate = Certificate.EXACT if certified == wanted else Certificate.APPROXIMATE
+    when = leak.equation(found.equation).when
     sentence = f"{len(exact)} of {wanted} images reproduce their features"
     note = "; ".join(filter(None, (sentence, why, images.why if certified < wanted else "")))
     return Reconstruction(
@@ -524,6 +525,7 @@ def _reported(leak: GradientLeak, task: Task, images: _Images, found: Found) -> 
         left,
         note=note,
         certified=certified,
+        rounds=(when,) * len(x) if certified else (),
     )
 
 

@@ -251,7 +251,7 @@ def span(stack: Tensor, expected: int | None, generator: Generator) -> Span | No
     while True:
         if 3 * count > most:
             count = most
-        sizes, basis = _largest(flat, count, generator)
+        sizes, basis = largest(flat, count, generator)
         ratio = _drops(sizes, expected, used)
         noise = _noise(sizes, flat.shape) * edge if count == most else float(sizes[-1])
         loud = 0
@@ -294,7 +294,7 @@ def around(stack: Tensor, known: Tensor, batch: int, generator: Generator) -> Te
     inside = torch.linalg.qr(known.T).Q.T
     flat = stack.flatten(0, 1)
     outside = flat - (flat @ inside.T) @ inside
-    rest = _largest(outside, batch - len(known), generator)[1]
+    rest = largest(outside, batch - len(known), generator)[1]
     return torch.cat([inside, rest])
 
 
@@ -337,7 +337,7 @@ def _above_noise(sizes: Tensor, noise: float, most: int) -> int:
     return above if white and above <= most else 0
 
 
-def _largest(flat: Tensor, count: int, generator: Generator) -> tuple[Tensor, Tensor]:
+def largest(flat: Tensor, count: int, generator: Generator) -> tuple[Tensor, Tensor]:
     """Compute the largest singular values of a matrix and their right vectors.
 
     Random projection and power iterations (Halko, Martinsson and Tropp 2011, algorithm 4.4); the

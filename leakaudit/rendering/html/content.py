@@ -27,6 +27,7 @@ from leakaudit.results.model import (
 from leakaudit.results.wording import (
     LIMITS,
     NUMBERS,
+    certificates,
     not_determined,
     not_understood,
     notes,
@@ -59,9 +60,6 @@ def content(shown: Shown) -> dict[str, object]:
     record = shown.record
     headings, rows = table(record.findings)
     scene = gated.scene(record)
-    certificates = {}
-    for finding in record.findings:
-        certificates[finding.certificate.name.lower()] = finding.certificate.sentence
     return {
         "title": f"leakaudit: {record.trace.protocol}",
         "source": "results.json",
@@ -91,7 +89,7 @@ def content(shown: Shown) -> dict[str, object]:
         "not_understood": not_understood(record.undetermined),
         "not_tried": record.not_tried or ["not recorded"],
         "notes": [*scopes(record.findings), *notes(record.findings)][:NOTES],
-        "certificates": certificates,
+        "certificates": certificates(record.findings),
         "missing": list(_missing(shown)),
         "provenance": provenance(record),
         "limits": LIMITS,

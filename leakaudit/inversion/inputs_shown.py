@@ -1,0 +1,239 @@
+"""What the rows of gradients show of the inputs behind them, against what is declared.
+
+Whoever describes a recording states how many records are behind a gradient, and whether all rounds
+use the same ones. The rows of a first fully connected layer are combinations of the inputs
+(`first_layer_rows`), so their rank is a lower bound on the number of different inputs, in one
+gradient and in all of them together. A number that is exceeded is contradicted by the messages.
+
+The rank is counted above the errors of the messages, which are those that the leak states or that
+each gradient shows by itself, whichever is larger. If every gradient contains d inputs and an error
+E_t, and all contain the same inputs, then the singular value d + 1 of all gradients together is at
+most the root of sum |E_t|^2. So noise, rounding and weight decay that nobody declared do not look
+like other inputs.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Generator, Tensor
+
+from leakaudit._util.plural import counted
+from leakaudit.evidence import Evidence, Origin
+from leakaudit.inversion.exact import first_layer_rows
+from leakaudit.inversion.exact.first_layer_rows import SPARE
+from leakaudit.inversion.exact.pixel_grid import Grid
+
+if TYPE_CHECKING:
+    from leakaudit.leak import GradientLeak
+    from leakaudit.tasks.task import Task
+
+# Equations that are examined, evenly spread over the rounds. A choice that limits the time.
+MOST = 8
+
+# Singular values this many times above the errors belong to inputs, as in `certify.ENDS`.
+MARGIN = 10.0
+
+# A single gradient contains more inputs than declared if its singular values drop by this ratio
+# after them. A choice: noise has no such drop, and rounding in float32 is further below.
+DROP = 100.0
+
+# Norm of what inputs leave of a gradient, in units of its noise, that this noise explains: white
+# noise gives 1, and rounding that is not white has given 2.
+LEFT = 3.0
+
+# Share of a gradient that inputs may leave because the program stored them in float32. One level in
+# one of 3072 pixels is 1e-4.
+STORED = 1e-6
+
+# Share of the largest slopes below which an input does not count as part of a gradient.
+UNUSED = 1e-3
+
+
+@dataclass(frozen=True)
+class Shown:
+    """Lower bounds on the number of different inputs, as far as gradients show them.
+
+    Attributes:
+        node: The node that the gradients belong to.
+        gradients: Number of equations that were examined.
+        each: Different inputs in the gradient that shows most of them.
+        together: Different inputs in all of these gradients.
+        samples: Different inputs behind each gradient, as declared; None if unknown.
+        inputs: Different inputs behind all gradients, as declared; None if unknown.
+    """
+
+    node: int
+    gradients: int
+    each: int
+    together: int
+    samples: int | None
+    inputs: int | None
+
+    @property
+    def differ(self) -> bool:
+        """Whether the gradients contain different inputs."""
+        return self.together > max(self.each, self.samples or 0)
+
+    @property
+    def crowded(self) -> bool:
+        """Whether one gradient contains more inputs than declared."""
+        return self.samples is not None and self.each > self.samples
+
+    @property
+    def contradicts(self) -> bool:
+        """Whether the messages contradict the declared number of inputs."""
+        several = self.inputs is not None and self.together > self.inputs
+        return self.crowded or several
+
+    @property
+    def evidence(self) -> Evidence:
+        """Where the number of inputs comes from."""
+        if self.samples is None:
+            return Evidence("samples", Origin.UNKNOWN, self._found)
+        if self.contradicts:
+            said = f"{counted(self.samples, 'record')} behind each gradient"
+            if self.inputs is not None:
+                said += f" and {self.inputs} behind all"
+            return Evidence("samples", Origin.CONTRADICTED, f"{said} declared, but {self._found}")
+        if self.together == self.inputs:
+            return Evidence("samples", Origin.VERIFIED, self._found)
+        return Evidence("samples", Origin.DECLARED)
+
+    @property
+    def _found(self) -> str:
+        gradients = counted(self.gradients, "gradient")
+        if self.crowded:
+            return f"one gradient of node {self.node} contains {self.each} different inputs"
+        return f"{gradients} of node {self.node} contain {self.together} different inputs"
+
+
+def shown(leak: GradientLeak, task: Task) -> Shown | None:
+    """Count the different inputs that gradients show at least.
+
+    Args:
+        leak: Gradients of one node.
+        task: The learning task.
+
+    Returns:
+        None if the rows of a first fully connected layer are not among them, or show too little.
+    """
+    if first_layer_rows.missing(leak, task):
+        return None
+    places = (
+        torch.linspace(0, len(leak.value) - 1, min(MOST, len(leak.value))).round().long().unique()
+    )
+    stack = first_layer_rows.rows(leak, task)[places]
+    blocks = [
+        _in_units_of_noise(rows, std) for rows, std in zip(stack, leak.std[places], strict=True)
+    ]
+    random = Generator().manual_seed(0)
+    samples = leak.samples
+    declared = samples or 1
+    each = 0
+    errors: list[float] = []
+    for block in blocks:
+        room = min(int((block != 0).any(1).sum()), int((block != 0).any(0).sum()))
+        if declared + 1 > room // 2:
+            return None
+        sizes = first_layer_rows.largest(block, min(declared + SPARE, room), random)[0]
+        number = max(1, _before_drop(sizes, _edge(block), room // 2))
+        each = max(each, number)
+        # With an unknown number of inputs, the gradient's own count takes its place.
+        end = samples or number
+        errors.append(max(_edge(block), float(sizes[min(end, len(sizes) - 1)])))
+    limit = MARGIN * math.sqrt(sum(error**2 for error in errors))
+    most = min(2 * max(declared, each) + SPARE, *torch.cat(blocks).shape)
+    sizes = first_layer_rows.largest(torch.cat(blocks), most, random)[0]
+    together = max(each, int((sizes > limit).sum()))
+    return Shown(leak.node, len(blocks), each, together, samples, leak.inputs)
+
+
+def uses(leak: GradientLeak, task: Task, x: Tensor) -> Tensor | None:
+    """Decide which inputs each equation of a leak consists of, up to its noise.
+
+    Args:
+        leak: Gradients of one node.
+        task: The learning task.
+        x: (n, *shape) different inputs in the data's units.
+
+    Returns:
+        (m, n) bool; all False for an equation that these inputs do not explain, or that vanishes.
+        None if this cannot be decided, because the rows of a first fully connected layer are not in
+        the leak, or the inputs are as many as the rows.
+    """
+    if first_layer_rows.missing(leak, task) or not len(x):
+        return None
+    stack = first_layer_rows.rows(leak, task)
+    inputs = Grid.of(task).rows(x.detach().flatten(1).double().to(stack))
+    if len(inputs) > min(stack.shape[1:]) // 2:
+        return _one_each(leak, stack, inputs) if leak.samples == 1 else None
+    used = torch.zeros(len(stack), len(inputs), dtype=torch.bool)
+    for k, rows in enumerate(stack):
+        allowed = _allowed(rows, float(leak.std[k]))
+        if float(rows.norm()) <= allowed:
+            continue
+        size = _slopes(rows, inputs).norm(dim=0) * inputs.norm(dim=1)
+        chosen = size > UNUSED * size.max()
+        left = rows - _slopes(rows, inputs[chosen]) @ inputs[chosen]
+        few = leak.samples is None or int(chosen.sum()) <= leak.samples
+        if few and float(left.norm()) <= allowed:
+            used[k] = chosen.cpu()
+    return used
+
+
+def silent(leak: GradientLeak) -> Tensor:
+    """Decide which equations (m,) contain no more than noise.
+
+    Args:
+        leak: Gradients of one node.
+    """
+    value = leak.value.double()
+    return value.norm(dim=1) <= LEFT * leak.std.double() * math.sqrt(value.shape[1])
+
+
+def _one_each(leak: GradientLeak, stack: Tensor, inputs: Tensor) -> Tensor:
+    """Decide which of many inputs (n, p) is behind each gradient of one record: (m, n)."""
+    used = torch.zeros(len(stack), len(inputs), dtype=torch.bool)
+    units = inputs / inputs.norm(dim=1, keepdim=True)
+    for k, rows in enumerate(stack):
+        allowed = _allowed(rows, float(leak.std[k]))
+        if float(rows.norm()) <= allowed:
+            continue
+        best = int((rows @ units.T).norm(dim=0).argmax())
+        unit = units[best]
+        left = rows - torch.outer(rows @ unit, unit)
+        used[k, best] = float(left.norm()) <= allowed
+    return used
+
+
+def _slopes(rows: Tensor, inputs: Tensor) -> Tensor:
+    """Return the slopes (H, n) with which inputs (n, p) make up rows (H, p)."""
+    return torch.linalg.lstsq(inputs.T, rows.T, driver="gelsd").solution.T
+
+
+def _allowed(rows: Tensor, std: float) -> float:
+    """Return the largest norm of what noise and rounding leave of rows that are explained."""
+    return LEFT * std * math.sqrt(rows.numel()) + STORED * float(rows.norm())
+
+
+def _in_units_of_noise(rows: Tensor, std: Tensor) -> Tensor:
+    """Divide rows by the standard deviation of their errors, at least that of rounding them."""
+    rounding = torch.finfo(torch.float64).eps * float(rows.square().mean().sqrt())
+    return rows / max(float(std), rounding, torch.finfo(torch.float64).tiny)
+
+
+def _edge(block: Tensor) -> float:
+    """Return the largest singular value of white noise of this shape and unit variance."""
+    return math.sqrt(len(block)) + math.sqrt(block.shape[1])
+
+
+def _before_drop(sizes: Tensor, edge: float, most: int) -> int:
+    """Count the singular values above the errors that a clear drop follows; 0 without one."""
+    for k in range(min(most, len(sizes) - 1), 0, -1):
+        if float(sizes[k - 1]) > DROP * max(float(sizes[k]), edge):
+            return k
+    return 0

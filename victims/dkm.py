@@ -212,6 +212,7 @@ class DKM(Victim):
                 std=noise.std,
                 rounds=1,
                 assumes=(f"{moves} in {norm} norm",),
+                sensitivity=self._moved,
                 classic=self.mechanism == "gaussian",
             )
             together = replace(
@@ -237,6 +238,16 @@ class DKM(Victim):
             )
             claims.append(moved)
         return tuple(claims)
+
+    @property
+    def _moved(self) -> float | None:
+        """Return how far a gradient step may move a gradient for a broadcast to move by Delta.
+
+        None for the other operators, whose step is no linear function of a gradient.
+        """
+        if self.operator != "gd":
+            return None
+        return self.sensitivity / (self.alpha * self.gamma)
 
     def _noise(self) -> Noise | None:
         return calibrated(self.mechanism, self.epsilon, self.delta, self.sensitivity)

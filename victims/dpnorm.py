@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 import torch
 from torch import Generator, Tensor
 
-from leakaudit.claim import Adjacency, Claim
+from leakaudit.claim import Adjacency, Claim, NormAssumption
 from leakaudit.errors import LeakauditError
 from leakaudit.progress import step
 from leakaudit.protocols.batches import batches, enough, is_drawn, replaced, turns
@@ -245,6 +245,7 @@ class DPNorm(Victim):
             return (reached,)
         if not self.records:
             return ()
+        norm = NormAssumption("(A1) losses of a record with Lipschitz constant", self.lipschitz)
         deltas = self._sensitivities(graph)
         least = min(s / d for s, d in zip(self._levels(graph, rounds), deltas, strict=True))
         claims = []
@@ -262,12 +263,12 @@ class DPNorm(Victim):
                 std=needed * max(deltas),
                 rounds=rounds,
                 assumes=(
-                    "(A1) G-Lipschitz losses",
+                    str(norm),
                     "(A2) L-smooth losses",
                     "random permutation",
                     "one message per round",
-                    "one message a round",
                 ),
+                gradient_norm=norm,
                 sensitivity=replaced(self.lipschitz, self.batch, self.records),
                 sampled=is_drawn(self.batch, self.records),
                 # The tolerance covers rounding: `guaranteed` inverts `level` by bisection.

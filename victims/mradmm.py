@@ -197,7 +197,9 @@ class MRADMM(Victim):
             adjacency="one record of one node differs",
             neighbours=Adjacency.REPLACE,
             rounds=rounds,
+            gradient_norm=admm.UNIT,
             assumes=(
+                str(admm.UNIT),
                 admm.assumed_of_losses(C1),
                 f"{self.records} records per node, "
                 f"and {2 * C1:g} < B (rho/N + 2 eta E_i) with rho = {self.convexity:g}",

@@ -192,7 +192,9 @@ class PVPADMM(Victim):
             adjacency="one record of one node is replaced",
             neighbours=Adjacency.REPLACE,
             rounds=1,
+            gradient_norm=admm.UNIT,
             assumes=(
+                str(admm.UNIT),
                 admm.assumed_of_losses(C4),
                 f"{self.records} records per node and a {self.convexity:g}-strongly convex "
                 "regulariser",

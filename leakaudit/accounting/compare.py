@@ -22,12 +22,12 @@ from leakaudit.claim import Claim
 from leakaudit.display import Displayed
 from leakaudit.progress import step
 from leakaudit.protocols.declared import Protocol
+from leakaudit.protocols.premises import SENSITIVITY
 from leakaudit.trace import Json
 from leakaudit.verdict import Verdict
 
-# Defaults if neither the caller nor a claim specifies a value.
+# Default if neither the caller nor a claim specifies a value.
 DELTA = 1e-5
-SENSITIVITY = 1.0
 
 # Relative amount by which a computed epsilon or mu may exceed another one and still count as equal.
 ROUNDING = 1e-9

@@ -212,6 +212,7 @@ def run(args: argparse.Namespace) -> int:
     Returns:
         The exit code.
     """
+    from leakaudit.protocols import premises
     from leakaudit.protocols.recording import plan, record
     from leakaudit.protocols.scenario import Scenario
     from leakaudit.rendering import console
@@ -250,19 +251,22 @@ def run(args: argparse.Namespace) -> int:
     with console.shown(chosen.progress, main="recording"):
         told = {"command": command()}
         if spread is None:
-            trace = record(ready, path, chosen.max_bytes, told).trace
+            recorder = record(ready, path, chosen.max_bytes, told)
         else:
             from leakaudit.capture.gloo import engine
 
-            trace = engine.record(
+            recorder = engine.record(
                 ready, path, spread, chosen.max_bytes, told, trusted, args.engine == "threads"
-            ).trace
+            )
+    trace = recorder.trace
     size = (
         f"{trace.graph.nodes} nodes, {len(trace.graph.edges)} edges, {trace.rounds} rounds, "
         f"{len(trace)} messages"
     )
     written = human(_bytes(Path(args.output)))
     say(f"{args.output}: {scenario.victim}, {size}, {written}{replaced}", args)
+    for sentence in premises.sentences(recorder.truth_record):
+        say(f"warning: {sentence}", args)
     for sentence in gaps.sentences(trace):
         say(f"missing: {sentence}", args)
     if spread is None:

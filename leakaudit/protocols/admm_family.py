@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
+from leakaudit.claim import NormAssumption
 from leakaudit.errors import LeakauditError
 from leakaudit.protocols.blocks import blocks
 from leakaudit.relations import Expression, Number, Relations
@@ -224,13 +225,14 @@ def declared_std(victim: str, public: Mapping[str, Tensor]) -> float:
     return radial_std(len(public["w0"]))
 
 
+# What the ADMM claims assume of linear models.
+UNIT = NormAssumption("features and derivatives of the loss, hence gradients, have norm at most", 1)
+
+
 def assumed_of_losses(curvature: float = LOGISTIC_CURVATURE) -> str:
-    """Return a sentence with the assumptions of the ADMM claims about losses and features.
+    """Return a sentence with the assumption of the ADMM claims about the curvature of losses.
 
     Args:
         curvature: Largest second derivative of the loss of a record.
     """
-    return (
-        "features and derivatives of the loss of norm at most 1, "
-        f"second derivatives at most {curvature:g}"
-    )
+    return f"second derivatives of the loss at most {curvature:g}"

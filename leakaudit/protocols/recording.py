@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,10 @@ from leakaudit._util.own_code import Trust
 from leakaudit._util.seeds import generators as generators
 from leakaudit.errors import LeakauditError, suggest
 from leakaudit.payload import Kept
+from leakaudit.progress import watching
+from leakaudit.protocols import premises
 from leakaudit.protocols import topology as graphs
+from leakaudit.protocols.premises import Contradiction
 from leakaudit.protocols.scenario import Scenario
 from leakaudit.relations.declare import outline
 from leakaudit.tasks import data, models
@@ -199,12 +203,12 @@ def record(
         LeakauditError: The recording would be too large; nothing has been written in this case.
     """
     plan.fit(max_bytes)
-    with opened(plan, path, public(plan), max_bytes, private) as recorder:
-        task = plan.task
-        x = plan.source.x[plan.rows].to(task.device, task.dtype)
-        y = plan.source.y[plan.rows].to(task.device)
+    known = public(plan)
+    void = contradictions(plan, known)
+    said = premises.provenance(void)
+    with opened(plan, path, known, max_bytes, private, said, void) as recorder:
         plan.victim.run(
-            Problem(task, x, y),
+            _problem(plan),
             plan.graph,
             plan.scenario.rounds,
             recorder,
@@ -212,6 +216,35 @@ def record(
             plan.wires,
         )
     return recorder
+
+
+def contradictions(plan: Plan, known: Mapping[str, Tensor]) -> list[Contradiction]:
+    """Return what claims and bounds assume of the data of a plan, and these do not keep.
+
+    Args:
+        plan: The plan to run; its generators are left as they are.
+        known: Its public tensors.
+    """
+    scenario = plan.scenario
+    wanted = premises.premises(plan.victim, plan.graph, scenario.rounds, known)
+    extremes = premises.Extremes()
+    if any(premise.subject != "records" for premise in wanted):
+        silent = replace(plan, scenario=replace(scenario, states=False, curves=False), wires=[])
+        random = Generator().set_state(plan.random["run"].get_state())
+
+        def run(problem: Problem) -> None:
+            with opened(silent, None, known, sys.maxsize, None) as recorder:
+                plan.victim.run(problem, plan.graph, scenario.rounds, recorder, random, [])
+
+        with watching(lambda *_: None):
+            extremes = premises.measured(plan.victim, _problem(plan), run)
+    return premises.contradicted(wanted, extremes, scenario.samples)
+
+
+def _problem(plan: Plan) -> Problem:
+    task = plan.task
+    x = plan.source.x[plan.rows].to(task.device, task.dtype)
+    return Problem(task, x, plan.source.y[plan.rows].to(task.device))
 
 
 def public(plan: Plan) -> dict[str, Tensor]:
@@ -231,6 +264,7 @@ def opened(
     max_bytes: int,
     private: Mapping[str, Any] | None,
     provenance: Mapping[str, Any] | None = None,
+    void: Sequence[Contradiction] = (),
 ) -> Recorder:
     """Return the recorder of a plan's run, with the truth already stored.
 
@@ -241,6 +275,7 @@ def opened(
         max_bytes: Maximum size of the recording in bytes.
         private: Further entries of the truth.
         provenance: Information about the origin of the trace.
+        void: Premises of claims that the data do not keep; the truth has the exact figures.
     """
     scenario = plan.scenario
     rows = plan.rows
@@ -265,7 +300,11 @@ def opened(
         keep_curves=scenario.curves,
         max_bytes=max_bytes,
         provenance=said,
-        private={"scenario": {**asdict(scenario), "set": dict(scenario.set)}, **(private or {})},
+        private={
+            "scenario": {**asdict(scenario), "set": dict(scenario.set)},
+            **({premises.KEY: [one.says for one in void]} if void else {}),
+            **(private or {}),
+        },
         check=False,  # the plan has been checked, and tests check every declaration
     )
     for node in range(scenario.nodes):

@@ -147,6 +147,7 @@ def test_two_rounds_of_many_with_one_noise(monkeypatch: pytest.MonkeyPatch) -> N
         draws.append(local.normal(like, std, generator))
         return draws[1].clone() if len(draws) == 6 else draws[-1].clone()
 
+    monkeypatch.setattr(recording, "contradictions", lambda *_: [])  # which runs the victim as well
     monkeypatch.setattr(dpsgd, "normal", draw)
     p = found(record(set={"sigma": 0.1})[0])
     assert bad(p) == {6}

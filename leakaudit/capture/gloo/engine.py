@@ -21,7 +21,8 @@ from leakaudit.capture.gloo.scratch import scratch
 from leakaudit.capture.gloo.setup import Setup, Spread
 from leakaudit.capture.gloo.threads import run as run_threads
 from leakaudit.errors import LeakauditError
-from leakaudit.protocols.recording import Plan, opened, public
+from leakaudit.protocols import premises
+from leakaudit.protocols.recording import Plan, contradictions, opened, public
 from leakaudit.traces.recorder import Recorder
 
 POLL = 0.05  # seconds between two checks of the processes: a choice
@@ -77,6 +78,7 @@ def record(
     check(plan, options)
     plan.fit(max_bytes)
     known = public(plan)
+    void = contradictions(plan, known)
     # Reject what cannot be recorded before anything runs.
     opened(plan, path, known, max_bytes, private)
     with scratch(path) as folder:
@@ -103,8 +105,8 @@ def record(
         }
         happened = [str(fault) for fault in options.faults if str(fault) in logs.faults]
         missing = logs.about(plan.scenario.rounds, cut)
-        about = {"engine": engine, "faults": happened, **missing}
-        recorder = opened(plan, path, known, max_bytes, private, about)
+        about = {"engine": engine, "faults": happened, **missing, **premises.provenance(void)}
+        recorder = opened(plan, path, known, max_bytes, private, about, void)
         complete = not (missing["missing"] or missing["ended"])
         merge.fill(recorder, logs, complete)
         recorder.close(complete)

@@ -83,8 +83,9 @@ class Forward:
         """Return the forward model; None if the declaration has none.
 
         It has none if a relation defines nothing or several vectors at once, if a vector is
-        unexplained, if a step is nonlinear, or if noise is not Gaussian: `account` then needs its general methods. Nor is
-        one of use without noise, because then every view that reveals anything leaks.
+        unexplained, if a step is nonlinear, or if noise is not Gaussian: `account` then needs its
+        general methods. Nor is one of use without noise, because then every view that reveals
+        anything leaks.
         """
         if declared.opaques or declared.unexplained or not declared.points:
             return None

@@ -13,13 +13,16 @@ from dataclasses import dataclass, replace
 from leakaudit._util.executor import IN_PROCESS, Executor
 from leakaudit._util.plain import encoded
 from leakaudit.accounting.adversaries import Threat
+from leakaudit.accounting.basis import Holds
 from leakaudit.accounting.calibration import Calibration, calibrate
+from leakaudit.accounting.resting import rests_on
 from leakaudit.accounting.symmetry import Symmetry
 from leakaudit.accounting.view_bound import ViewBound, view_bounds
 from leakaudit.adversary import Adversary
 from leakaudit.bounds import gaussian
 from leakaudit.claim import Claim
 from leakaudit.display import Displayed
+from leakaudit.evidence import Evidence, Origin, weakest
 from leakaudit.progress import step
 from leakaudit.protocols.declared import Protocol
 from leakaudit.protocols.premises import SENSITIVITY
@@ -28,6 +31,7 @@ from leakaudit.verdict import Verdict
 
 # Default if neither the caller nor a claim specifies a value.
 DELTA = 1e-5
+UNDECLARED = "assumed, because neither a claim nor a clip is declared; specify --sensitivity"
 
 # Relative amount by which a computed epsilon or mu may exceed another one and still count as equal.
 ROUNDING = 1e-9
@@ -48,12 +52,14 @@ class Comparison(Displayed):
         claim: The strongest claim that applies to this view.
         verdict: The verdict on the claim.
         why: The reason for the verdict.
-        exact: Upper bound of a record's epsilon at the claim's delta; None if there is none.
+        exact: Upper bound of a record's epsilon at the claim's delta, exact if `ViewBound.holds`
+            says so; None if there is none.
         least: The epsilon that linear (and quadratic) losses attain.
         ratio: Exact epsilon divided by the claimed one.
         calibration: The noise that the claim requires.
         like: The adversary whose view is the same by symmetry.
         sensitivity_from: Origin of the sensitivity, in words.
+        rests: The inputs of the bound, and where each comes from.
     """
 
     threat: Threat
@@ -67,12 +73,15 @@ class Comparison(Displayed):
     calibration: Calibration | None = None
     like: Threat | None = None
     sensitivity_from: str = ""
+    rests: tuple[Evidence, ...] = ()
 
     def __repr__(self) -> str:
         """One line: the view, its epsilon, the claim and the verdict."""
         epsilon = "none"
         if self.bound.epsilon is not None:
             epsilon = f"{self.bound.epsilon:.4g}"
+            if self.bound.holds is Holds.AT_MOST:
+                epsilon = f"at most {epsilon}"
         claimed = "none"
         if self.claim is not None and self.claim.epsilon is not None:
             claimed = f"{self.claim.epsilon:.4g}"
@@ -95,6 +104,8 @@ class Comparison(Displayed):
         return {
             **self.bound.to_json(),
             "sensitivity_from": self.sensitivity_from,
+            "rests_on": [_plain_input(one) for one in self.rests],
+            "weakest": _weakest(self.rests),
             "kind": self.threat.kind,
             "claim": claim,
             "exact": encoded(self.exact),
@@ -109,6 +120,17 @@ class Comparison(Displayed):
 
 class Comparisons(list[Comparison], Displayed):
     """A list of comparisons, which a notebook displays as a table."""
+
+
+def _plain_input(one: Evidence) -> dict[str, Json]:
+    return {"subject": one.subject, "origin": one.origin.name, "detail": one.detail}
+
+
+def _weakest(inputs: Sequence[Evidence]) -> str | None:
+    least = weakest(inputs)
+    if least is None:
+        return None
+    return str(least)
 
 
 def _plain_claim(claim: Claim) -> dict[str, Json]:
@@ -134,11 +156,23 @@ class AssumedSensitivity:
         value: Euclidean norm of the change.
         origin: Its origin, in words.
         comparable: Whether claims are judged with it.
+        asked: Whether it was specified for this bound.
     """
 
     value: float
     origin: str
     comparable: bool
+    asked: bool = False
+
+    @property
+    def evidence(self) -> Evidence:
+        """Where it comes from."""
+        if self.asked:
+            return Evidence("sensitivity", Origin.ASSUMED, f"{self.value:g}, {self.origin}")
+        if self.origin == UNDECLARED:
+            why = "because neither a claim nor a clip is declared"
+            return Evidence("sensitivity", Origin.ASSUMED, f"{self.value:g}, {why}")
+        return Evidence("sensitivity", Origin.DECLARED, f"{self.value:g}, {self.origin}")
 
 
 def assumed_sensitivity(
@@ -153,7 +187,7 @@ def assumed_sensitivity(
     """
     clipped = protocol.clipped
     if asked is not None:
-        return AssumedSensitivity(asked, "as specified", True)
+        return AssumedSensitivity(asked, "as specified", True, asked=True)
     for claim in claims:
         if not claim.sensitivity:
             continue
@@ -166,11 +200,7 @@ def assumed_sensitivity(
         return AssumedSensitivity(claim.sensitivity, origin, True)
     if clipped is not None:
         return AssumedSensitivity(clipped.sensitivity, clipped.words, False)
-    return AssumedSensitivity(
-        SENSITIVITY,
-        "assumed, because neither a claim nor a clip is declared; specify --sensitivity",
-        False,
-    )
+    return AssumedSensitivity(SENSITIVITY, UNDECLARED, False)
 
 
 @dataclass(frozen=True)
@@ -342,6 +372,7 @@ def _comparison(
         "",
         calibration=calibration,
         sensitivity_from=assumed.origin,
+        rests=rests_on(protocol, bound, assumed.evidence, asked=assumed.asked),
     )
     return judged(unjudged, assumed.comparable)
 
@@ -414,7 +445,7 @@ def worst(found: Sequence[Comparison], by_node: bool = True) -> list[Comparison]
 
 
 def _exceeds(bound: ViewBound, other: ViewBound) -> bool:
-    return (bound.largest or 0.0) > (other.largest or 0.0) * (1 + ROUNDING)
+    return bound.rank > other.rank * (1 + ROUNDING)
 
 
 def alike(found: Sequence[Comparison]) -> dict[int, int]:

@@ -9,6 +9,7 @@ losses attain is computed as well, so that the truth lies between the two.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -418,10 +419,8 @@ def _undeclared(
     protocol = views.protocol
     found = empty
     own = None
-    try:
+    with contextlib.suppress(LeakauditError):  # otherwise nothing is certain
         own = views.certain(empty.node)
-    except LeakauditError:
-        pass  # nothing is certain
     if own is not None:
         turns = own.turns(protocol)
         found = replace(

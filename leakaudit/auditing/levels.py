@@ -200,9 +200,7 @@ def declared(ready: recording.Plan) -> Protocol:
     )
     public = ready.victim.schedule(ready.graph, ready.scenario.rounds, random["schedule"])
     scenario = ready.scenario
-    return Protocol(
-        ready.victim, ready.graph, scenario.rounds, public, records=scenario.samples
-    )
+    return Protocol(ready.victim, ready.graph, scenario.rounds, public, records=scenario.samples)
 
 
 def _assumed(plan: AuditPlan, made: Protocol) -> tuple[float, AssumedSensitivity]:

@@ -1,4 +1,4 @@
-"""`leakaudit bound`: the exact epsilon of every adversary's view, beside the claim."""
+"""`leakaudit bound`: the epsilon of every adversary's view, exact or at most, beside the claim."""
 
 from __future__ import annotations
 
@@ -53,10 +53,11 @@ def add(verbs: Any) -> None:
     """
     sub = verbs.add_parser(
         "bound",
-        help="compute the exact epsilon that each adversary faces, and compare it with the claim",
+        help="bound the epsilon of each adversary's view, and compare it with the claim",
         **described(
             "Computes the differential privacy (mu and epsilon) of one record in the view of each "
-            "adversary, and compares it with the claim. The messages of a trace are only "
+            "adversary, and compares it with the claim. Each value is exact or an upper bound, and "
+            "the outcome says which. The messages of a trace are only "
             "compared with the declared protocol, and no attack is run.",
             "leakaudit bound trace.pt",
             "leakaudit bound trace.pt --as node:1 --node 2 --delta 1e-6",
@@ -135,6 +136,7 @@ def run(args: argparse.Namespace) -> int:
     """
     from leakaudit.accounting import bounding
     from leakaudit.accounting.compare import alike, compare, worst
+    from leakaudit.accounting.footnotes import footnotes
     from leakaudit.rendering import console
 
     chosen = settings(args)
@@ -159,8 +161,8 @@ def run(args: argparse.Namespace) -> int:
     if form == "html":
         from leakaudit.rendering.html import bounded
 
-        remarks = _remarks(found, protocol.begun)
-        write(bounded.page(found, _network(protocol), remarks, unclear), args)
+        notes = footnotes(found, protocol.begun)
+        write(bounded.page(found, _network(protocol), notes, NOTE, unclear), args)
         return concluded(unclear, args)
     same = alike(found)
     shown = found
@@ -248,6 +250,7 @@ def _threats(
 def _table(found: Sequence[Comparison], same: Mapping[int, int], views: int, begun: bool) -> None:
     from rich.text import Text
 
+    from leakaudit.accounting.footnotes import footnotes
     from leakaudit.rendering import console
     from leakaudit.rendering.tables import Column, table
 
@@ -263,7 +266,9 @@ def _table(found: Sequence[Comparison], same: Mapping[int, int], views: int, beg
         Column("required noise", text=True),
         Column("outcome", text=True),
     )
-    out.print(table(columns, [_row(one) for one in found], console.width()))
+    notes = footnotes(found, begun)
+    rows = [_row(one, mark) for one, mark in zip(found, notes.marks, strict=True)]
+    out.print(table(columns, rows, console.width()))
     if len(found) < views:
         which = "only the worst view of each kind of adversary is shown"
         out.print(Text(f"{which}; {views} views were computed (--all or -f json shows them)"))
@@ -271,15 +276,8 @@ def _table(found: Sequence[Comparison], same: Mapping[int, int], views: int, beg
         others = ", ".join(str(other) for other, of in same.items() if of == node)
         how = "because renaming the nodes leaves the relations unchanged"
         out.print(Text(f"nodes {others}: the same as node {node}, {how}"))
-    for line in _remarks(found, begun):
+    for line in (*notes.lines, NOTE):
         out.print(Text(line, style="dim"))
-
-
-def _remarks(found: Sequence[Comparison], begun: bool) -> list[str]:
-    """Return what the figures cover and assume, one line each."""
-    bases = dict.fromkeys(str(one.bound.basis) for one in found if one.bound.basis)
-    claims = dict.fromkeys(f"claim: {one.claim.source}" for one in found if one.claim)
-    return [*_rounds(found, begun), *_sensitivities(found), *bases, *claims, NOTE]
 
 
 def _network(protocol: Protocol) -> TraceSummary:
@@ -300,35 +298,16 @@ def _network(protocol: Protocol) -> TraceSummary:
     )
 
 
-def _rounds(found: Sequence[Comparison], begun: bool) -> list[str]:
-    """Return how many rounds the figures cover, and how many gradients contain a record."""
-    more = ""
-    if begun:
-        more = ", the last one incomplete: any of its messages may have been sent"
-    lines = []
-    for rounds in dict.fromkeys(one.bound.rounds for one in found):
-        lines.append(f"rounds: {rounds}{more}")
-    for some, every in dict.fromkeys((one.bound.enters, one.bound.gradients) for one in found):
-        if some != every:
-            most = f"at most {some} of the {every} gradients of a node contain a given record"
-            lines.append(f"mini-batches: {most}")
-    return lines
+def _row(one: Comparison, mark: str) -> list[str]:
+    from leakaudit.accounting.basis import Holds
 
-
-def _sensitivities(found: Sequence[Comparison]) -> list[str]:
-    """Return the sensitivities that the figures assume, and where each comes from."""
-    return list(
-        dict.fromkeys(
-            f"sensitivity {one.bound.sensitivity:.6g}: {one.sensitivity_from}" for one in found
-        )
-    )
-
-
-def _row(one: Comparison) -> list[str]:
     bound = one.bound
+    most = ""
+    if bound.holds is Holds.AT_MOST:
+        most = "<= "
     epsilon = delta = claim = noise = "-"
     if bound.epsilon is not None:
-        epsilon = f"{bound.epsilon:.4g}"
+        epsilon = f"{most}{bound.epsilon:.4g}"
         delta = f"{bound.delta:g}"
     if one.claim:
         claim = _number(one.claim.epsilon)
@@ -337,13 +316,13 @@ def _row(one: Comparison) -> list[str]:
     return [
         str(bound.node),
         _who(one),
-        _number(bound.mu),
+        f"{most}{_number(bound.mu)}",
         epsilon,
         delta,
         claim,
         _number(one.ratio),
         noise,
-        _what(one),
+        f"{_what(one)} {mark}".strip(),
     ]
 
 
@@ -381,10 +360,15 @@ def _what(one: Comparison) -> str:
 
 
 def _unit(bound: ViewBound) -> str:
-    """Return the unit of the bound, and the epsilon of the node if there is none per record."""
+    """Return the unit of the bound, whether it is exact, and what is known to be attained."""
+    from leakaudit.accounting.basis import Holds
+
     unit = bound.unit or ""
     if bound.mu is not None:
-        return unit
+        said = f"{unit}, {bound.holds}"
+        if bound.holds is Holds.AT_MOST and bound.linear is not None:
+            said += f"; constant gradients attain mu {bound.linear:.4g}"
+        return said
     node = ""
     if bound.node_epsilon is not None:
         node = f", of the whole node {bound.node_epsilon:.4g}"

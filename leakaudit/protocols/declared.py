@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -147,6 +147,7 @@ class Protocol:
             They are added to every round, each with a vector that nothing explains.
         records: Records of each node; 0 if unknown.
         unstated: Constants that a recording does not state, so that their defaults are a guess.
+        evidence: What a recording says about its own inputs (`accounting.resting`).
         most: The most that may be declared, if constants and public tensors come from a recording,
             which a stranger may have made; None if they do not.
     """
@@ -162,6 +163,7 @@ class Protocol:
     undeclared: tuple[Channel, ...] = ()
     records: int = 0
     unstated: tuple[str, ...] = ()
+    evidence: Mapping[str, Json] = field(default_factory=dict)
     most: Most | None = None
 
     @property
@@ -227,10 +229,26 @@ class Protocol:
 
     @cached_property
     def guessed(self) -> tuple[str, ...]:
-        """The constants that a recording does not state and that the relations depend on."""
-        if not self.unstated:
-            return ()
-        plain = replace(self, undeclared=())
+        """Unstated constants that the relations depend on, and whose default is one of many.
+
+        A default that switches something off, such as a momentum of 0, is an assumption; the
+        default of a step size or of the noise would be a guess.
+        """
+        found = []
+        for name in self.defaulted:
+            value = getattr(self.victim, name)
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            neutral = value == 0 or (isinstance(value, int) and value == 1)
+            if is_number and not neutral:
+                found.append(name)
+        return tuple(found)
+
+    @cached_property
+    def defaulted(self) -> tuple[str, ...]:
+        """Unstated constants that the relations depend on."""
+        plain = self
+        if self.undeclared:
+            plain = replace(self, undeclared=())
         return tuple(name for name in self.unstated if plain.depends_on(name))
 
     @cached_property
@@ -318,6 +336,8 @@ class Protocol:
         if not clip > 0:
             return None
         samples = getattr(self.victim, "samples", 0)
+        if "batch" in self.unstated:  # the mean may be of any number of them
+            samples = 0
         return clipped(clip, samples, getattr(self.victim, "batch", 0))
 
     @property
@@ -417,6 +437,9 @@ def protocol_of(trace: Trace, rounds: int | None = None) -> Protocol:
     unstated: tuple[str, ...] = ()
     if not hasattr(victim, "definition"):  # a protocol file states its constants itself
         unstated = tuple(name for name in known if name not in trace.params)
+    evidence = trace.provenance.get("evidence")
+    if not isinstance(evidence, Mapping):
+        evidence = {}
     return Protocol(
         victim,
         trace.graph,
@@ -424,6 +447,7 @@ def protocol_of(trace: Trace, rounds: int | None = None) -> Protocol:
         trace.public,
         records=_records(trace),
         unstated=unstated,
+        evidence=evidence,
         most=largest(trace),
     )
 

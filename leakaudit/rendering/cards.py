@@ -318,7 +318,7 @@ def _compared(found: Sequence[Comparison]) -> str:
         claimed = None
         if one.claim is not None:
             claimed = one.claim.epsilon
-        reason = one.why or one.bound.refused
+        reason = f"{one.bound.holds}; {one.why or one.bound.refused}"
         rows.append(
             [
                 str(one.bound.node),
@@ -340,7 +340,7 @@ def _compared(found: Sequence[Comparison]) -> str:
 def _excess(one: Comparison) -> tuple[float, float]:
     """Sort key: REFUTED first, then the largest epsilon."""
     rank = -list(VERDICTS).index(one.verdict)
-    return float(rank), one.bound.largest or 0.0
+    return float(rank), one.bound.rank
 
 
 def _number(value: float | None) -> str:

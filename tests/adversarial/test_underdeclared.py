@@ -219,6 +219,7 @@ class Truth:
     Attributes:
         constant: mu of a record that changes every gradient by one vector of length 1.
         signs: The largest mu of a change of length 1, of either sign in each gradient.
+        most: An upper limit of mu for changes of every gradient by vectors of length 1.
         leaks: Whether some combination of gradients is visible without noise.
         seen: Whether each model at which the node evaluates gradients follows from what was
             observed before.
@@ -226,6 +227,7 @@ class Truth:
 
     constant: float
     signs: float
+    most: float
     leaks: bool
     seen: bool
 
@@ -265,7 +267,7 @@ def truth(p: Program, adversary: Adversary, node: int) -> Truth:
         (_mu(phi, psi, np.array(d)) for d in itertools.product((1.0, -1.0), repeat=len(own))),
         default=0.0,
     )
-    return Truth(constant, signs, leaks, seen)
+    return Truth(constant, signs, _limit(phi, psi), leaks, seen)
 
 
 def _observes(adversary: Adversary, step: Step) -> bool:
@@ -293,6 +295,16 @@ def _spans(rows: np.ndarray, form: np.ndarray) -> bool:
 def _hidden(phi: np.ndarray, psi: np.ndarray) -> bool:
     """Return whether a combination of observations contains gradients but no noise."""
     return _rank(np.hstack([phi, psi])) > _rank(phi)
+
+
+def _limit(phi: np.ndarray, psi: np.ndarray) -> float:
+    """Return the root of the sum of |M| over all pairs of gradients; inf if something leaks."""
+    if _hidden(phi, psi):
+        return math.inf
+    if not phi.size:
+        return 0.0
+    shifts = np.linalg.lstsq(phi, psi, rcond=1e-12)[0]
+    return math.sqrt(float(np.abs(shifts.T @ shifts).sum()))
 
 
 def _mu(phi: np.ndarray, psi: np.ndarray, change: np.ndarray) -> float:
@@ -446,8 +458,8 @@ def cases(count: int, seed: int) -> Iterator[Case]:
 def judged(case: Case, found: ViewBound) -> str:
     """Return what a bound says, after checking it against the truth."""
     real = case.truth
-    for lower in (found.linear, found.attained):
-        assert lower is None or lower <= max(real.constant, real.signs) * (1 + CLOSE) or real.leaks
+    if found.attained is not None:
+        assert found.attained <= real.most * (1 + CLOSE)
     if found.linear is not None and not found.leaking:
         assert found.linear <= real.constant * (1 + CLOSE)
     if found.mu is None:
@@ -467,7 +479,7 @@ def judged(case: Case, found: ViewBound) -> str:
 @pytest.mark.parametrize(
     "part", [pytest.param(k, marks=[pytest.mark.slow] if k else []) for k in (0, 1)]
 )
-def test_no_mu_is_below_the_truth(part, fresh_cases, fresh_seed):
+def test_no_mu_is_below_the_truth(part, fresh_cases, fresh_seed, record_property):
     """Right, at most, or no bound; the complete declarations are right as well."""
     usual = ALL if part else QUICK
     said = Counter[str]()
@@ -475,7 +487,8 @@ def test_no_mu_is_below_the_truth(part, fresh_cases, fresh_seed):
     for case in cases(fresh_cases(usual), SEED + fresh_seed + part):
         complete[judged(case, case.bound(None))] += 1
         said[judged(case, case.bound(case.missing))] += 1
-    print(f"under-declared: {dict(said)}; complete: {dict(complete)}")
+    record_property("under-declared", dict(said))
+    record_property("complete", dict(complete))
     assert complete["no bound"] < complete.total()
     assert said["no bound"] > complete["no bound"]
-    assert said["right"] and said["at most"]
+    assert min(said["right"], said["at most"]) > 0

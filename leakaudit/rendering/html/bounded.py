@@ -1,4 +1,4 @@
-"""The page of `leakaudit bound`: the exact epsilon of every view, beside the claim."""
+"""The page of `leakaudit bound`: the epsilon of every view, exact or at most, beside the claim."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ from collections.abc import Mapping, Sequence
 
 from leakaudit import __version__
 from leakaudit._util.plural import counted, named
+from leakaudit.accounting.basis import Holds
 from leakaudit.accounting.compare import Comparison
+from leakaudit.accounting.footnotes import Footnotes
+from leakaudit.accounting.view_bound import ViewBound
+from leakaudit.evidence import Origin, weakest
 from leakaudit.rendering.html import rendered, topology
 from leakaudit.rendering.html.first_screen import First
 from leakaudit.results import grading
@@ -26,7 +30,8 @@ _REFUSED = 0
 def page(
     found: Sequence[Comparison],
     network: TraceSummary,
-    remarks: Sequence[str],
+    notes: Footnotes,
+    general: str,
     unclear: Sequence[str],
 ) -> str:
     """Render the views.
@@ -34,13 +39,16 @@ def page(
     Args:
         found: The views, at least one.
         network: The protocol and its network.
-        remarks: Assumptions and the basis of the figures, one per line.
+        notes: Assumptions and the basis of the figures, with the rows that they concern.
+        general: What concerns all rows.
         unclear: How a recording differs from what it declares; empty if it does not.
 
     Returns:
         The page.
     """
-    ordered = sorted(found, key=_severity, reverse=True)
+    marked = list(zip(found, notes.marks, strict=True))
+    marked.sort(key=lambda one: _severity(one[0]), reverse=True)
+    ordered = [one for one, _ in marked]
     values = {
         "title": f"leakaudit: bound of {network.protocol}",
         "source": "leakaudit bound",
@@ -51,9 +59,9 @@ def page(
             ("limits", "Limits of this report"),
             ("provenance", "Provenance"),
         ],
-        "rows": list(map(_row, ordered[:SHOWN])),
+        "rows": [_row(one, mark) for one, mark in marked[:SHOWN]],
         "left_out": max(0, len(ordered) - SHOWN),
-        "remarks": remarks,
+        "remarks": [*notes.lines, general],
         "unclear": unclear,
         "limits": LIMITS,
         "provenance": [
@@ -68,11 +76,10 @@ def page(
     return rendered("bound.html.j2", values)
 
 
-def _severity(one: Comparison) -> tuple[int, float]:
-    """Refuted and unsupported claims first, then the largest mu."""
+def _severity(one: Comparison) -> tuple[int, float, bool]:
+    """Refuted and unsupported claims first, then the largest mu, or none at all."""
     level = grading.RANK[grading.VERDICTS[one.verdict.name]] if one.claim else 0
-    largest = one.bound.largest
-    return level, -1.0 if largest is None else largest
+    return level, one.bound.rank, bool(one.bound.leaking)
 
 
 def _first(found: Sequence[Comparison], network: TraceSummary, unclear: Sequence[str]) -> First:
@@ -95,7 +102,7 @@ def _first(found: Sequence[Comparison], network: TraceSummary, unclear: Sequence
     elif bound.epsilon is not None:
         says = (
             f"Against {someone}, a record of {owner} has epsilon "
-            f"{bound.epsilon:.4g} at delta {bound.delta:g}."
+            f"{_most(bound)}{bound.epsilon:.4g} at delta {bound.delta:g}."
         )
     elif bound.node_epsilon is not None:
         says = (
@@ -109,9 +116,12 @@ def _first(found: Sequence[Comparison], network: TraceSummary, unclear: Sequence
     if worst.claim is not None:
         level, badge = grading.VERDICTS[worst.verdict.name], worst.verdict.words
     certainty = (
-        "This is computed exactly from the protocol's equations and constants, for every attack "
-        "that is possible."
+        "This is computed from the protocol's equations and constants, for every attack that is "
+        "possible."
     )
+    least = weakest(worst.rests)
+    if least is not None and least.origin < Origin.DECLARED:
+        certainty += f" Its weakest input is {least}."
     if unclear:
         level, badge = "warning", "INCONCLUSIVE"
         certainty = f"The recording contradicts its declaration: {'; '.join(unclear)}."
@@ -170,8 +180,8 @@ def _facts(found: Sequence[Comparison], worst: Comparison) -> list[tuple[str, st
     exact = bound.epsilon if worst.exact is None else worst.exact
     said = "none per record"
     if exact is not None:
-        said = f"{exact:.4g} per record at delta {bound.delta:g}"
-    facts.append(("exact epsilon", said))
+        said = f"{_most(bound)}{exact:.4g} per record at delta {bound.delta:g}"
+    facts.append(("epsilon", said))
     facts.append(("views", str(len(found))))
     return facts
 
@@ -210,9 +220,16 @@ def _advice(worst: Comparison) -> list[Advice]:
     return advice
 
 
-def _row(one: Comparison) -> Mapping[str, object]:
+def _most(bound: ViewBound) -> str:
+    """Return what precedes an upper bound that is not known to be attained."""
+    return "at most " if bound.holds is Holds.AT_MOST else ""
+
+
+def _row(one: Comparison, mark: str) -> Mapping[str, object]:
     bound = one.bound
     says = one.why
+    if bound.holds is Holds.AT_MOST and bound.linear is not None:
+        says = f"{says}; constant gradients attain mu {bound.linear:.4g}"
     if bound.refused:
         says = bound.refused
     elif bound.leaking:
@@ -228,13 +245,13 @@ def _row(one: Comparison) -> Mapping[str, object]:
         "level": level,
         "node": bound.node,
         "adversary": who(str(bound.adversary)),
-        "mu": _number(bound.largest),
-        "epsilon": _number(bound.epsilon),
+        "mu": _most(bound) + _number(bound.mu),
+        "epsilon": _most(bound) + _number(bound.epsilon),
         "claimed": _number(None if one.claim is None else one.claim.epsilon),
         "ratio": _number(one.ratio),
         "noise": "-" if one.calibration is None else one.calibration.words,
         "verdict": one.verdict.words,
-        "says": says,
+        "says": f"{says} {mark}".strip(),
     }
 
 

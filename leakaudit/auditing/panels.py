@@ -126,7 +126,7 @@ def _identified(
             total = max([total, *(o.candidates for o in mine)])
             tried = len(mine) + len(simulated.refused(k, adversary, attack))
             hits = sum(bool(o.identified) for o in mine)
-            rates.append(hits / tried if mine else None)
+            rates.append(hits / tried if tried else None)
         lines.append(Line(attack, "rate", rates))
     kappa = 1.0
     title = "identified"

@@ -113,11 +113,9 @@ class Simulated:
             attack: Attack of the cell.
 
         Returns:
-            The three numbers; None if no record was recovered.
+            The three numbers; None if nothing was attacked, or the metric does not apply.
         """
         scores = self.scores(level, adversary, attack)
-        if all(score.not_recovered == len(score.matched) for score in scores):
-            return None
         values = [value for score in scores for value in score.counted(metric)]
         if not values:
             return None

@@ -12,6 +12,7 @@ from leakaudit.lint import (
     equations,
     gradients,
     noise,
+    records,
     seeds,
     views,
     wire,
@@ -26,6 +27,7 @@ from leakaudit.verdict import Verdict
 
 CHECKS = (
     conformance.check,
+    records.check,
     equations.check,
     claimed.check,
     bounded.check,

@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
-
 from torch import Tensor
 
 from leakaudit import registry
 from leakaudit.protocols.declared import protocol_of
 from leakaudit.protocols.deviation import Deviation
-from leakaudit.trace import RECORDING, Trace
+from leakaudit.trace import RECORDING, Json, Trace
 
 # What differs from seed to seed, and is checked elsewhere: time and number of a recording, and what
 # an engine says of messages that are missing.
@@ -44,11 +42,6 @@ class _Noted(dict[str, Tensor]):
     def __contains__(self, name: object) -> bool:
         self.names.add(str(name))
         return super().__contains__(name)
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """Return a tensor; its name counts as looked up."""
-        self.names.add(name)
-        return super().get(name, default)
 
 
 class Description:
@@ -121,9 +114,9 @@ class Description:
         return self._read[known]
 
 
-def _free(trace: Trace) -> dict[str, Any]:
+def _free(trace: Trace) -> dict[str, Json]:
     """Return the texts that a program writes as it likes."""
-    found: dict[str, Any] = {"the name of the data": trace.task.data}
+    found: dict[str, Json] = {"the name of the data": trace.task.data}
     for name, value in sorted(trace.provenance.items()):
         if name not in ("created", RECORDING, registry.TEXT):
             found[f"provenance {name[:ID]!r}"] = value

@@ -45,9 +45,13 @@ PRODUCTS = 1 << 34
 # A bit is tested if numbers that differ in it differ by at most this share of the noise and of the
 # number: the density of noise changes so little within it that a bit is biased by at most 1 %,
 # which the tests of pairs do not notice (they notice its square). Bytes are tested with the second
-# share, for which the bias is below 1e-5.
+# share, for which the bias is below 1e-3.
 COARSE = 5  # a 32nd
-FINE = 12  # a 4096th
+FINE = 8  # a 256th
+# A sum of two numbers of a format has no bits below their last ones, and ties of its rounding are
+# even. The larger number may be twice as large as the largest number of the message, so that so many
+# of the last bits are left out, and one more for each power of two by which a number is smaller.
+LOST = 2
 BYTE = 8
 VALUES = 1 << BYTE
 EXPECTED = 20  # least expected number of bytes with each value: a choice, usual are 5
@@ -68,10 +72,10 @@ class Bits:
 
     def __init__(self) -> None:
         self._sums: dict[int, Integers] = {}  # node -> (columns, bits) sums of signs
-        self._counts: dict[int, Integers] = {}  # node -> (bits,) how many each sum has
+        self._counts: dict[int, Integers] = {}  # node -> how many each sum has
         self._rows: list[Signs] = []
         self._labels: list[str] = []
-        self._bytes: dict[int, Integers] = {}  # place of a byte -> how often each value occurs
+        self._bytes = np.zeros(VALUES, np.int64)  # how often each value of a byte occurs
         self._shape: tuple[int, int] | None = None
 
     def add(self, trace: Trace, declared: Relations, where: str = "") -> None:
@@ -104,34 +108,34 @@ class Bits:
     def _add(self, payload: Tensor, std: float, node: int, label: str) -> None:
         mantissa, integers = FORMATS[payload.dtype]
         some = payload[_spread(len(payload))].contiguous()
-        largest = float(some.abs().max()) if len(some) else 0.0
+        numbers = some.double().numpy()
+        largest = float(np.abs(numbers).max(initial=0.0))
         if not 0 < largest < math.inf:
             return
-        # A unit in the last place of the largest number, as a power of two.
-        last = math.frexp(largest)[1] - 1 - mantissa
-        depth = min(math.floor(math.log2(std)) - last, mantissa)
-        bits = depth - COARSE
-        if bits < 1:
-            return
         if self._shape is None:
-            self._shape = (len(some), mantissa - COARSE)
-        if self._shape != (len(some), mantissa - COARSE):
+            self._shape = (len(some), mantissa)
+        if self._shape != (len(some), mantissa):
             return
         words = some.view(integers).long().numpy()
-        signs = np.zeros(self._shape, np.float32)
-        for bit in range(bits):
-            signs[:, bit] = 2 * ((words >> bit) & 1) - 1
-        self._sums.setdefault(node, np.zeros(self._shape, np.int64))
-        self._counts.setdefault(node, np.zeros(self._shape[1], np.int64))
+        # Exponents of the numbers, and the first and the last bit that noise makes random.
+        exponents = np.frexp(numbers)[1]
+        first = math.frexp(largest)[1] - exponents + LOST
+        units = np.frexp(std)[1] - 1 - (exponents - 1 - mantissa)
+        depth = np.where(numbers == 0, 0, np.minimum(units, mantissa))
+        bits = np.arange(mantissa)
+        tested = (bits >= first[:, None]) & (bits < depth[:, None] - COARSE)
+        signs = np.where(tested, 2.0 * ((words[:, None] >> bits) & 1) - 1, 0.0)
+        if node not in self._sums:
+            self._sums[node] = np.zeros(self._shape, np.int64)
+            self._counts[node] = np.zeros(self._shape, np.int64)
         self._sums[node] += signs.astype(np.int64)
-        self._counts[node][:bits] += 1
+        self._counts[node] += tested
         if (len(self._rows) + 1) * signs.size <= KEPT:
-            self._rows.append(signs.ravel())
+            self._rows.append(signs.ravel().astype(np.float32))
             self._labels.append(label)
-        for place in range((depth - FINE) // BYTE):
-            values = (words >> (BYTE * place)) & (VALUES - 1)
-            found = np.bincount(values, minlength=VALUES)
-            self._bytes[place] = self._bytes.get(place, np.zeros(VALUES, np.int64)) + found
+        whole_bytes = first + BYTE <= depth - FINE
+        values = (words[whole_bytes] >> first[whole_bytes]) & (VALUES - 1)
+        self._bytes += np.bincount(values, minlength=VALUES)
 
     def _repeated(self) -> Iterator[Deviation]:
         """Yield low bits that are the same in most messages of a node."""
@@ -140,8 +144,8 @@ class Bits:
         for node, sums in self._sums.items():
             counts = self._counts[node]
             several = counts > 1
-            tests += len(sums) * int(several.sum())
-            total += float((sums[:, several] ** 2 / counts[several]).sum())
+            tests += int(several.sum())
+            total += float((sums[several] ** 2 / counts[several]).sum())
         x = -math.log(LEVEL / TESTS)
         if total > tests + 2 * math.sqrt(tests * x) + 2 * x:
             says = (
@@ -166,20 +170,19 @@ class Bits:
             yield Deviation("bits", f"the low bits of {other} and {one} are alike")
 
     def _uneven(self) -> Iterator[Deviation]:
-        """Yield a byte whose values are not equally frequent."""
-        for place, counts in self._bytes.items():
-            expected = float(counts.sum()) / VALUES
-            if expected < EXPECTED:
-                continue
-            statistic = float(((counts - expected) ** 2).sum()) / expected
-            chance = float(chdtrc(VALUES - 1, statistic))
-            if chance < LEVEL / (TESTS * len(self._bytes)):
-                says = (
-                    f"the values of byte {place} of {counts.sum()} numbers, counted from the last "
-                    f"one, are not equally frequent (probability {chance:.1g})"
-                )
-                yield Deviation("bits", says)
-                return
+        """Yield if the values of the last byte are not equally frequent."""
+        numbers = int(self._bytes.sum())
+        expected = numbers / VALUES
+        if expected < EXPECTED:
+            return
+        statistic = float(((self._bytes - expected) ** 2).sum()) / expected
+        chance = float(chdtrc(VALUES - 1, statistic))
+        if chance < LEVEL / TESTS:
+            says = (
+                f"the last byte of {numbers} numbers does not have all values equally often "
+                f"(probability {chance:.1g})"
+            )
+            yield Deviation("bits", says)
 
 
 def fresh(declared: Relations) -> dict[int, float]:

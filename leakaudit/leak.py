@@ -170,7 +170,7 @@ class GradientLeak(Displayed):
     @property
     def steady(self) -> bool:
         """Whether, according to the declaration, all gradients of the leak use the same samples."""
-        return self.combination.shape[1] == 1 or self.records == self.samples
+        return self.combination.shape[1] == 1 or self.records in (None, self.samples)
 
     @property
     def gaps(self) -> str:

@@ -175,7 +175,7 @@ def write(
         LeakauditError: The description contradicts the messages, or the trace cannot be written.
     """
     from leakaudit.capture.tap import merge
-    from leakaudit.capture.tap.guessing import confirm
+    from leakaudit.capture.tap.guessing import confirm, origins
     from leakaudit.capture.tap.log.reading import read_logs
     from leakaudit.capture.tap.messages import trained, wires
     from leakaudit.rendering import console
@@ -188,7 +188,9 @@ def write(
     wrong = confirm.contradictions(described, logs) if args.describe else []
     if wrong:
         raise LeakauditError(f"the description is wrong: {'; '.join(wrong)}")
-    plan = replace(plan, notes=(*plan.notes, *confirm.verified(described, logs)))
+    found = origins.origins(described, logs, plan.description.params, inferred=not args.describe)
+    notes = (*plan.notes, *confirm.verified(described, logs), *origins.remark(found))
+    plan = replace(plan, notes=notes, evidence=found)
     truth = None
     if args.truth:
         truth = merge.read_truth(args.truth, described.task.spec.shape, plan.graph.nodes)

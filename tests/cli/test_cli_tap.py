@@ -341,17 +341,19 @@ def test_messages_that_are_not_understood_are_kept_and_code_3(
 def test_a_guess_does_not_write_over_a_description(
     folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Gradients of single records of a softmax regression go into a sum; they are guessed twice."""
+    """Gradients of single records of a softmax regression, as a hook logs them, guessed twice."""
     own(
         folder,
         "for k in range(2):\n    with Log(folder, k, world=2) as log:\n        x = random.random(9)\n"
         "        for _ in range(3):\n            q = random.normal(size=4)\n"
-        "            log.write('allreduce', np.concatenate([np.outer(q, x).ravel(), q]))\n",
+        "            g = np.concatenate([np.outer(q, x).ravel(), q])\n"
+        "            log.write('ddp', g, lane='model 0', of=2, parameters=[0, 1], last=True,"
+        " sizes=[36, 4])\n",
     )
     (folder / "trace.toml").write_text("# mine")
     assert main(["tap", "--progress", "none", "--", sys.executable, "own.py"]) == 0
     assert (
-        "trace.toml exists and differs, so it was kept; inferred: gradients (likely), fedsgd"
+        "trace.toml exists and differs, so it was kept; inferred: gradients (sure), fedsgd"
         in capfd.readouterr().err
     )
     assert (folder / "trace.toml").read_text() == "# mine"
@@ -382,7 +384,7 @@ def logged(folder: Path) -> None:
     for rank in range(2):
         with Log(folder, rank, world=2) as log:
             for t in range(3):
-                log.write("send", torch.full((51,), float(rank + t)), peer=1 - rank)
+                log.write("send", torch.full((51,), float(10 + rank + t)), peer=1 - rank)
 
 
 def test_describe_writes_what_merge_reads_once_it_is_filled_in(
@@ -419,7 +421,7 @@ def test_describe_writes_what_merge_reads_once_it_is_filled_in(
     Path("mine.toml").write_text(text)
     assert main([*merging, "--progress", "none"]) == 0
     assert "trace.pt: dpsgd, 2 nodes, 1 edges, 3 rounds, 6 messages" in capfd.readouterr().err
-    assert held("trace.pt")[3, 1, 0].tolist() == [3.0] * 51
+    assert held("trace.pt")[3, 1, 0].tolist() == [13.0] * 51
 
 
 def test_a_model_is_named_with_its_shape(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:

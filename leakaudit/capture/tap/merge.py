@@ -95,6 +95,10 @@ def write(
     provenance = about(plan, logs, code)
     if command:
         provenance["command"] = command
+    if plan.evidence:
+        provenance["evidence"] = {
+            one.subject: [one.origin.name, one.detail] for one in plan.evidence
+        }
     state = revision(Path())  # of the folder in which the program was started
     if state is not None:
         provenance["program"] = {"commit": state.commit, "changed": state.changed}

@@ -89,9 +89,9 @@ def shown(task: Task, samples: Sequence[GradientSample]) -> Shown | None:
     """
     blocks: dict[int, list[tuple[Tensor, float]]] = defaultdict(list)
     for sample in samples:
-        block = _block(task, sample)
-        if block is not None:
-            blocks[sample.rank].append(block)
+        found = _block(task, sample)
+        if found is not None:
+            blocks[sample.rank].append(found)
     each: list[int] = []
     together: list[tuple[int, int]] = []
     for of_rank in blocks.values():
@@ -138,7 +138,7 @@ def _reduced(block: Tensor) -> Tensor:
         return block
     random = Generator().manual_seed(0)
     mixed = torch.randn(block.shape[1], WIDTH, generator=random, dtype=block.dtype)
-    return block @ mixed / WIDTH**0.5
+    return torch.mm(block, mixed / WIDTH**0.5)
 
 
 def _rank(block: Tensor, edge: float) -> int:

@@ -247,7 +247,10 @@ def _add_server(draft: Draft, sent: PayloadGuess, model: Model, is_mean: bool | 
         if getattr(model.optimiser, name):
             params[name] = getattr(model.optimiser, name)
     params["batch"] = 0
-    comments["params.batch"] = Comment("records per step; 0: all of them", proved)
+    all_ = "records per step; 0: all of them"
+    if model.records is not None and model.records.differ:
+        all_ = "a step uses all records of its round; how a round draws them is not known"
+    comments["params.batch"] = Comment(all_, proved)
     said = {
         True: Comment("the server's next model is the mean of all answers"),
         False: Comment("the next model is not the plain mean of all clients' answers"),

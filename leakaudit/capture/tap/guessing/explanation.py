@@ -94,13 +94,15 @@ def explain(seen: Observed, task: Task | None) -> Explanation:
     server = hub.server(seen)
     if server is None:
         sent, model = _between_ranks(seen, task)
-        model = counted(model, gradients.spread(seen, sent.payload))
+        if sent.sure != "unknown":
+            model = counted(model, gradients.spread(seen, sent.payload))
         return Explanation(seen, sent, model, None)
     sent = hub.payload(seen, server)
     samples = hub.samples(seen, server, sent.payload)
     model = _model_behind(seen, sent, samples, task)
     model = _of_clients(model, sent, samples, hub.examples(seen))
-    model = counted(model, samples)
+    if sent.payload == "weights" or model.found is not None:
+        model = counted(model, samples)
     return Explanation(seen, sent, model, server)
 
 

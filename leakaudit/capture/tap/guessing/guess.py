@@ -208,6 +208,12 @@ def _evidence(explained: Explanation, logs: Sequence[RankLog], task: Task | None
     size = seen.sizes[-1]
     count = sum(map(len, seen.streams.values()))
     yield explained.sent.why
+    broken = seen.broken
+    if broken is not None:
+        yield (
+            "the program's own numbers contain NaN or infinity, first in message "
+            f"{broken.index} of rank {broken.src} ({broken.op})"
+        )
     yield f"{count} messages of {size} numbers on {len(seen.streams)} channels"
     yield _of_model(explained.model, task is not None, size, bool(seen.missing))
     if explained.model.records is not None:

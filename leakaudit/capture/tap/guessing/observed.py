@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -137,6 +137,14 @@ class Observed:
         return next((name for op, name in HOOKS.items() if op in ops), "")
 
     @property
+    def broken(self) -> LoggedMessage | None:
+        """The first message, by its position on its channel, that contains NaN or infinity."""
+        for message in sorted(chain.from_iterable(self.streams.values()), key=_position):
+            if not bool(self.value(message).isfinite().all()):
+                return message
+        return None
+
+    @property
     def centre(self) -> int | None:
         """The rank to which all others are connected, and nobody else; None if there is none."""
         if len(self.graph.edges) < 2:
@@ -205,6 +213,10 @@ def sizes_of(task: Task) -> tuple[int, ...]:
     """
     slices = task.layout.slices.values()
     return (*(part.stop - part.start for part in slices), task.layout.size)
+
+
+def _position(message: LoggedMessage) -> int:
+    return message.index
 
 
 def _usual(sizes: Sequence[int]) -> list[Place]:

@@ -83,7 +83,7 @@ def payload(seen: Observed) -> PayloadGuess:
     across = _median(pairs, 0.0)
     move = _median(list(_moves(seen)), 1.0)
     if not math.isfinite(across + move):
-        return _not_known("messages that were compared are NaN or infinite in the program itself")
+        return _not_known("messages that were compared contain NaN or infinity")
     if across < ALIKE:
         found = _duals(seen)
         if found is not None:

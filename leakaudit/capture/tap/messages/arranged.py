@@ -13,6 +13,7 @@ from leakaudit.capture.tap.messages.description import Description
 from leakaudit.capture.tap.messages.layouts import Place
 from leakaudit.capture.tap.messages.streams import LoggedMessage
 from leakaudit.errors import LeakauditError
+from leakaudit.evidence import Evidence
 from leakaudit.trace import Graph
 
 
@@ -71,6 +72,7 @@ class ArrangedLog:
         notes: remarks for the reader of the trace.
         optional_senders: nodes that need not send.
         asks: whether the server asks some of the clients in each round; only they answer.
+        evidence: where the payload and the constants come from.
         run: the columns for the trace; None for the longest run that all messages contain.
     """
 
@@ -84,6 +86,7 @@ class ArrangedLog:
     notes: tuple[str, ...] = ()
     optional_senders: frozenset[int] = frozenset()
     asks: bool = False
+    evidence: tuple[Evidence, ...] = ()
     run: tuple[int, int] | None = None
 
     @property

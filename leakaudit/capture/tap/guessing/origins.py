@@ -1,0 +1,133 @@
+"""Where the constants of a description come from: the messages, the program, or a user's word."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from leakaudit.capture.tap.fitting.records import Shown
+from leakaudit.capture.tap.guessing import hub, observed
+from leakaudit.capture.tap.guessing.explanation import Explanation, Model, explain
+from leakaudit.capture.tap.log.reading import RankLog
+from leakaudit.capture.tap.messages.description import Description
+from leakaudit.errors import LeakauditError
+from leakaudit.evidence import Evidence, Origin
+
+COUNTS = ("samples", "batch")
+# Constants that a recomputed gradient proves, because the next messages follow with these only.
+TRAINING = ("alpha", "rho", "lr", "order", "optimiser", "momentum", "nesterov", "decay", "epochs")
+
+
+def origins(
+    described: Description,
+    logs: Sequence[RankLog],
+    params: Mapping[str, Any],
+    inferred: bool,
+) -> tuple[Evidence, ...]:
+    """Return where payload, constants and numbers of records of a trace come from.
+
+    Args:
+        described: the description of the messages, which does not contradict them.
+        logs: the logs of all processes.
+        params: the constants of the trace, with those that the models show.
+        inferred: whether the description was inferred; otherwise a user declares it.
+    """
+    word = Origin.ASSUMED if inferred else Origin.DECLARED
+    try:
+        seen = observed.collect(logs, described.task, described.places)
+        explained = explain(seen, described.task)
+    except LeakauditError:
+        known = [Evidence(name, word) for name in ("payload", *described.params)]
+        return (*known, *_unknown({*COUNTS} - described.params.keys(), ""))
+    return (
+        _payload(described, explained, word),
+        *_constants(described, explained, params, word),
+        *_records(described, explained, word),
+    )
+
+
+def remark(found: Sequence[Evidence]) -> list[str]:
+    """Return what is known about the numbers of records, in one line if there is anything.
+
+    Args:
+        found: where payload and constants come from.
+    """
+    counts = [one for one in found if one.subject in COUNTS]
+    shown = [one.detail for one in counts if one.detail]
+    if not shown:
+        return []
+    origins = ", ".join(f"{one.subject} {one.origin.words}" for one in counts)
+    return [f"{origins}: {shown[0]}"]
+
+
+def _payload(described: Description, explained: Explanation, word: Origin) -> Evidence:
+    sent = explained.sent
+    origin = word
+    if sent.payload == described.payload and sent.sure == "sure":
+        origin = Origin.STATED if explained.seen.hooked else Origin.VERIFIED
+    return Evidence("payload", origin, sent.why)
+
+
+def _constants(
+    described: Description, explained: Explanation, params: Mapping[str, Any], word: Origin
+) -> Iterator[Evidence]:
+    """Yield the origin of each constant that is neither a default nor a number of records."""
+    stated = explained.stated
+    for name in params:
+        if name in COUNTS:
+            continue
+        if params[name] == "unknown":
+            yield Evidence(name, Origin.UNKNOWN)
+        elif name not in described.params:
+            yield Evidence(name, Origin.VERIFIED, "it predicts models that it was not fitted to")
+        elif stated is not None and name in stated.params:
+            yield Evidence(name, Origin.STATED, "Opacus' optimiser")
+        elif name in TRAINING and _proves(explained.model, described.payload):
+            miss = 0.0 if explained.model.found is None else explained.model.found.miss
+            yield Evidence(name, Origin.VERIFIED, f"recomputed gradients miss by {miss:.1g}")
+        else:
+            yield Evidence(name, word)
+
+
+def _proves(model: Model, payload: str) -> bool:
+    """Return whether the steps of the nodes were computed again; gradients show no step."""
+    return model.found is not None and payload != "gradients"
+
+
+def _records(described: Description, explained: Explanation, word: Origin) -> Iterator[Evidence]:
+    """Yield the origin of the numbers of records, of a node and behind a gradient."""
+    shown = explained.model.records
+    text = "" if shown is None else shown.text
+    samples = described.params.get("samples") or 0
+    batch = described.params.get("batch") or 0
+    if batch:
+        yield _count("batch", batch, shown, explained.model, word)
+    if samples:
+        if shown is not None and max(shown.together, shown.most) > samples:
+            yield Evidence("samples", Origin.CONTRADICTED, text)
+        elif explained.model.reused and samples == 1:
+            yield Evidence("samples", Origin.VERIFIED, explained.model.reused)
+        elif samples in hub.examples(explained.seen):
+            yield Evidence("samples", Origin.STATED, "clients report it")
+        else:
+            yield Evidence("samples", word, text)
+    missing = {name for name, value in (("samples", samples), ("batch", batch)) if not value}
+    if samples and explained.model.reused:
+        missing.discard("batch")  # one record of one is all of them
+    yield from _unknown(missing, text)
+
+
+def _count(name: str, batch: int, shown: Shown | None, model: Model, word: Origin) -> Evidence:
+    """Return the origin of the number of records behind each gradient."""
+    if shown is None:
+        return Evidence(name, word)
+    if shown.most > batch:
+        return Evidence(name, Origin.CONTRADICTED, shown.text)
+    if batch == 1 and shown.single and model.found is not None:
+        return Evidence(name, Origin.VERIFIED, shown.text)
+    return Evidence(name, word, shown.text)
+
+
+def _unknown(names: set[str], text: str) -> Iterator[Evidence]:
+    for name in sorted(names):
+        yield Evidence(name, Origin.UNKNOWN, text)

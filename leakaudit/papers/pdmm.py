@@ -356,8 +356,8 @@ ROWS = (
             ),
             Quote(
                 "section 5.2.1",
-                "It can be observed that the difference of gradients does not contain sign information "
-                "that can be used to distinguish the label.",
+                "It can be observed that the difference of gradients does not contain sign "
+                "information that can be used to distinguish the label.",
             ),
         ),
         assumes=(

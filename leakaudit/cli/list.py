@@ -35,6 +35,7 @@ GRAPHS = {
     "rgg": "random geometric graph: random points, connected if they are near",
     "er": "Erdos-Renyi graph: every edge exists with the same probability",
     "grid": "rectangular grid",
+    "rgg:R": "the same with another radius: points of a unit square, connected if closer than R",
     "file:PATH": "edges from a text file with a line 'i j' for each edge",
 }
 
@@ -207,7 +208,7 @@ def entries(what: str) -> list[dict[str, Any]]:
         return [{"name": name, "note": note} for name, note in names.items()]
     if what == "graphs":
         kinds = declarations.table("leakaudit.protocols.topology", "KINDS")
-        return [{"name": name, "note": GRAPHS[name]} for name in [*kinds, "file:PATH"]]
+        return [{"name": name, "note": GRAPHS[name]} for name in [*kinds, "rgg:R", "file:PATH"]]
     rows = []
     columns = COLUMNS[what]
     for name, declared in declarations.everything(what, tuple(columns.values())):

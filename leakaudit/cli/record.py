@@ -17,7 +17,11 @@ if TYPE_CHECKING:
 
 CHOICES = {
     "nodes": (int, "number of nodes with data (default 10)"),
-    "graph": (str, "graph: ring, star, complete, rgg, er, grid or file:PATH (default rgg)"),
+    "graph": (
+        str,
+        "graph: ring, star, complete, rgg, rgg:R (random points closer than R are connected), er, "
+        "grid or file:PATH (default rgg)",
+    ),
     "rounds": (int, "number of rounds (default 20)"),
     "data": (str, "data set, see 'leakaudit list data' (default faces)"),
     "samples": (int, "number of records per node (default 1)"),

@@ -28,6 +28,7 @@ from leakaudit.errors import LeakauditError, suggest
 from leakaudit.lint.case import Case
 from leakaudit.lint.equations import Consistency, Part, consistency
 from leakaudit.lint.pitfall import Pitfall
+from leakaudit.lint.residual import Residual
 from leakaudit.lint.rest import Rest
 from leakaudit.lint.substitute import Left, left
 from leakaudit.lint.values import Values, contradicted
@@ -48,6 +49,7 @@ NUMBERS = 1 << 30
 COMPLETE = Rest()
 QUIET = 20  # the pitfall of too little noise
 NUMBER = 22  # of the pitfall
+RESIDUAL = 23  # of that of a remainder within the tolerance
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ class Conformance:
         noise: What is wrong with the noise of the messages, whose size and distribution are the
             subject of other pitfalls.
         rest: Which rounds were not compared because there are too many.
+        residual: What remains between gradients and those of the truth; None if it is not known.
     """
 
     deviations: tuple[Deviation, ...]
@@ -70,6 +73,7 @@ class Conformance:
     obstacle: str
     noise: tuple[Pitfall, ...] = ()
     rest: Rest = COMPLETE
+    residual: Residual | None = None
 
     @property
     def sentences(self) -> list[str]:
@@ -142,6 +146,7 @@ def examine(
         tested = consistent.rounds
         hard += _inconsistent(consistent)
     of_noise: list[Pitfall] = []
+    residual: Residual | None = None
     if not hard and not obstacle and truth is not None:
         made = _Recording(trace, truth, task or Task.build(trace.task))
         remainder = left(made, case.compared_relations, NUMBERS, memory)
@@ -149,6 +154,7 @@ def examine(
             remainder = Left(())
             obstacle = "the values of one round do not fit into the memory for this comparison"
         compared = remainder.compared
+        residual = remainder.residual
         if compared:
             explained = remainder.rounds
         values = Values()
@@ -165,7 +171,7 @@ def examine(
         about = "quiet" if pitfall.number == QUIET else "distribution"
         hard.append(Deviation(about, pitfall.says))
     rest = _rest(trace, tested, explained)
-    return Conformance(tuple(hard), stated, compared, obstacle, tuple(of_noise), rest)
+    return Conformance(tuple(hard), stated, compared, obstacle, tuple(of_noise), rest, residual)
 
 
 def not_compared(case: Case) -> list[str]:
@@ -204,6 +210,7 @@ def check(case: Case) -> Iterator[Pitfall]:
     except LeakauditError as error:  # nothing can be compared with an unknown declaration
         yield Pitfall(NUMBER, Verdict.UNSUPPORTED, str(error))
         return
+    figures: Figures = {}
     # Noise is the subject of other pitfalls, and so are equations without noise.
     elsewhere = {"quiet", "distribution"}
     if case.protocol and isinstance(case.protocol.victim, Written) and not case.laws:
@@ -211,12 +218,15 @@ def check(case: Case) -> Iterator[Pitfall]:
     if case.truth is not None and not case.truth.states:  # which would contain the noise itself
         yield from found.noise
     wrong = [one for one in found.deviations if one.about not in elsewhere]
+    if not found.deviations and found.residual is not None and found.residual.notable:
+        figures = {"share": found.residual.share, "cause": found.residual.cause}
+        yield Pitfall(RESIDUAL, Verdict.INCONCLUSIVE, found.residual.says, figures)
     if not wrong:
         return
     first = wrong[0]
     others = len(wrong) - 1
     more = f" (and {others} more)" if others else ""
-    figures: Figures = {"about": [one.about for one in wrong]}
+    figures = {"about": [one.about for one in wrong]}
     yield Pitfall(NUMBER, Verdict.REFUTED, f"{first.sentence}{more}", figures)
 
 

@@ -87,6 +87,11 @@ NAMES = {  # number -> name, fix; 1 to 17 as in docs/bounds.md
         "record what the program sends, with the protocol, constants, rounds and records that it "
         "uses; until then, no other result about this recording means anything",
     ),
+    23: (
+        "unexplained remainder",
+        "declare what the program adds to its gradients or multiplies them by (an l2 term, weight "
+        "decay, a scaled loss): an attack finds less as long as it is not declared",
+    ),
 }
 
 

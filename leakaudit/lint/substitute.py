@@ -32,6 +32,7 @@ from torch import Tensor
 from leakaudit import mapping
 from leakaudit.adversary import Adversary
 from leakaudit.errors import LeakauditError
+from leakaudit.lint.residual import Residual
 from leakaudit.protocols.declared import constant
 from leakaudit.relations import Relations
 from leakaudit.relations.estimate import recorded
@@ -62,7 +63,8 @@ SOME_GRADIENTS = 1_000
 GRADIENTS = 20
 # Most numbers of gradients and records that are evaluated together: 8 MiB. A choice.
 AT_ONCE = 1 << 20
-# Kinds of gradients: those of the truth, none, and those of a guess.
+# Kinds of gradients: those of the truth, none, and those of a guess; without noise, not those of a
+# guess, but those of the truth with their models added, to which an l2 term is proportional.
 KINDS = 3
 # Allowed error of a relation, in rounding errors of its largest term, however many errors its terms
 # have accumulated: the same allowance as in `leakaudit.protocols.declared`.
@@ -152,6 +154,7 @@ class Left:
             gradients to its terms.
         node: the node whose message this relation contains, or None.
         rounds: number of rounds that were examined.
+        residual: what remains and what explains it; None with noise or in half precision.
     """
 
     noise: tuple[Noise, ...]
@@ -163,6 +166,7 @@ class Left:
     rounds: int = 0
     absent: float = 0.0
     close: float = CLOSE
+    residual: Residual | None = None
 
     @property
     def compared(self) -> bool:
@@ -210,7 +214,11 @@ def left(
         if vector.kind == "noise" and vector.owner is not None and place in done.values:
             drawn.setdefault(vector.owner, []).append(place)
     noise = [_noise(declared, node, places, done, eps) for node, places in sorted(drawn.items())]
-    return replace(_missed(declared, done, eps), noise=tuple(noise), rounds=rounds)
+    residual = None
+    if not noisy and eps <= SHORT:
+        residual = done.residual
+    missed = _missed(declared, done, eps)
+    return replace(missed, noise=tuple(noise), rounds=rounds, residual=residual)
 
 
 def _recorded(made: Recording, declared: Relations, rounds: int) -> dict[int, Tensor]:
@@ -293,14 +301,15 @@ class _Gradients:
             places = [place for place, _, _ in group]
             y = torch.stack([y for _, _, y in group])
             x = torch.stack([x for _, x, _ in group])
-            kinds = KINDS if self.guess else KINDS - 1
-            rows = np.zeros((len(places), kinds, models[places[0]].shape[1]))
+            rows = np.zeros((len(places), KINDS, models[places[0]].shape[1]))
             at = np.stack([models[place][0] for place in places])
             rows[:, 0] = self._evaluate(at, x, y)
             if self.guess:
                 guesses = torch.stack([self._guessed(owners[place]) for place in places])
                 last = np.stack([models[place][-1] for place in places])
                 rows[:, 2] = self._evaluate(last, guesses[:, None].expand_as(x), y)
+            else:
+                rows[:, 2] = rows[:, 0] + at
             changes = [0.0] * len(places)
             if errors:
                 each = np.array([[errors[place] / math.sqrt(at.shape[1])] for place in places])
@@ -374,6 +383,7 @@ class _Substitution:
             their errors.
         over: relation without unknown vectors -> its error.
         most: largest number of rows that were kept at once.
+        residual: what remains of relations without unknown vectors; no meaning with noise.
     """
 
     def __init__(
@@ -390,6 +400,7 @@ class _Substitution:
         self.rounded: dict[int, float] = {}
         self.over: dict[int, _Error] = {}
         self.most = 0
+        self.residual = Residual.nothing()
         self._rows = 0
         self._eps = eps
         self._declared = declared
@@ -488,7 +499,11 @@ class _Substitution:
         if not unknown:
             total = self._sum(terms)
             given = norm(total[1] - total[0]) if len(total) > 1 else None
-            self.over[at] = _Error(norm(total[0]), given, total.shape[1], self._rounding(terms))
+            rounded = self._rounding(terms)
+            self.over[at] = _Error(norm(total[0]), given, total.shape[1], rounded)
+            if given and len(total) == KINDS:
+                rest, none, shifted = total
+                self.residual.add(rest, rest - none, shifted - rest, self._eps * rounded)
             return
         scale = -terms.pop(unknown[0])
         self._set(unknown[0], self._sum(terms) / scale, self._rounding(terms) / abs(scale))

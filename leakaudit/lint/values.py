@@ -44,6 +44,8 @@ def contradicted(found: Left) -> Iterator[Deviation]:
         f"one{of_node} by {found.worst:.1%}, and no noise is declared; check the truth, labels, "
         "constants, model and messages"
     )
+    if found.residual is not None and found.residual.cause:
+        says += f"; {found.residual.cause}"
     yield Deviation("gradients", says, nodes)
 
 

@@ -178,7 +178,9 @@ ROWS = (
         claim="the duals add up to zero from the first iteration on",
         quotes=(
             Quote(
-                "section II-B", "the summation of the all the dual variables becomes a zero vector"
+                "section II-B",
+                "Lemma II.1 shows that, after the first iteration of Algorithm 1, the "
+                "summation of the all the dual variables becomes a zero vector.",
             ),
         ),
         assumes=(DUALS, "exact arithmetic"),
@@ -191,11 +193,13 @@ ROWS = (
         quotes=(
             Quote(
                 "Lemma II.2",
-                "The consensus variable converges to the average linearly at a rate of",
+                "The consensus variable converges to the average linearly at a rate of "
+                "$\\frac{\\rho}{\\rho+2}$ .",
             ),
             Quote(
                 "section VI-A",
-                "peers initialize $\\lambda$ by sampling from a uniform distribution on $[0, 1)$",
+                "For secure aggregation, peers initialize $\\lambda$ by sampling from a "
+                "uniform distribution on $[0, 1)$ .",
             ),
         ),
         assumes=(DUALS,),
@@ -205,7 +209,7 @@ ROWS = (
         number=35,
         source="SecureD-FL, section VI-C, Figure 4",
         claim="after 4 iterations the mean squared error is below 1e-13",
-        quotes=(Quote("section VI-C", "After 4 iterations, the error drops below $10^{-13}$"),),
+        quotes=(Quote("section VI-C", "After 4 iterations, the error drops below $10^{-13}$ ."),),
         assumes=(DUALS, "models with entries of about .05 instead of the paper's FEMNIST models"),
         judge=_figure_4,
     ),
@@ -214,11 +218,17 @@ ROWS = (
         source="SecureD-FL, sections VI-A and VI-C",
         claim="2 iterations suffice: the estimation error does not hurt the test accuracy",
         quotes=(
-            Quote("section VI-A", "while offering the estimation closer to true average"),
+            Quote(
+                "section VI-A",
+                "We set the maximum ADMM iteration to 2, which not only preserves privacy "
+                "( $\\leq 7$ and $\\leq 9$ ) but also makes the algorithm practical by "
+                "minimizing the communication overhead while offering the estimation "
+                "closer to true average.",
+            ),
             Quote(
                 "section VI-C",
-                "the estimation error due to early termination does not adversely affect the test "
-                "accuracy",
+                "For ADMM iterations greater than 1, the estimation error due to early "
+                "termination does not adversely affect the test accuracy.",
             ),
         ),
         assumes=(DUALS, "models with entries of about .05"),

@@ -11,15 +11,14 @@ from torch import Tensor
 from leakaudit._util.plain import Figures
 from leakaudit.adversary import Adversary
 from leakaudit.extraction import hearing
-from leakaudit.papers.pdmm import EXACT, LISTENS, PLANE, input_error
+from leakaudit.papers.pdmm import EXACT, EXAMPLE, LISTENS, PLANE, THESIS, input_error
 from leakaudit.papers.row import Judgement, Quote
 from leakaudit.papers.runs import FinishedRun, fresh, planned, protocol, run
 from leakaudit.papers.sources import pdmm_row
-from leakaudit.relations import determined, know
+from leakaudit.relations import determined, is_determined, know
 from leakaudit.trace import Graph
 from leakaudit.verdict import Verdict, against
 
-CONSTANTS = {"rho": 0.1, "alpha": 0.2, "z0": 1.0}
 CELLS = (1e-3, 1e-2, 1e-1)
 HEARD = 10  # number of rounds that an eavesdropper observes
 STEPS = (2, 5)
@@ -39,7 +38,7 @@ def _trained(rounds: int, **settings: float) -> FinishedRun:
 
     The graph is a random geometric graph.
     """
-    return run(nodes=60, rounds=rounds, set={**CONSTANTS, **settings}, **PLANE)
+    return run(rounds=rounds, **{**THESIS, "set": {**THESIS["set"], **settings}})
 
 
 def _inputs(done: FinishedRun) -> float:
@@ -58,17 +57,44 @@ def _quantisation() -> tuple[Judgement, ...]:
     return (Judgement("error of the inputs", Verdict.UNSUPPORTED, says, {"error": found}),)
 
 
+def _told(steps: int) -> dict[str, bool]:
+    """Return which differences of a node's gradients at the ends of rounds 2 to 4 are determined.
+
+    The first of the `steps` gradients of a round is evaluated at the end of the round before.
+    """
+    settings = {"z0": 1.0, "k_max": steps}
+    made = protocol(nodes=8, graph="ring", rounds=7, set=settings, **PLANE).whole
+    view = know(made, Adversary())
+    index = None if steps == 1 else 1
+    ends = [made.find("g", 0, t, index) for t in (3, 4, 5)]
+    return {
+        "two": is_determined(view, ends[0] - ends[2]),
+        "one": is_determined(view, ends[0] - ends[1]),
+    }
+
+
 def _inexact() -> tuple[Judgement, ...]:
+    told = {str(steps): _told(steps) for steps in (1, *STEPS)}
+    hidden = [str(steps) for steps in STEPS]
     found = {str(steps): _inputs(_trained(HEARD, k_max=steps)) for steps in STEPS}
     listed = ", ".join(f"{error:.1e} at k_max = {steps}" for steps, error in found.items())
     says = (
-        f"median error of the inputs: {listed}. The messages give a weighted sum of the "
-        "gradients of the inner steps, and with one sample, each of these gradients is a multiple "
-        "of the same input"
+        f"median error of the inputs of an adversary that knows k_max and the step size: {listed}. "
+        "The messages give a weighted sum of the gradients of the inner steps, and with one "
+        "sample, each of these gradients is a multiple of the same input"
     )
+    where = f"at k_max = {' and '.join(hidden)}"
     return (
         Judgement(
-            "logistic regression, one sample per node",
+            "errors in the difference of gradients",
+            against(any(told[steps]["two"] or told[steps]["one"] for steps in hidden)),
+            f"on a ring of 8 nodes, an eavesdropper that knows all constants determines neither "
+            f"the two-step nor the one-step difference of the gradients at the ends of rounds "
+            f"{where}; at k_max = 1 it determines both",
+            {"determined": told},
+        ),
+        Judgement(
+            "that it protects inputs",
             against(max(found.values()) < EXACT),
             says,
             {"error": found},
@@ -224,8 +250,6 @@ def _quadratic_condition() -> tuple[Judgement, ...]:
     )
 
 
-EXAMPLE = "logistic regression on 60 nodes with one sample each; rho = .1, alpha = .2 are ours"
-
 ROWS = (
     pdmm_row(
         number=37,
@@ -234,7 +258,9 @@ ROWS = (
         quotes=(
             Quote(
                 "section 6.3",
-                "the quantizer can effectively prevent the improvement of reconstruction accuracy",
+                "The results show that as the variation in $z_{i|j}$ tends to level off "
+                "with convergence, the quantizer can effectively prevent the improvement "
+                "of reconstruction accuracy.",
             ),
         ),
         assumes=(LISTENS, EXAMPLE, "cells of a fixed width, which only the figure shows"),
@@ -242,22 +268,42 @@ ROWS = (
     ),
     pdmm_row(
         number=38,
-        source="Yu 2023, section 6.2",
-        claim="with 1 < k_max < infinity, an adversary cannot avoid errors",
+        source="Yu 2023, sections 5.1.2 and 6.2",
+        claim="with 1 < k_max < infinity, an adversary's difference of gradients has errors",
         quotes=(
             Quote(
-                "section 6.2", "its intermediate state in training is unknowable to the adversary"
+                "section 5.1.2",
+                "In other cases, inevitable noises are introduced in the estimation of privacy "
+                "bound, thus only an approximation of the difference of gradients can be obtained.",
             ),
-            Quote("section 6.2", "the introduction of errors is inevitable"),
+            Quote(
+                "section 6.2",
+                "Another case is $k_{\\rm max}>1$, its intermediate state in training is "
+                "unknowable to the adversary and therefore the introduction of errors is "
+                "inevitable.",
+            ),
         ),
-        assumes=(LISTENS, EXAMPLE),
+        assumes=(
+            LISTENS,
+            "the thesis' adversary does not know the level of inaccuracy (section 6.3); ours does, "
+            "which can only help it",
+            EXAMPLE,
+        ),
         judge=_inexact,
     ),
     pdmm_row(
         number=39,
         source="Yu 2023, abstract and section 7.1",
         claim="early stopping, inexact updates and quantisation do not affect the accuracy",
-        quotes=(Quote("abstract", "without affecting the training accuracy"),),
+        quotes=(
+            Quote(
+                "abstract",
+                "The main advantage of these approaches is that they introduce "
+                "error/noise/distortion into decentralized federated learning for "
+                "protecting private information from being revealed to others without "
+                "affecting the training accuracy.",
+            ),
+        ),
         assumes=(
             EXAMPLE,
             "the accuracy counts as unaffected if it is lower by at most 3 of the 60 samples",
@@ -271,12 +317,15 @@ ROWS = (
         quotes=(
             Quote(
                 "section 7.1",
-                "optimization-based decentralized FL outperforms the average consensus-based FL "
-                "in the centralized topology",
+                "The results show that the optimization-based decentralized FL "
+                "outperforms the average consensus-based FL in the centralized topology "
+                "from the privacy-preserving point of view.",
             ),
             Quote(
                 "appendix, after Corollary 1",
-                "we will have strict inequality in any practical case",
+                "As a consequence, we will have strict inequality in any practical case, "
+                "showing that decentralized FL outperforms centralized FL when privacy is "
+                "concerned.",
             ),
         ),
         assumes=(LISTENS, "z^0 is random and not observed", EXAMPLE),
@@ -287,8 +336,17 @@ ROWS = (
         source="Yu 2023, section 4.2, Theorem 2, and section 4.3",
         claim="QA-PDMM converges if and only if mu > beta^2 / (2 m)",
         quotes=(
-            Quote("Theorem 2", "Assume f(w) is m-strongly convex and β-smooth"),
-            Quote("section 4.3", "could accelerate convergence but must satisfy"),
+            Quote(
+                "Theorem 2",
+                "Assume f(w) is m-strongly convex and β -smooth, then as long as $\\mu > "
+                "\\frac{\\beta^2}{2m}$, we have $$\\boldsymbol{w}^{(t)} \\rightarrow "
+                "\\boldsymbol{w}^*$$ .",
+            ),
+            Quote(
+                "section 4.3",
+                "A smaller value of μ could accelerate convergence but must satisfy $\\mu "
+                "> \\frac{\\beta^2}{2m}$.",
+            ),
         ),
         assumes=(
             "m-strongly convex and beta-smooth losses: scalar quadratics with curvatures from m "

@@ -250,8 +250,14 @@ ROWS = (
         quotes=(
             Quote(
                 "Theorem 6",
-                "The truncated Gaussian distribution $p_{nor}(z)$ with $p = 2$ in formula (3) "
-                "preserves",
+                "The truncated Gaussian distribution $p_{nor}(z)$ with $p = 2$ in formula "
+                "(3) preserves (ε, δ) -differential privacy, where $\\sigma^2 \\geq "
+                "\\varepsilon^{-1}\\Delta^2$, the constants C_{nor} and A are determined "
+                "by $\\int_{-A}^A p_{nor}(z)dz = 1$ satisfying the equation, $$C_{nor} "
+                "\\cdot \\sum_{l=0}^{\\infty} (-1)^l \\cdot \\frac{A^{2l+1}}{\\sigma^{2l} "
+                "l! (2l+1)} = \\frac{1}{2}, \\quad C_{nor} \\cdot \\sum_{l=0}^{\\infty} "
+                "(-1)^l \\frac{A^{2l+1} - (A-\\Delta)^{2l+1}}{\\sigma^{2l} l! (2l+1)} = "
+                "\\delta.$$",
             ),
         ),
         assumes=(
@@ -270,12 +276,20 @@ ROWS = (
         quotes=(
             Quote(
                 "Definition 6",
-                "the truncated Laplacian distribution with $p = 1$ in formula (3) preserves",
+                "Given the privacy parameters, $0 < \\delta < \\frac{1}{2}$, "
+                "$\\varepsilon > 0$, and iterates sensitivity $\\Delta > 0$, the "
+                "truncated Laplacian distribution with $p = 1$ in formula (3) preserves "
+                "(ε, δ) -differential privacy when taking $\\lambda := "
+                "\\frac{\\Delta}{\\varepsilon}$, $C_{Lap} := \\left(2\\lambda \\left(1 - "
+                "e^{-\\frac{A}{\\lambda}}\\right)\\right)^{-1}$, $A := "
+                "\\frac{\\Delta}{\\varepsilon} \\log\\left(1 + \\frac{e^\\varepsilon - "
+                "1}{2\\delta}\\right)$.",
             ),
             Quote(
                 "section 3",
-                "we estimate the ℓ_2 norm sensitivity of the stochastic dKM, laying the "
-                "foundation for noise addition",
+                "In this section, we estimate the ℓ_2 norm sensitivity of the stochastic "
+                "dKM, laying the foundation for noise addition in the truncated "
+                "generalized Gaussian mechanisms in Section 5.",
             ),
         ),
         assumes=(
@@ -288,7 +302,16 @@ ROWS = (
         number=12,
         source="DP-dKM, Theorem 1",
         claim="replacing one record moves the final average by at most its bound",
-        quotes=(Quote("Theorem 1", "sensitivity of the dKM algorithm has the upper bound"),),
+        quotes=(
+            Quote(
+                "Theorem 1",
+                "With Assumption (1) satisfied, given relaxed parameter, "
+                "$\\{\\alpha_k\\}_{k=0}^K \\in (0, 1]$, the Δ_K -sensitivity of the dKM "
+                "algorithm has the upper bound, $$\\mathbb{E}\\Delta_K \\leq \\frac{2B "
+                "\\sum_{k=0}^{K-1} \\alpha_k}{NM} + 4B \\sum_{k=0}^{K-1} (1 + 2\\alpha_k) "
+                "\\sum_{j=0}^{k-1} \\alpha_j \\lambda^{k-1-j}.$$",
+            ),
+        ),
         assumes=(
             "all agents start at the same X^0 (the paper: at zero)",
             "B is the largest step that the run takes",

@@ -178,9 +178,24 @@ ROWS = (
         quotes=(
             Quote(
                 "Theorem 1",
-                "For any privacy level (ε, δ) , noise level σ_i that guarantees (ε, δ) -DP",
+                "For any privacy level (ε, δ) , noise level σ_i that guarantees (ε, δ) "
+                "-DP in the DP-Norm is given by $$\\sigma_i \\geq \\max \\left\\{ "
+                "\\sqrt{\\frac{2hR \\log \\left(e + "
+                "\\frac{\\varepsilon}{\\sqrt{2h\\delta}} \\right)}{\\varepsilon}}, "
+                "\\sqrt{\\frac{R}{2\\varepsilon}} \\right\\} \\Delta_2 := J_{R, "
+                "\\varepsilon, \\delta} \\Delta_2,$$ where, e denotes Napier's constant, "
+                "$h := (1 + \\sqrt{1 + \\varepsilon/l(\\varepsilon, \\delta)})^2/4 < (1 + "
+                "\\sqrt{1 + \\varepsilon})^2/4$ and $l(\\varepsilon, \\delta) := \\log(e "
+                "+ (\\sqrt{2\\varepsilon})/((1 + \\sqrt{1 + \\varepsilon})\\delta))$.",
             ),
-            Quote("before eq. (8)", "describe σ_i^2 as a function of h"),
+            Quote(
+                "before eq. (8)",
+                "Furthermore, for obtaining a tighter bound for σ_i than [24], we "
+                "introduce a parameter $h \\in (0, (1 + \\sqrt{1 + \\varepsilon})^2/4)$ "
+                "and describe σ_i^2 as a function of h : $$\\sigma_i^2 := "
+                "(2hR\\Delta_2^2/\\varepsilon^2)\\log(e + "
+                "\\varepsilon/(\\sqrt{2h\\delta})).",
+            ),
         ),
         assumes=(
             A1,
@@ -194,7 +209,9 @@ ROWS = (
         number=15,
         source="DP-Norm, section VI-A",
         claim="2000 rounds of 10 steps with the noise for epsilon = 1 are (1, .001)-private",
-        quotes=(Quote("section VI-A", "Following Table II, the smallest noise level is selected"),),
+        quotes=(
+            Quote("section VI-A", "Following Table II, the smallest noise level is selected."),
+        ),
         assumes=(
             A1,
             "the Lipschitz constant of gradients satisfies the theorem's condition on the step",

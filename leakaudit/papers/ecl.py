@@ -161,7 +161,9 @@ def _norms() -> tuple[Judgement, ...]:
     )
 
 
-REGULAR = Quote("section V-C", "$E_i = E_j$ is assumed for simple presentation")
+REGULAR = Quote(
+    "section V-C", "In this subsection, $E_i = E_j$ is assumed for simple presentation."
+)
 
 ROWS = (
     dpnorm_row(
@@ -170,7 +172,13 @@ ROWS = (
         claim="all nodes reach the consensus optimum if sigma = alpha = 0 and degrees are equal",
         quotes=(
             Quote(
-                "section V-C", "the primal model and dual variables reach their stationary point"
+                "section V-C",
+                "The following theorem shows that the primal model and dual variables "
+                "reach their stationary point $(\\mathbf{w}_i^*, \\lambda_{ij}^*)$ of (5) "
+                "by investigating addition of $\\sum_{i \\in \\mathcal{N}} "
+                "D_{f_i}(\\mathbf{w}_i^r, \\mathbf{w}_i^*)$ and $\\sum_{i \\in "
+                "\\mathcal{N}} \\sum_{j \\in \\mathcal{E}_i} \\|\\lambda_{ij}^r - "
+                "\\lambda_{ij}^*\\|^2$ with scaling.",
             ),
             REGULAR,
         ),
@@ -181,7 +189,22 @@ ROWS = (
         number=17,
         source="DP-Norm, Theorem 2, eq. (9)",
         claim="the divergence from the optimum falls at the rate of eq. (9)",
-        quotes=(Quote("Theorem 2", "with an appropriate choice of"), REGULAR),
+        quotes=(
+            Quote(
+                "Theorem 2",
+                "Then, when $\\alpha \\leq \\mathcal{O}(E/(NL))$, with an appropriate "
+                "choice of μ and $\\eta_i := 1/(\\mu E_i K)$, it holds that "
+                "$$\\begin{aligned} & \\frac{1}{N} \\sum_{i \\in \\mathcal{N}} "
+                "\\mathbb{E}[D_{f_i}(\\mathbf{w}_i^{\\text{out}}, \\mathbf{w}_i^*)] + "
+                "\\frac{\\alpha}{N} \\sum_{i \\in \\mathcal{N}} \\sum_{j \\in "
+                "\\mathcal{E}_i} \\mathbb{E}\\|\\lambda_{ij}^{\\text{out}} - "
+                "\\lambda_{ij}^*\\|^2 \\\\ & \\leq \\tilde{\\mathcal{O}} "
+                "\\left(\\frac{1}{KR} + \\frac{E}{NR} + \\frac{1}{\\sqrt{BKR}} + "
+                "\\frac{\\sqrt{p}}{d_{\\min}\\varepsilon} + "
+                "\\frac{\\sqrt{p}}{KB\\varepsilon} \\right).",
+            ),
+            REGULAR,
+        ),
         assumes=(
             "(A1) to (A3), convex losses, equal degrees",
             "judged at sigma = alpha = 0, full batches, K = 1, mu = .2",
@@ -195,7 +218,9 @@ ROWS = (
         quotes=(
             Quote(
                 "appendix A-B",
-                "the denoising process in the DP-Norm mitigated explosive norm increase",
+                "In contrast, as shown in Fig. 4(M4a)-(M4b) for DP-Norm ($\\alpha > 0$), "
+                "the denoising process in the DP-Norm mitigated explosive norm increase "
+                "compared with DP-Norm without normalization.",
             ),
         ),
         assumes=(

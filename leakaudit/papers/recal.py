@@ -264,8 +264,8 @@ ROWS = (
         quotes=(
             Quote(
                 "Remark 2",
-                "Theorem 4 reveals the quantitative relationship between the privacy budget and "
-                "PLF for DP-RECAL",
+                "Theorem 4 reveals the quantitative relationship between the privacy "
+                "budget and PLF for DP-RECAL.",
             ),
         ),
         assumes=(LOST, RECORD, "the order of activations is public"),
@@ -278,10 +278,15 @@ ROWS = (
         quotes=(
             Quote(
                 "after Lemma 2",
-                "the relay mechanism can be taken as a special example of the randomized "
-                "block-coordinate method",
+                "Therefore, Lemmas 1 and 2 indicate that the relay mechanism can be taken "
+                "as a special example of the randomized block-coordinate method [34, 35].",
             ),
-            Quote("section III-B", "this process can be considered as a Markov chain"),
+            Quote(
+                "section III-B",
+                "In addition, this process can be considered as a Markov chain, since the "
+                "baton passing of each iteration is controlled by only one agent and "
+                "independent of past information.",
+            ),
         ),
         assumes=(
             "the cited method (recalled) draws blocks independently of the past",
@@ -298,10 +303,17 @@ ROWS = (
         quotes=(
             Quote(
                 "section II-D",
-                "the less PLF the differentially private algorithm has, the less privacy is "
-                "compromised",
+                "It is clear from Proposition 1 and 2 that the less PLF the "
+                "differentially private algorithm has, the less privacy is compromised.",
             ),
-            Quote("abstract", "lower PLF corresponds to lower privacy budgets"),
+            Quote(
+                "abstract",
+                "To further improve the algorithm security from the design perspective of "
+                "decentralized optimization algorithms, we introduce a new measure: "
+                "Privacy Leakage Frequency (PLF), which reveals the relationship between "
+                "communication and privacy leakage of algorithms, showing that lower PLF "
+                "corresponds to lower privacy budgets.",
+            ),
         ),
         assumes=(
             LOST,
@@ -316,7 +328,11 @@ ROWS = (
         source="DP-RECAL, section III-D",
         claim="with noise on one of the passed variables, the other message needs no protection",
         quotes=(
-            Quote("section III-D", "so no additional protection is required for the passing of"),
+            Quote(
+                "section III-D",
+                "It is obvious that Gaussian noise is coupled into the update of when is "
+                "perturbed, so no additional protection is required for the passing of .",
+            ),
         ),
         assumes=(LOST, RECORD, "no regulariser", "the names of both variables are lost"),
         judge=_second_message,

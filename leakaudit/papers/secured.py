@@ -166,12 +166,13 @@ ROWS = (
         quotes=(
             Quote(
                 "section I",
-                "ADMM can run for at most $2k - 1$ iterations without revealing private local "
-                "model parameters",
+                "In that case, ADMM can run for at most $2k - 1$ iterations without "
+                "revealing private local model parameters.",
             ),
             Quote(
                 "proof of Theorem III.2",
-                "the intermediate equations can be discarded from the attacker's point of view",
+                "Assuming $s > \\frac{t_g}{t_g - 1}$ , the intermediate equations can be "
+                "discarded from the attacker's point of view.",
             ),
         ),
         assumes=(
@@ -191,7 +192,10 @@ ROWS = (
         ),
         quotes=(
             Quote(
-                "Lemma III.1", "when it collects messages for at least two consecutive iterations"
+                "Lemma III.1",
+                "In all-to-all communication, any honest-but-curious participant "
+                "following Algorithm 1 can retrieve the privacy-sensitive data (i.e., $w$ "
+                ") when it collects messages for at least two consecutive iterations.",
             ),
         ),
         assumes=(HONEST, "lam^0 is random and not observed"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import combinations, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +24,7 @@ Edges = Iterable[tuple[int, int]]
 # random graph of a kind below is connected more often than not.
 LARGEST = 10_000_000  # edges
 DRAWS = 1000
+RADIUS = "rgg:"  # before the radius of a random geometric graph
 
 
 def make(kind: str, nodes: int, generator: Generator) -> Graph:
@@ -30,9 +32,9 @@ def make(kind: str, nodes: int, generator: Generator) -> Graph:
 
     Args:
         kind: ``ring``; ``star``, with node 0 as its hub; ``complete``; ``rgg``, random points of
-            the unit square, connected if closer than sqrt(2 log n / n); ``er``, Erdos-Renyi with p
-            = 2 log n / n; ``grid``, the most square rectangle; ``file:PATH``, with one line ``i j``
-            per edge, in which ``#`` begins a comment.
+            the unit square, connected if closer than sqrt(2 log n / n), or ``rgg:R``, if closer
+            than R; ``er``, Erdos-Renyi with p = 2 log n / n; ``grid``, the most square rectangle;
+            ``file:PATH``, with one line ``i j`` per edge, in which ``#`` begins a comment.
         nodes: Number of nodes.
         generator: Source of randomness.
 
@@ -43,11 +45,30 @@ def make(kind: str, nodes: int, generator: Generator) -> Graph:
         raise LeakauditError(f"graph: expected at least 2 nodes, got {nodes}")
     if kind.startswith("file:"):
         return _connected(_read(Path(kind.removeprefix("file:")), nodes), kind)
-    if kind not in KINDS:
-        raise LeakauditError(f"unknown graph {kind!r}{suggest(kind, [*KINDS, 'file:PATH'])}")
+    build = KINDS.get(kind)
+    if kind.startswith(RADIUS):
+        radius = _radius(kind)
+        build = partial(_near, kind, radius)
+    if build is None:
+        known = [*KINDS, f"{RADIUS}R", "file:PATH"]
+        raise LeakauditError(f"unknown graph {kind!r}{suggest(kind, known)}")
     if nodes > LARGEST or (kind == "complete" and nodes * (nodes - 1) // 2 > LARGEST):
         raise LeakauditError(f"graph: {kind} of {nodes} nodes exceeds the limit of {LARGEST} edges")
-    return _connected(_plain(KINDS[kind](nodes, generator), nodes), kind)
+    return _connected(_plain(build(nodes, generator), nodes), kind)
+
+
+def _radius(kind: str) -> float:
+    """Return R of ``rgg:R``."""
+    try:
+        radius = float(kind.removeprefix(RADIUS))
+    except ValueError:
+        radius = math.nan
+    if not 0 < radius < math.inf:
+        raise LeakauditError(
+            f"graph {kind}: expected a radius above 0, in units of the square's side, such as "
+            f"{RADIUS}0.3"
+        )
+    return radius
 
 
 def _plain(edges: Edges, nodes: int) -> Graph:
@@ -70,7 +91,8 @@ def _redrawn(kind: str, draw: Callable[[], nx.Graph]) -> Edges:
         if is_connected(graph):
             return list(graph.edges())
     raise LeakauditError(
-        f"graph {kind}: none of {DRAWS} draws was connected; use another number of nodes"
+        f"graph {kind}: none of {DRAWS} draws was connected; use another number of nodes or a "
+        "larger radius"
     )
 
 
@@ -87,17 +109,20 @@ def _complete(nodes: int, _: Generator) -> Edges:
 
 
 def _rgg(nodes: int, generator: Generator) -> Edges:
+    # 2 pi times the area pi r^2 = log n / n at which such graphs become connected.
+    return _near("rgg", math.sqrt(2 * math.log(nodes) / nodes), nodes, generator)
+
+
+def _near(kind: str, radius: float, nodes: int, generator: Generator) -> Edges:
     from networkx import random_geometric_graph  # slow to import, and most graphs are rings
 
-    # 2 pi times the area pi r^2 = log n / n at which such graphs become connected.
-    radius = math.sqrt(2 * math.log(nodes) / nodes)
     device = generator.device
 
     def draw() -> nx.Graph:
         points = torch.rand(nodes, 2, generator=generator, dtype=torch.float64, device=device)
         return random_geometric_graph(nodes, radius, pos=dict(enumerate(points.tolist())))
 
-    return _redrawn("rgg", draw)
+    return _redrawn(kind, draw)
 
 
 def _er(nodes: int, generator: Generator) -> Edges:

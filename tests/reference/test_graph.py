@@ -128,3 +128,25 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 def test_graphs_that_are_refused(kind: str, nodes: int, says: str) -> None:
     with pytest.raises(LeakauditError, match=says):
         make(kind, nodes)
+
+
+def test_the_radius_of_a_random_geometric_graph() -> None:
+    """rgg:R connects what is closer than R; the default radius is the same graph."""
+    n = 60
+    assert make(f"rgg:{math.sqrt(2 * math.log(n) / n)!r}", n) == make("rgg", n)
+    r = 0.35
+    counts = torch.tensor([float(len(make(f"rgg:{r}", n, s).edges)) for s in range(60)])
+    inside = math.pi * r**2 - 8 / 3 * r**3 + r**4 / 2
+    assert abs(float(counts.mean()) / (n * (n - 1) / 2) - inside) < 0.015
+    assert make("rgg:2", 5) == make("complete", 5)
+
+
+@pytest.mark.parametrize("radius", ["", "x", "0", "-1", "nan", "inf", "1e-9x"])
+def test_a_radius_that_is_none(radius: str) -> None:
+    with pytest.raises(LeakauditError, match="expected a radius above 0"):
+        make(f"rgg:{radius}", 5)
+
+
+def test_a_radius_with_which_no_draw_is_connected() -> None:
+    with pytest.raises(LeakauditError, match=r"rgg:0\.01: none of 1000 draws was connected"):
+        make("rgg:0.01", 9)

@@ -93,8 +93,8 @@ class NotDetermined(LeakauditError):
     """The view of this adversary determines no gradient of the node by the formulas tried.
 
     Attributes:
-        understood: Whether the messages are those that the protocol declares. If not, nothing is
-            known about what they determine.
+        understood: Whether the messages are those that the protocol declares, and its description
+            contains the node's gradients. If not, nothing is known about what they determine.
     """
 
     def __init__(self, reason: str, understood: bool = True) -> None:

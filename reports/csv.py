@@ -19,10 +19,15 @@ def render(results: Mapping[str, Json], table: str | None = None) -> str:
         table: One of `leakaudit.results.flat.NAMES`; None for the first of the kind of record.
 
     Returns:
-        A header and one line per row. Names from the trace cannot act as formulas.
+        A header and one line per row; without rows, one line whose first cell says why. Names from
+        the trace cannot act as formulas.
 
     Raises:
         LeakauditError: This kind of record has no such table.
     """
-    made = flat.table(model.of_any(results), table)
-    return separated.text(made.columns, made.rows)
+    record = model.of_any(results)
+    made = flat.table(record, table)
+    rows = made.rows
+    if not rows:
+        rows = ((flat.without_rows(record), *[None] * (len(made.columns) - 1)),)
+    return separated.text(made.columns, rows)

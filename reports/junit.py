@@ -25,7 +25,8 @@ def render(results: Mapping[str, Json]) -> str:
 
     Returns:
         XML with one suite per adversary. Checks that are inconclusive, and nodes for which no leak
-        is determined, are skipped cases.
+        is determined, are skipped cases. A run that examined nothing, or not everything that it
+        was to examine, has a case with an error.
     """
     record = model.of_run(results)
     suites: dict[str, list[Tree.Element]] = {}
@@ -34,8 +35,9 @@ def render(results: Mapping[str, Json]) -> str:
     for one in record.undetermined:
         suites.setdefault(clean(one.adversary), []).append(_unknown(record, one))
     root = Tree.Element("testsuites", name="leakaudit")
-    if not suites:
-        suites["nobody"] = []
+    nothing = not suites
+    if nothing or not record.complete:
+        suites.setdefault("nobody", []).append(_unexamined(record, nothing))
     for adversary, cases in suites.items():
         root.append(_suite(record, adversary, cases))
     for total in ("tests", "failures", "errors"):
@@ -52,7 +54,8 @@ def _suite(record: RunRecord, adversary: str, cases: list[Tree.Element]) -> Tree
     if adversary:
         name = f"leakaudit as {adversary}"
     seconds = sum(float(case.get("time", "0")) for case in cases)
-    suite = Tree.Element("testsuite", name=name, tests=str(len(cases)), errors="0")
+    suite = Tree.Element("testsuite", name=name, tests=str(len(cases)))
+    suite.set("errors", _count(cases, "error"))
     suite.set("failures", _count(cases, "failure"))
     suite.set("skipped", _count(cases, "skipped"))
     suite.set("time", f"{seconds:.3f}")
@@ -66,7 +69,7 @@ def _suite(record: RunRecord, adversary: str, cases: list[Tree.Element]) -> Tree
 
 
 def _count(cases: list[Tree.Element], outcome: str) -> str:
-    """Number of cases with the given outcome, "failure" or "skipped"."""
+    """Number of cases with the given outcome, "failure", "error" or "skipped"."""
     return str(sum(case.find(outcome) is not None for case in cases))
 
 
@@ -99,6 +102,19 @@ def _unknown(record: RunRecord, one: Undetermined) -> Tree.Element:
     if one.understood is False:
         message = f"not understood: {message}"
     Tree.SubElement(case, "skipped", message=message)
+    return case
+
+
+def _unexamined(record: RunRecord, nothing: bool) -> Tree.Element:
+    """The case of a run that did not examine everything, which is no result and no pass."""
+    name = "examined completely"
+    message = "the run was interrupted and is incomplete"
+    if nothing:
+        name = "examined"
+        message = "nothing was examined"
+    case = Tree.Element("testcase", name=name, classname=_class(record, "run"), time="0.000")
+    error = Tree.SubElement(case, "error", type="not examined", message=message)
+    error.text = clean("; ".join([message, *record.not_tried]))
     return case
 
 

@@ -164,7 +164,10 @@ def render(results: Mapping[str, Json], table: str | None = None) -> str:
     for one in columns:
         heading = ", ".join(filter(None, (one.heading, one.which)))
         heads.append(latex.Column(heading, right=one.kind != "text"))
-    caption = " ".join([_about(record, made.name), *shared.values(), *_definitions(rows, columns)])
+    said = [_about(record, made.name), *shared.values(), *_definitions(rows, columns)]
+    if not rows:
+        said.append(latex.escape(flat.without_rows(record)))
+    caption = " ".join(said)
     return latex.table(heads, cells, caption, f"tab:{made.name}-{_digest(record)[:6]}")
 
 

@@ -50,7 +50,8 @@ def add(verbs: Any) -> None:
     sub.add_argument(
         "--strict",
         action="store_true",
-        help="exit with code 3 if a claim is INCONCLUSIVE or UNSUPPORTED",
+        help="exit with code 3 if a claim is INCONCLUSIVE or UNSUPPORTED, or the time did not "
+        "suffice to test it",
     )
     sub.add_argument(
         "--figure",
@@ -70,7 +71,8 @@ def run(args: argparse.Namespace) -> int:
         args: The parsed arguments.
 
     Returns:
-        The exit code: 1 if a claim was refuted; with --strict, 3 if one was not settled.
+        The exit code: 1 if a claim was refuted; 3 if nothing was tested and, with --strict, if a
+        claim was not settled or the time did not suffice.
     """
     from dataclasses import replace
 
@@ -110,7 +112,8 @@ def run(args: argparse.Namespace) -> int:
     verdicts = {one.verdict for one in found.audit.verdicts}
     if "REFUTED" in verdicts:
         return REFUTED
-    return UNSETTLED if args.strict and verdicts & {"INCONCLUSIVE", "UNSUPPORTED"} else 0
+    unsettled = not found.complete or bool(verdicts & {"INCONCLUSIVE", "UNSUPPORTED"})
+    return UNSETTLED if not verdicts or (args.strict and unsettled) else 0
 
 
 def _rendered(name: str, folder: Path) -> str:

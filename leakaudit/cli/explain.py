@@ -74,7 +74,8 @@ def run(args: argparse.Namespace) -> int:
         args: The parsed arguments.
 
     Returns:
-        The exit code; 3 if the recording is not what it declares.
+        The exit code; 3 if the recording is not what it declares, or if the description of the
+        protocol contains no gradient of a node.
     """
     from leakaudit.extraction import explanation
     from leakaudit.lint import conformance
@@ -93,6 +94,8 @@ def run(args: argparse.Namespace) -> int:
         checked = conformance.examine(trace, None, adversary)
     found = [_limited(one, checked.rest.sentences) for one in found]
     unclear = checked.unclear(determined=all(one.rows for one in found))
+    unclear += [one.reason for one in found if not one.understood]
+    unclear = list(dict.fromkeys(unclear))
     for line in _of_model(trace):
         say(f"MODEL: {line}", args)
     if args.output is not None:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leakaudit.cli._options import described, formats, settings, shared
+from leakaudit.cli._options import INCONCLUSIVE, described, formats, settings, shared
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,7 +46,8 @@ def add(actions: Any) -> None:
     sub.add_argument(
         "--strict",
         action="store_true",
-        help="exit with code 1 if a finding is REFUTED or UNSUPPORTED",
+        help="exit with code 1 if a finding is REFUTED or UNSUPPORTED, and with 3 if one is "
+        "INCONCLUSIVE or nothing was examined",
     )
     formats(sub)
     shared(sub, "threads")
@@ -60,11 +61,13 @@ def run(args: argparse.Namespace) -> int:
         args: The parsed arguments.
 
     Returns:
-        The exit code.
+        The exit code; with --strict, 1 for a bad finding, and 3 if an open question remains or
+        nothing was examined.
     """
     from leakaudit.lint.checks import Lint
     from leakaudit.rendering import console
     from leakaudit.traces import trace_file
+    from leakaudit.verdict import Verdict
 
     chosen = settings(args)
     with console.shown(chosen.progress):
@@ -72,14 +75,20 @@ def run(args: argparse.Namespace) -> int:
         trace = trace_file.load(args.trace)
         lint = Lint(trace, truth)
         found = lint.findings
+        examined = bool(found) or lint.examined
     if args.format == "json":
         sys.stdout.write(json.dumps([p.to_json() for p in found], indent=2) + "\n")
     else:
-        _write(found, lint.unexamined)
-    return 1 if args.strict and any(p.bad for p in found) else 0
+        _write(found, lint.unexamined, examined)
+    if not args.strict:
+        return 0
+    if any(p.bad for p in found):
+        return 1
+    unclear = any(p.verdict is Verdict.INCONCLUSIVE for p in found)
+    return INCONCLUSIVE if unclear or not examined else 0
 
 
-def _write(found: Sequence[Pitfall], unexamined: Sequence[str]) -> None:
+def _write(found: Sequence[Pitfall], unexamined: Sequence[str], examined: bool) -> None:
     from rich.text import Text
 
     from leakaudit._util.plural import counted
@@ -94,4 +103,7 @@ def _write(found: Sequence[Pitfall], unexamined: Sequence[str]) -> None:
         out.print(indented(Text(p.fix, style="dim"), console.width()))
     for one in unexamined:
         out.print(Text(f"Not examined: {one}."))
-    out.print(Text(f"{counted(len(found), 'finding')}. {NOTE}", style="dim"))
+    count = counted(len(found), "finding")
+    if not examined:
+        count += ", nothing examined"
+    out.print(Text(f"{count}. {NOTE}", style="dim"))

@@ -143,6 +143,8 @@ class Deduction:
         if not self.base.gradients(node):
             if self._protocol.victim.centralised and node == self.trace.graph.nodes - 1:
                 raise NotDetermined("it is the server and holds no data")
+            if self._protocol.unsaid:
+                raise self._nothing(self._protocol.unsaid, understood=False)
             raise self._nothing("it computes no gradients")
         own = self._open.near([node])
         unheard = self._unheard(node, own)
@@ -262,7 +264,7 @@ class Deduction:
         knowledge = self._heard(*self._continued(node, part, rounds, reach))
         return Determined(node, knowledge, (), 0, reach, self.assumed, self.limit)
 
-    def _nothing(self, reason: str) -> NotDetermined:
+    def _nothing(self, reason: str, understood: bool = True) -> NotDetermined:
         """Return the error that nothing is determined, or that the messages are not understood."""
         sentences: dict[bool, str] = {}
         for one in self._deviations:
@@ -271,7 +273,7 @@ class Deduction:
             return NotDetermined(sentences[False], understood=False)
         if True in sentences:
             reason += f"; {sentences[True]}"
-        return NotDetermined(reason)
+        return NotDetermined(reason, understood)
 
     @cached_property
     def _deviations(self) -> tuple[Deviation, ...]:

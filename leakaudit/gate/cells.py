@@ -43,6 +43,7 @@ class Cell:
         leak: the first leak that was attacked.
         nodes: node -> its record that was recovered best.
         reasons: node -> why no leak is determined, or why the attack cannot use the leak.
+        not_understood: nodes of which it is not known what their messages reveal.
         worst: the record of all nodes that was recovered best.
         pair: that record and its reconstruction, if they are images.
         tried: number of leaks that were attacked.
@@ -60,6 +61,7 @@ class Cell:
     leak: GradientLeak | None = None
     nodes: dict[int, NodeBest] = field(default_factory=dict)
     reasons: dict[int, str] = field(default_factory=dict)
+    not_understood: set[int] = field(default_factory=set)
     worst: NodeBest | None = None
     pair: Pair | None = None
     tried: int = 0
@@ -225,6 +227,7 @@ def attack_all(cells: Sequence[Cell], made: Recorded) -> None:
             leaks = hearing.deduce(heard, [node], mine[0].check.gradients)
             for cell in mine:
                 cell.reasons |= leaks.undetermined
+                cell.not_understood |= leaks.not_understood
                 for leak in leaks:
                     cell.attack_one(made, leak)
         for cell in mine:

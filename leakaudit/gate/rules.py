@@ -398,7 +398,9 @@ def _unattacked(cell: Cell) -> Rule:
         node, reason = min(cell.reasons.items())
         says = f"nothing was attacked, so nothing was measured: node {node}: {reason}"
         nodes = (node,)
-    if cell.who in cell.check.undetermined:
+    if cell.not_understood:  # no guarantee of a protocol excuses what is not known
+        status = RuleStatus.VOID
+    elif cell.who in cell.check.undetermined:
         status = RuleStatus.UNTESTED
         says = f"{says}; the check expects this for {cell.who}"
     else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from leakaudit.lint import conformance, gradients
+from leakaudit.lint import conformance, equations, gradients
 from leakaudit.lint.case import Case
 from leakaudit.lint.pitfall import Pitfall
 from leakaudit.verdict import Verdict
@@ -16,7 +16,7 @@ def assumed(case: Case) -> list[Pitfall]:
     Args:
         case: A trace without gaps, and its truth if there is one.
     """
-    checks = [conformance.check, gradients.check]
+    checks = [conformance.check, equations.check, gradients.check]
     if case.laws:
         from leakaudit.lint import noise  # slow to import, and most recordings declare none
 

@@ -19,6 +19,7 @@ from leakaudit.verdict import Verdict
 
 if TYPE_CHECKING:
     from leakaudit.lint.conformance import Conformance
+    from leakaudit.lint.equations import Examined
     from leakaudit.lint.samples import Sample
 
 FEW = 64  # number of rounds that are declared: a choice; findings also hold for longer runs
@@ -70,6 +71,13 @@ class Case:
         from leakaudit.lint.conformance import examine  # which examines a case
 
         return examine(self.trace, self.truth, noise=self.truth is not None)
+
+    @cached_property
+    def examined(self) -> Examined | None:
+        """What the messages say about the equations of a protocol file; None for other ones."""
+        from leakaudit.lint.equations import examine  # which examines a case
+
+        return examine(self)
 
     @cached_property
     def claims(self) -> tuple[Claim, ...]:
@@ -127,6 +135,18 @@ class Case:
             return self.protocol.start
         except LeakauditError:
             return None
+
+    @property
+    def unsaid(self) -> str:
+        """Why a protocol file says nothing about the data of some nodes; empty if it does."""
+        if self.protocol is None:
+            return ""
+        if self.trace.rounds > FEW and not self.protocol.repeats:
+            return ""  # a later round may contain the gradient
+        try:
+            return self.protocol.unsaid
+        except LeakauditError:
+            return ""
 
     @property
     def holders(self) -> range:

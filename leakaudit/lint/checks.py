@@ -71,6 +71,21 @@ class Lint:
         return order(list(found.values()))
 
     @property
+    def examined(self) -> bool:
+        """Whether anything was compared with what is declared or claimed.
+
+        Without a truth, a training loop of a user may contain nothing to compare, and so may a
+        protocol file whose equations fit any messages.
+        """
+        case = self._case
+        if case.truth is not None or case.claims or (case.laws and case.estimates):
+            return True
+        if case.trace.protocol.startswith(registry.OWN):
+            return False
+        found = case.examined
+        return found is None or found.tested
+
+    @property
     def unexamined(self) -> list[str]:
         """What cannot be examined, and what it would require."""
         trace, truth = self._case.trace, self._case.truth

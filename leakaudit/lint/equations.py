@@ -58,6 +58,7 @@ SHORT_ROUNDING = 4.0
 # mixed precision compute them. A wrong constant of a gradient is noticed beyond this.
 GRADIENT = 5e-3
 STRONG = 3.0  # a term is tested if it exceeds the errors of all terms together by this factor
+NUMBER = 21  # of the pitfall
 NAMED = 3  # unknown vectors that a sentence names
 Part = Literal["columns", "sums", "sketch"]  # what relations between messages are tested on
 DIGITS = 6  # most digits of a proposed constant; rounding errors determine about as many
@@ -108,11 +109,13 @@ class Examined:
         failure: The first equation that fails; None if none does.
         untested: Equations that cannot be tested.
         rounds: Number of rounds that were examined.
+        tested: Whether any equation was tested.
     """
 
     failure: Failure | None
     untested: tuple[Untested, ...]
     rounds: int
+    tested: bool
 
 
 @dataclass(frozen=True)
@@ -134,10 +137,14 @@ class Consistency:
 def check(case: Case) -> Iterator[Pitfall]:
     """Yield the first equation of a protocol file that the messages contradict.
 
+    A file without the gradients of a node leaves open what the messages reveal about it.
+
     Args:
         case: The input; with a truth, gradients are computed from its data.
     """
-    found = examine(case)
+    if case.unsaid:
+        yield Pitfall(NUMBER, Verdict.INCONCLUSIVE, case.unsaid)
+    found = case.examined
     if found is None or found.failure is None:
         return
     failure = found.failure
@@ -164,7 +171,7 @@ def check(case: Case) -> Iterator[Pitfall]:
         "residual": failure.residual,
         "allowed": failure.allowed,
     }
-    yield Pitfall(21, Verdict.REFUTED, says, figures)
+    yield Pitfall(NUMBER, Verdict.REFUTED, says, figures)
 
 
 def examine(case: Case) -> Examined | None:
@@ -199,7 +206,7 @@ def examine(case: Case) -> Examined | None:
         return None
     if failure is not None:
         failure = replace(failure, hint=hint)
-    return Examined(failure, tuple(tests.untested()), rounds)
+    return Examined(failure, tuple(tests.untested()), rounds, bool(tests.misses))
 
 
 def _tests(case: Case, declared: Declared, task: Task | None) -> _Tests:
@@ -351,7 +358,7 @@ def not_testable(case: Case) -> list[str]:
     except LeakauditError as error:
         return [f"the equations of the protocol file: {error}"]
     said = list(_undeclared(case, declared))
-    found = examine(case)
+    found = case.examined
     if found is not None:
         for one in found.untested:
             said.append(f"equation '{shown(one.line.text)}' (line {one.line.number}): {one.why}")

@@ -118,7 +118,8 @@ class Finished:
         results: The content of results.json.
         interrupted: Whether Ctrl-C interrupted the run.
         conclusive: Whether the recording is what it declares, as far as this could be checked.
-            Reconstructions that are neither certified nor scored with a truth decide nothing.
+            Reconstructions that are neither certified nor scored with a truth decide nothing, nor
+            does a run that examined no node.
     """
 
     results: dict[str, Json]
@@ -200,6 +201,8 @@ def attack_file(
             unverified.append(results.NOT_COMPARED)
         unverified += checked.rest.sentences
         unclear = checked.unclear(determined=not found.reasons)
+        unclear += [found.reasons[node] for node in sorted(found.not_understood)]
+        unclear = list(dict.fromkeys(unclear))
         record = _write(
             folder,
             trace,
@@ -216,7 +219,8 @@ def attack_file(
         )
         if record["complete"]:
             kept.clear()
-    conclusive = not unclear and (confirmed or truth is not None)
+    tried = bool(found.pairs or found.reasons)
+    conclusive = tried and not unclear and (confirmed or truth is not None)
     return Finished(record, found.interrupted, conclusive)
 
 

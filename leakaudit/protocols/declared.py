@@ -13,6 +13,7 @@ from torch import Generator, Tensor
 from leakaudit import registry
 from leakaudit._util import vocabulary
 from leakaudit._util.plain import is_number
+from leakaudit._util.plural import named
 from leakaudit.adversary import Adversary
 from leakaudit.claim import Claim
 from leakaudit.errors import LeakauditError
@@ -303,6 +304,26 @@ class Protocol:
     def silent(self) -> frozenset[int]:
         """Nodes that enter no gradient and hold no secret, so that nothing can leak."""
         return secretless(self.start, range(self.graph.nodes))
+
+    @cached_property
+    def unsaid(self) -> str:
+        """Why a protocol file says nothing about the data of some nodes; empty if it does.
+
+        A file may omit a gradient that the program computes; bundled protocols are complete.
+        """
+        if not hasattr(self.victim, "definition"):
+            return ""
+        holders = range(self.graph.nodes - self.victim.centralised)
+        absent = [node for node in holders if not self.start.gradients(node)]
+        if not absent:
+            return ""
+        whose = "their"
+        if len(absent) == 1:
+            whose = "its"
+        return (
+            f"the description contains no gradient of {named(absent)}, so nothing can be "
+            f"concluded about {whose} data"
+        )
 
     @cached_property
     def stronger(self) -> dict[Hashable, tuple[NodeView, ...]]:

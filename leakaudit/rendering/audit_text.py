@@ -153,7 +153,7 @@ def _images(point: CurvePoint) -> str:
     for values in (point.psnr, point.relative_error):
         if not isinstance(values, UnsetType):
             return f"{given(values.images, 0):g}"
-    return "0"
+    return "-" if given(point.attacked, None) == 0 else "0"
 
 
 def _values(values: CurveValues | UnsetType, digits: int) -> tuple[str, str, str]:

@@ -38,7 +38,7 @@ from leakaudit.results.model import (
     fitted,
     given,
 )
-from leakaudit.results.wording import test_words
+from leakaudit.results.wording import clean, test_words
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -103,6 +103,15 @@ def table(record: Record, name: str | None = None) -> Table:
         return of_gate(record.gate, name)
     _chosen("attack", name)
     return of_findings(record.findings)
+
+
+def without_rows(record: Record) -> str:
+    """Return what a table without rows says, so that it does not read as "nothing leaks".
+
+    Args:
+        record: The record that it was made from.
+    """
+    return clean(f"no rows: {record.summary}")
 
 
 def _chosen(kind: str, name: str | None) -> str:

@@ -867,10 +867,12 @@ def refusal(attacked: int | None, refused: int | None) -> str:
             version 1, which did not count them.
 
     Returns:
-        A table cell.
+        A table cell; ``not run`` if the attack was not tried on any node.
     """
     if refused is None:
         return "-"
+    if not attacked:
+        return "not run"
     if not refused:
         return "none"  # "0 of 1" would read as a rate of success
     return f"{refused} of {attacked}"

@@ -543,7 +543,8 @@ def _nothing_determined(undetermined: Sequence[Undetermined]) -> WorstCase:
         return WorstCase(
             f"The messages about {counted(len(unknown), 'node')} are not understood, so it is not "
             "known what they reveal.",
-            "They are not those that the declared protocol sends; nothing can be concluded.",
+            "They are not those that the declared protocol sends, or its description does not say "
+            "how they depend on data; nothing can be concluded.",
             Outcome.NOT_UNDERSTOOD,
         )
     nodes = {one.node for one in undetermined}

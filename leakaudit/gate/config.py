@@ -42,7 +42,8 @@ class Check:
         nodes: nodes to attack; None for all that hold data.
         gradients: largest number of gradients that an attack may use; None for no limit.
         sensitivity: largest change of a gradient if one record is exchanged; epsilon is computed
-            for this sensitivity.
+            for this sensitivity. None for that of the declared clip or of the claim; without one of
+            them, there is no epsilon.
         delta: delta of the (epsilon, delta) guarantee.
         smoothness: Lipschitz constant of a node's gradients; without it, a protocol that does not
             release its models has no epsilon per record.
@@ -67,7 +68,7 @@ class Check:
     set: Settings = field(default_factory=dict)
     nodes: Nodes | None = None
     gradients: int | None = None
-    sensitivity: Real = 1.0
+    sensitivity: Real | None = None
     delta: Real = 1e-5
     smoothness: Real | None = None
     lint: Lint = "error"
@@ -102,7 +103,7 @@ class Check:
 
     def _check_numbers(self, where: str) -> None:
         """Reject values for which epsilon would be meaningless, or nothing would be attacked."""
-        if not 0 < self.sensitivity < math.inf:
+        if self.sensitivity is not None and not 0 < self.sensitivity < math.inf:
             raise Wrong(where, f"expected a number > 0, got {self.sensitivity:g}", "sensitivity")
         if not 0 < self.delta < 1:
             raise Wrong(where, f"expected 0 < delta < 1, got {self.delta:g}", "delta")

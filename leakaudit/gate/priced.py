@@ -12,10 +12,12 @@ class Epsilon:
     Attributes:
         value: epsilon; infinite if the view has no bound.
         node: the node that owns the record; the worst of all nodes.
+        sensitivity: largest change of a gradient by one record.
     """
 
     value: float
     node: int
+    sensitivity: float
 
 
 @dataclass(frozen=True)

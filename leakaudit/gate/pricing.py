@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from leakaudit.accounting.basis import Unit
+from leakaudit.accounting.compare import AssumedSensitivity, assumed_sensitivity
 from leakaudit.accounting.view_bound import ViewBound, view_bounds
 from leakaudit.adversary import Adversary
 from leakaudit.extraction import hearing
@@ -47,7 +48,8 @@ def price_views(
     """
     protocol = played(made.trace)
     clip: float = getattr(protocol.victim, "clip", 0.0)
-    short = _too_small(check, made, clip)
+    assumed = assumed_sensitivity(protocol, protocol.claims, check.sensitivity)
+    short = _too_small(check, made, clip, assumed)
     views: dict[str, Priced] = {}
     for who in check.adversaries:
         if short:
@@ -55,7 +57,7 @@ def price_views(
             continue
         adversary = Adversary.parse(who)
         nodes = check.nodes or hearing.targets(made.trace, adversary)
-        prices = _prices(check, protocol, adversary, nodes, check.sensitivity)
+        prices = _prices(check, protocol, adversary, nodes, assumed.value)
         missing = next((one for one in prices if one.epsilon is None), None)
         if missing is not None:
             views[who] = Priced(why=_unpriced(missing, check), node=missing.node)
@@ -63,8 +65,9 @@ def price_views(
             value, node = max((_epsilon(one), one.node) for one in prices)
             doubt = None
             if not own_code:
-                doubt = _doubt(check, protocol, adversary, nodes, shown, most)
-            views[who] = Priced(epsilon=Epsilon(value, node), doubt=doubt)
+                doubt = _doubt(check, protocol, adversary, nodes, shown, most, assumed.value)
+            epsilon = Epsilon(value, node, assumed.value)
+            views[who] = Priced(epsilon=epsilon, doubt=doubt)
     return protocol.rounds, views
 
 
@@ -93,6 +96,7 @@ def _doubt(
     nodes: Sequence[int],
     shown: Fidelity,
     most: int,
+    sensitivity: float,
 ) -> Doubt | None:
     """Return what epsilon may be according to the recordings; None if they support the declaration.
 
@@ -106,7 +110,7 @@ def _doubt(
             "if the order of records in mini-batches differs from the declared one, "
             "which a recording cannot show"
         )
-        return Doubt(_largest(_prices(check, unordered, adversary, nodes, check.sensitivity)), why)
+        return Doubt(_largest(_prices(check, unordered, adversary, nodes, sensitivity)), why)
     fit = shown.fit
     # The standard error falls with the square root of the number of recordings.
     needed = math.ceil(len(shown.seeds) * (fit.error / BLUNT) ** 2)
@@ -118,28 +122,33 @@ def _doubt(
         f"{len(shown.seeds)} recordings cannot exclude because of noise; set seeds = {needed}"
     )
     # If gradients are larger by this factor, one record changes them by as much more.
-    larger = _prices(check, protocol, adversary, nodes, check.sensitivity * times)
+    larger = _prices(check, protocol, adversary, nodes, sensitivity * times)
     return Doubt(_largest(larger), why)
 
 
-def _too_small(check: Check, made: Recorded, clip: float) -> str:
-    """Explain that the check's sensitivity is too small for the declared clip, and what is needed.
+def _too_small(check: Check, made: Recorded, clip: float, assumed: AssumedSensitivity) -> str:
+    """Explain that the sensitivity is unknown, or too small for the declared clip.
 
-    Returns "" if it is not too small. `declared.clipped` computes how much exchanging one record
+    Returns "" if neither is the case. `declared.clipped` computes how much exchanging one record
     changes a gradient.
     """
+    if not assumed.known:
+        return (
+            "it is not known how much one record changes a gradient, because neither a clip nor a "
+            f"claim is declared; set sensitivity = S in [check.{check.name}]"
+        )
     if not clip > 0:
         return ""
     counts = made.truth.node.bincount()
     samples = int(constant(made.trace, "samples") or counts[counts > 0].min())
     batch = int(constant(made.trace, "batch"))
     needed = clipped(clip, samples, batch).sensitivity
-    if check.sensitivity >= needed * (1 - ROUNDING):
+    if assumed.value >= needed * (1 - ROUNDING):
         return ""
     parts = 2 * clip / needed
     moves = f"exchanging one record changes a gradient by up to 2 * clip / {parts:g} = {needed:g}"
     return (
-        f"sensitivity = {check.sensitivity:g}, but with clip = {clip:g} {moves}; "
+        f"sensitivity = {assumed.value:g}, but with clip = {clip:g} {moves}; "
         f"set sensitivity = {needed:g} in [check.{check.name}]"
     )
 

@@ -113,7 +113,7 @@ def _epsilon_budget(cell: Cell, budget: Budget, priced: Priced) -> Rule:
         node = priced.epsilon.node
         says = f"{says}: view bound of {cell.adversary} for the data of node {node}"
         nodes = tuple(sorted({node, *cell.adversary.corrupt}))
-    says = f"{says} (sensitivity {cell.check.sensitivity:g})"
+    says = f"{says} (sensitivity {priced.epsilon.sensitivity:g})"
     return _budget_rule(cell, budget, _level(budget, value), says, value, nodes)
 
 

@@ -361,10 +361,16 @@ CASES = {
     "a tenth of the clip is declared": Case(
         3, "gradients differ", (('"clip": CLIP', '"clip": 0.1 * CLIP'),), seeds=16, slow=True
     ),
-    "no sensitivity": Case(
+    "half the sensitivity": Case(
         3,
         r"sensitivity = 1, but with clip = 1 .*set sensitivity = 2 in \[check.ring\]",
         (),
+        gate=(("sensitivity = 2.0", "sensitivity = 1.0"),),
+    ),
+    "no clip and no sensitivity": Case(
+        3,
+        r"not known how much one record changes a gradient.*set sensitivity = S in \[check.ring\]",
+        (('        "clip": CLIP,\n', ""),),
         gate=(("sensitivity = 2.0", "# sensitivity"),),
     ),
     "twice the clip": Case(

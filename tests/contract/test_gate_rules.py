@@ -171,7 +171,7 @@ def test_a_budget_that_cannot_be_judged_is_no_pass() -> None:
 
 def test_epsilon_has_a_budget_too() -> None:
     assert [
-        rules.budgets(cell(), [Budget("epsilon", 8.0)], Priced(Epsilon(e, 3)))[0].status
+        rules.budgets(cell(), [Budget("epsilon", 8.0)], Priced(Epsilon(e, 3, 1.0)))[0].status
         for e in (7.9, 8.1, float("inf"))
     ] == [
         RuleStatus.OK,
@@ -196,7 +196,7 @@ def test_the_nodes_that_a_sentence_names_are_there_as_numbers() -> None:
     unattacked.reasons = {7: "nothing", 4: "no gradient"}
     (found,) = rules.attacked([unattacked])
     assert ("node 4: no gradient" in found.says, found.nodes) == (True, (1, 4))
-    priced = Priced(Epsilon(9.0, 3))
+    priced = Priced(Epsilon(9.0, 3, 1.0))
     (found,) = rules.budgets(cell(), [Budget("epsilon", 8.0)], priced)
     assert found.nodes == (1, 3)
 

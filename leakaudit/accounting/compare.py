@@ -17,7 +17,7 @@ from leakaudit.accounting.basis import Holds
 from leakaudit.accounting.calibration import Calibration, calibrate
 from leakaudit.accounting.resting import rests_on
 from leakaudit.accounting.symmetry import Symmetry
-from leakaudit.accounting.view_bound import ViewBound, view_bounds
+from leakaudit.accounting.view_bound import ViewBound, view_bounds, without_scale
 from leakaudit.adversary import Adversary
 from leakaudit.bounds import gaussian
 from leakaudit.claim import Claim
@@ -25,13 +25,11 @@ from leakaudit.display import Displayed
 from leakaudit.evidence import Evidence, Origin, weakest
 from leakaudit.progress import step
 from leakaudit.protocols.declared import Protocol
-from leakaudit.protocols.premises import SENSITIVITY
 from leakaudit.trace import Json
 from leakaudit.verdict import Verdict
 
 # Default if neither the caller nor a claim specifies a value.
 DELTA = 1e-5
-UNDECLARED = "assumed, because neither a claim nor a clip is declared; specify --sensitivity"
 
 # Relative amount by which a computed epsilon or mu may exceed another one and still count as equal.
 ROUNDING = 1e-9
@@ -157,21 +155,22 @@ class AssumedSensitivity:
         origin: Its origin, in words.
         comparable: Whether claims are judged with it.
         asked: Whether it was specified for this bound.
+        known: Whether anything states it; otherwise mu is a multiple of it (`without_scale`).
     """
 
     value: float
     origin: str
     comparable: bool
     asked: bool = False
+    known: bool = True
 
     @property
     def evidence(self) -> Evidence:
         """Where it comes from."""
         if self.asked:
             return Evidence("sensitivity", Origin.ASSUMED, f"{self.value:g}, {self.origin}")
-        if self.origin == UNDECLARED:
-            why = "because neither a claim nor a clip is declared"
-            return Evidence("sensitivity", Origin.ASSUMED, f"{self.value:g}, {why}")
+        if not self.known:
+            return Evidence("sensitivity", Origin.UNKNOWN, self.origin)
         return Evidence("sensitivity", Origin.DECLARED, f"{self.value:g}, {self.origin}")
 
 
@@ -186,21 +185,25 @@ def assumed_sensitivity(
         asked: The value specified by the user, None if there is none.
     """
     clipped = protocol.clipped
+
+    def allowed(value: float) -> str:
+        if clipped is None or clipped.sensitivity <= value * (1 + ROUNDING):
+            return ""
+        return (
+            f"; the run allows {clipped.sensitivity:.6g}, since {clipped.words} "
+            "(use --sensitivity to evaluate that)"
+        )
+
     if asked is not None:
-        return AssumedSensitivity(asked, "as specified", True, asked=True)
+        return AssumedSensitivity(asked, f"as specified{allowed(asked)}", True, asked=True)
     for claim in claims:
-        if not claim.sensitivity:
-            continue
-        origin = "as the claim assumes"
-        if clipped is not None and clipped.sensitivity > claim.sensitivity * (1 + ROUNDING):
-            origin += (
-                f"; the run allows {clipped.sensitivity:.6g}, since {clipped.words} "
-                "(use --sensitivity to evaluate that)"
-            )
-        return AssumedSensitivity(claim.sensitivity, origin, True)
+        if claim.sensitivity:
+            origin = f"as the claim assumes{allowed(claim.sensitivity)}"
+            return AssumedSensitivity(claim.sensitivity, origin, True)
     if clipped is not None:
         return AssumedSensitivity(clipped.sensitivity, clipped.words, False)
-    return AssumedSensitivity(SENSITIVITY, UNDECLARED, False)
+    why = "neither a claim nor a clip is declared; specify --sensitivity"
+    return AssumedSensitivity(1.0, why, False, known=False)
 
 
 @dataclass(frozen=True)
@@ -340,6 +343,8 @@ def _comparisons(
         adversary = some[0].adversary
         bounds = view_bounds(protocol, adversary, nodes, assumed, delta, question.smoothness)
         for threat, bound in zip(some, bounds, strict=True):
+            if not question.sensitivity.known:
+                bound = without_scale(bound)
             yield threat, _comparison(protocol, threat, claim, bound, question)
 
 
@@ -362,7 +367,7 @@ def _comparison(
         if claim.delta is not None:
             target_delta = claim.delta
     calibration = None
-    if target is not None and target != math.inf:
+    if target is not None and target != math.inf and not bound.per_unit:
         calibration = calibrate(protocol, threat, bound, target, target_delta, question.smoothness)
     unjudged = Comparison(
         threat,

@@ -68,7 +68,10 @@ def _remarks(one: Comparison, begun: bool) -> Iterator[str]:
             "declaration does not say in which"
         )
     yield batches
-    yield f"sensitivity {bound.sensitivity:.6g}: {one.sensitivity_from}"
+    sensitivity = f"sensitivity {bound.sensitivity:.6g}: {one.sensitivity_from}"
+    if bound.per_unit:
+        sensitivity = f"S: the sensitivity is unknown, so no epsilon: {one.sensitivity_from}"
+    yield sensitivity
     basis = ""
     if bound.basis is not None:
         basis = str(bound.basis)

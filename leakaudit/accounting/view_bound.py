@@ -34,6 +34,8 @@ from leakaudit.trace import Json
 DRIFTED = 16
 # Relative distance by which an attained mu may exceed its upper bound: a choice, above rounding.
 APART = 1e-6
+# What is proportional to the sensitivity.
+SCALED = ("mu", "attained", "linear", "reached", "node_mu")
 CONTRADICTION = (
     "its upper bound is below what records attain, which is a defect of leakaudit; please report it"
 )
@@ -65,6 +67,8 @@ class ViewBound:
         gradients: Number of gradients of the node.
         every_batch: Whether a record counts in every mini-batch although it is not in all of them,
             because the declaration does not say in which. Nothing is then known to be attained.
+        per_unit: Whether the sensitivity is unknown: every finite mu is a multiple of it, computed
+            for 1, and there is no epsilon.
         rounds: Number of rounds that these values cover.
         refused: Why there are no values, in words.
     """
@@ -86,6 +90,7 @@ class ViewBound:
     enters: int | None = None
     gradients: int | None = None
     every_batch: bool = False
+    per_unit: bool = False
     rounds: int = 0
     refused: str = ""
 
@@ -128,17 +133,21 @@ class ViewBound:
         level = ""
         if self.basis is not None:
             level = str(self.basis)
+        sensitivity: Json = encoded(self.sensitivity)
+        values = {name: getattr(self, name) for name in SCALED}
+        multiples: Json = None
+        if self.per_unit:
+            sensitivity = None
+            multiples = {name: encoded(value) for name, value in values.items()}
+            values = {name: _unscaled(value) for name, value in values.items()}
         return {
             "node": self.node,
             "adversary": str(self.adversary),
-            "sensitivity": encoded(self.sensitivity),
+            "sensitivity": sensitivity,
             "delta": self.delta,
-            "mu": encoded(self.mu),
-            "attained": encoded(self.attained),
-            "linear": encoded(self.linear),
-            "reached": encoded(self.reached),
+            **{name: encoded(value) for name, value in values.items()},
+            "per_unit_of_sensitivity": multiples,
             "epsilon": encoded(self.epsilon),
-            "node_mu": encoded(self.node_mu),
             "node_epsilon": encoded(self.node_epsilon),
             "level": level,
             "certificate": list(self.certificate),
@@ -196,6 +205,29 @@ def view_bounds(
             found = replace(empty, refused=CONTRADICTION)
         yield found
     step("nodes", len(nodes), len(nodes))
+
+
+def without_scale(found: ViewBound) -> ViewBound:
+    """Return a bound that was computed for sensitivity 1, if the sensitivity is unknown.
+
+    Zero and infinity hold for every sensitivity. Everything else is a multiple of it, and has no
+    epsilon.
+    """
+    if all(_unscaled(mu) == mu for mu in (found.mu, found.node_mu)):
+        return found
+    epsilon, node_epsilon = found.epsilon, found.node_epsilon
+    if _unscaled(found.mu) is None:
+        epsilon = None
+    if _unscaled(found.node_mu) is None:
+        node_epsilon = None
+    return replace(found, epsilon=epsilon, node_epsilon=node_epsilon, per_unit=True)
+
+
+def _unscaled(mu: float | None) -> float | None:
+    """Return a mu that holds for every sensitivity; None if it depends on it."""
+    if mu in (0.0, math.inf):
+        return mu
+    return None
 
 
 def _in_every_batch(found: ViewBound) -> ViewBound:

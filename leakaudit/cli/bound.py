@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -97,7 +98,8 @@ def add(verbs: Any) -> None:
         metavar="S",
         help=(
             "largest change of a gradient that one record can cause, in Euclidean norm (default: "
-            "the value that the claim assumes, else the declared clipping bound, else 1)"
+            "the value that the claim assumes, else that of the declared clip; without either, "
+            "mu is a multiple of it, and there is no epsilon)"
         ),
     )
     sub.add_argument(
@@ -316,7 +318,7 @@ def _row(one: Comparison, mark: str) -> list[str]:
     return [
         str(bound.node),
         _who(one),
-        f"{most}{_number(bound.mu)}",
+        f"{most}{_mu(bound, bound.mu)}",
         epsilon,
         delta,
         claim,
@@ -367,12 +369,21 @@ def _unit(bound: ViewBound) -> str:
     if bound.mu is not None:
         said = f"{unit}, {bound.holds}"
         if bound.holds is Holds.AT_MOST and bound.linear is not None:
-            said += f"; constant gradients attain mu {bound.linear:.4g}"
+            said += f"; constant gradients attain mu {_mu(bound, bound.linear)}"
         return said
     node = ""
     if bound.node_epsilon is not None:
         node = f", of the whole node {bound.node_epsilon:.4g}"
+    elif bound.node_mu is not None:
+        node = f", of the whole node mu {_mu(bound, bound.node_mu)}"
     return f"{unit}: no epsilon for records{node}"
+
+
+def _mu(bound: ViewBound, mu: float | None) -> str:
+    """Return a mu; a multiple of the sensitivity S if that is unknown."""
+    if bound.per_unit and mu and mu < math.inf:
+        return f"{mu:.4g} S"
+    return _number(mu)
 
 
 def _number(value: float | None) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+
 from torch import Tensor
 
 from leakaudit import registry

@@ -1,7 +1,7 @@
 """What the claims about a run assume of its data, compared with these data before it is recorded.
 
 A Lipschitz constant, a sensitivity or a number of records scales the noise of a protocol, and an
-epsilon holds only for data that keep it. Whoever records has the data at hand, so the first rounds
+epsilon holds only for data that keep it. Whoever records has the data, so the first rounds
 are run once without recording anything: at every model at which a node evaluates its gradient, the
 gradients of its records are computed one by one, and compared with those of other records.
 
@@ -31,10 +31,7 @@ from leakaudit.trace import Graph, Json, Truth
 from leakaudit.victim import Victim
 
 KEY = "evidence"  # of the provenance: subject -> name of its origin, and a detail
-# Sensitivity of a bound if neither a claim nor a clip states one.
-SENSITIVITY = 1.0
 MORE = 1 + 1e-3  # factor above an assumption that rounding cannot explain
-FEW = 3  # rounds that are declared to see whether a protocol adds noise
 # Choices: numbers of gradients and models in all, numbers of gradients at once, and records of a
 # node and of others that are compared at one model.
 NUMBERS = 1 << 27
@@ -173,7 +170,7 @@ def _some(count: int, most: int) -> Tensor:
 def premises(
     victim: Victim, graph: Graph, rounds: int, public: Mapping[str, Tensor]
 ) -> list[Premise]:
-    """Return what the claims about a run, and the bound without claims, assume of its data.
+    """Return what the claims about a run assume of its data.
 
     Args:
         victim: The protocol.
@@ -186,9 +183,6 @@ def premises(
     records = getattr(victim, "records", 0)
     if records and any(claim.epsilon is not None for claim in claims):
         found.append(Premise("records", records, "the claim"))
-    stated = getattr(victim, "clip", 0) > 0 or any(claim.sensitivity for claim in claims)
-    if not stated and _noisy(victim, graph, min(rounds, FEW), public):
-        found.append(Premise("sensitivity", SENSITIVITY, "a bound"))
     return found
 
 
@@ -200,11 +194,6 @@ def _claimed(claims: Sequence[Claim]) -> Iterator[Premise]:
     moves = [claim.sensitivity for claim in claims if claim.sensitivity]
     if moves:
         yield Premise("sensitivity", min(moves), "the claim")
-
-
-def _noisy(victim: Victim, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> bool:
-    declared = victim.relations(graph, rounds, public)
-    return any(vector.kind == "noise" for vector in declared.vectors)
 
 
 @dataclass(frozen=True)

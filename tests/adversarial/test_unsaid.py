@@ -238,19 +238,19 @@ def test_a_declared_clip_is_priced(
     } == {(7.0, "as specified")}
 
 
-def test_without_a_clip_the_assumption_is_said(
+def test_without_a_clip_there_is_no_epsilon(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = str(written(tmp_path))
     assert main(["bound", path, "--as", "eavesdropper", "-f", "json", "-q"]) == 0
-    said = {
-        (one["sensitivity"], one["sensitivity_from"]) for one in json.loads(capsys.readouterr().out)
-    }
-    assert said == {
-        (1.0, "assumed, because neither a claim nor a clip is declared; specify --sensitivity")
-    }
+    for one in json.loads(capsys.readouterr().out):
+        assert one["sensitivity"] is one["mu"] is one["epsilon"] is one["node_epsilon"] is None
+        assert 0 < one["per_unit_of_sensitivity"]["node_mu"] < math.inf
+        assert one["weakest"].startswith("sensitivity: unknown")
     assert main(["bound", path, "--as", "eavesdropper", "-q"]) == 0
-    assert "sensitivity 1: assumed" in " ".join(capsys.readouterr().out.split())
+    said = " ".join(capsys.readouterr().out.split())
+    assert " S " in said
+    assert "the sensitivity is unknown" in said
 
 
 def test_a_claim_that_assumes_less_than_the_clip_allows_says_so(

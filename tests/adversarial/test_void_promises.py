@@ -48,8 +48,6 @@ VOID: list[tuple[str, dict[str, Any], set[str]]] = [
     ("dkm", {"mechanism": "truncated_laplace"}, {"sensitivity"}),
     ("mradmm", {"rate": 1.0, "records": 2, "l2": 0.1}, {"lipschitz"}),
     ("pvpadmm", {"perturb": "dual", "update": "gradient", "records": 2}, {"lipschitz"}),
-    ("gossip", {"sigma": 1.0}, {"sensitivity"}),
-    ("tracking", {"sigma": 1.0}, {"sensitivity"}),
     ("dpadmm", {"sigma": 1.0, "lipschitz": 1e6, "records": 5}, {"records"}),
 ]
 KEPT: list[tuple[str, dict[str, Any]]] = [
@@ -60,6 +58,7 @@ KEPT: list[tuple[str, dict[str, Any]]] = [
     ("recal", {"sigma": 1.0, "sensitivity": 1e6}),
     ("muffliato", {}),
     ("dpsgd", {}),
+    ("gossip", {"sigma": 1.0}),
     ("pdmm", {}),
 ]
 

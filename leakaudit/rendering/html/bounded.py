@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from leakaudit import __version__
@@ -104,6 +105,12 @@ def _first(found: Sequence[Comparison], network: TraceSummary, unclear: Sequence
             f"Against {someone}, a record of {owner} has epsilon "
             f"{_most(bound)}{bound.epsilon:.4g} at delta {bound.delta:g}."
         )
+    elif bound.per_unit:
+        says = (
+            f"What {someone} learns about {owner} has no epsilon, because the sensitivity of its "
+            "gradients is unknown."
+        )
+        level, badge = "warning", "No epsilon"
     elif bound.node_epsilon is not None:
         says = (
             f"Against {someone}, all data of {owner} together have epsilon "
@@ -164,7 +171,7 @@ def _shade(one: Comparison, unclear: bool) -> tuple[int, str]:
         return _REFUTED, one.verdict.words
     if one.bound.refused:
         return _REFUSED, "no bound"
-    return _BOUNDED, f"mu {_number(one.bound.largest)}"
+    return _BOUNDED, f"mu {_mu(one.bound, one.bound.largest)}"
 
 
 def _facts(found: Sequence[Comparison], worst: Comparison) -> list[tuple[str, str]]:
@@ -207,6 +214,13 @@ def _advice(worst: Comparison) -> list[Advice]:
         )
     elif worst.verdict is Verdict.INCONCLUSIVE:
         advice.append(Advice(f"Supply what is missing: {worst.why}."))
+    elif worst.bound.per_unit:
+        advice.append(
+            Advice(
+                "State by how much one record can change a gradient, and enforce it by clipping.",
+                "leakaudit bound trace.pt --sensitivity 2",
+            )
+        )
     elif not worst.bound.leaking:
         advice.append(
             Advice(
@@ -229,7 +243,7 @@ def _row(one: Comparison, mark: str) -> Mapping[str, object]:
     bound = one.bound
     says = one.why
     if bound.holds is Holds.AT_MOST and bound.linear is not None:
-        says = f"{says}; constant gradients attain mu {bound.linear:.4g}"
+        says = f"{says}; constant gradients attain mu {_mu(bound, bound.linear)}"
     if bound.refused:
         says = bound.refused
     elif bound.leaking:
@@ -245,7 +259,7 @@ def _row(one: Comparison, mark: str) -> Mapping[str, object]:
         "level": level,
         "node": bound.node,
         "adversary": who(str(bound.adversary)),
-        "mu": _most(bound) + _number(bound.mu),
+        "mu": _most(bound) + _mu(bound, bound.mu),
         "epsilon": _most(bound) + _number(bound.epsilon),
         "claimed": _number(None if one.claim is None else one.claim.epsilon),
         "ratio": _number(one.ratio),
@@ -253,6 +267,11 @@ def _row(one: Comparison, mark: str) -> Mapping[str, object]:
         "verdict": one.verdict.words,
         "says": f"{says} {mark}".strip(),
     }
+
+
+def _mu(bound: ViewBound, mu: float | None) -> str:
+    """Return a mu; a multiple of the sensitivity S if that is unknown."""
+    return f"{mu:.4g} S" if bound.per_unit and mu and mu < math.inf else _number(mu)
 
 
 def _number(value: float | None) -> str:

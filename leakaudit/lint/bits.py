@@ -49,8 +49,9 @@ PRODUCTS = 1 << 34
 COARSE = 5  # a 32nd
 FINE = 8  # a 256th
 # A sum of two numbers of a format has no bits below their last ones, and ties of its rounding are
-# even. The larger number may be twice as large as the largest number of the message, so that so many
-# of the last bits are left out, and one more for each power of two by which a number is smaller.
+# even. The larger number may be twice as large as the largest number of the message, so that so
+# many of the last bits are left out, and one more for each power of two by which a number is
+# smaller.
 LOST = 2
 BYTE = 8
 VALUES = 1 << BYTE

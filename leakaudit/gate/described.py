@@ -9,6 +9,7 @@ accepted. What is declared, such as the initial model or a schedule, is counted.
 from __future__ import annotations
 
 import re
+from collections import UserDict
 from collections.abc import Iterator, Mapping
 
 from torch import Tensor
@@ -29,7 +30,7 @@ ID = 64  # most characters of a chosen id
 NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 
-class _Noted(dict[str, Tensor]):
+class _Noted(UserDict[str, Tensor]):
     """Public tensors that note which ones are looked up."""
 
     def __init__(self, public: Mapping[str, Tensor]) -> None:

@@ -163,10 +163,10 @@ def examine(
         if not hard:
             of_noise += _noise_of(remainder, values, trace.layout.slices)
         obstacle = obstacle or remainder.obstacle
-    if not hard and not of_noise and case.laws:
-        hard += _low_bits(case)
     if noise and not hard and not compared:
         of_noise += _noise(case)
+    if noise and not hard and not of_noise and case.laws:
+        hard += _low_bits(case)
     for pitfall in of_noise[:1]:
         about = "quiet" if pitfall.number == QUIET else "distribution"
         hard.append(Deviation(about, pitfall.says))

@@ -285,9 +285,9 @@ class Draws:
             return
         for family in (
             self._rearranged,
-            self._equal_numbers,
             self._lags,
             self._coordinate_pairs,
+            self._equal_numbers,
             self._sizes,
             self._directions,
             self._regular,
@@ -526,13 +526,17 @@ class Draws:
             how: the same in words.
         """
         latest = sorted(range(len(self._draws)), key=lambda k: -self._draws[k].run.process)
+        if how:  # a seed that is run again is compared as it is
+            latest = [k for k in latest if not self._draws[k].run.process]
         chosen = latest[: math.isqrt(PRODUCTS // FEWEST)]
         count = len(chosen)
+        if count < 2:
+            return
         draws = [self._draws[k] for k in chosen]
         rows = np.stack([stored[k] for k in chosen])
         signals = np.array([self._signals[k] for k in chosen])
         width = min(rows.shape[1], max(FEWEST, PRODUCTS // count**2))
-        if count < 2 or width < 2:
+        if width < 2:
             return
         rows = rows[:, _spread(rows.shape[1], width)]
         others = rows if change is None else change(rows)

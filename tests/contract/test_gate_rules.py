@@ -5,18 +5,20 @@ is whole or as it was.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from msgspec import UNSET
+from scipy.stats import binom, fisher_exact
 
 from leakaudit.errors import LeakauditError
-from leakaudit.gate import baseline, files, judge, measures, record, rules
+from leakaudit.gate import baseline, compare, files, judge, measures, record, rules
 from leakaudit.gate.baseline import Baseline, Block
 from leakaudit.gate.cells import Cell
 from leakaudit.gate.config import Acceptance, Budget, Check, Gate
@@ -205,7 +207,9 @@ def test_the_nodes_that_a_sentence_names_are_there_as_numbers() -> None:
 
 
 def statuses(of: Cell, against: Baseline, **gate: Any) -> list[RuleStatus]:
-    return [r.status for r in rules.growth([of], against, Gate(compare=("gain",), **gate))]
+    return [
+        r.status for r in rules.growth([of], against, Gate(alpha=0.01, compare=("gain",), **gate))
+    ]
 
 
 def test_growth_beyond_the_tolerance_is_a_regression_and_less_is_none() -> None:
@@ -231,7 +235,7 @@ def test_a_tolerance_of_zero_raises_no_alarm_for_the_rounding_of_the_baseline(ga
 
 def test_too_few_seeds_are_inconclusive_and_say_how_many_would_do() -> None:
     few = cell(seeds=4, gain=5.0)
-    (found,) = rules.growth([few], base(few, gain=0.0), Gate(compare=("gain",)))
+    (found,) = rules.growth([few], base(few, gain=0.0), Gate(alpha=0.01, compare=("gain",)))
     assert found.status is RuleStatus.TOO_FEW_SEEDS
     assert "1 comparison requires seeds >= 7 at alpha 0.01" in found.says
     assert (rules.code([found], True, False), rules.code([found], True, True)) == (3, 3)
@@ -240,7 +244,7 @@ def test_too_few_seeds_are_inconclusive_and_say_how_many_would_do() -> None:
 def test_two_seeds_are_remarked_even_if_nothing_increased() -> None:
     """No p-value of two paired seeds is below 1/4, whatever they are."""
     few = cell(seeds=2, gain=0.0)
-    gate = Gate(compare=("gain",), seeds=2)
+    gate = Gate(alpha=0.01, compare=("gain",), seeds=2)
     assert [r.status for r in rules.growth([few], base(few, gain=0.0), gate)] == [RuleStatus.OK]
     (remark,) = rules.few_seeds([few], base(few, gain=0.0), gate)
     assert remark == (
@@ -248,25 +252,97 @@ def test_two_seeds_are_remarked_even_if_nothing_increased() -> None:
         "no p-value can be below 0.25 (alpha 0.01); set seeds >= 7"
     )
     enough = cell(seeds=7, gain=0.0)
-    assert rules.few_seeds([enough], base(enough, gain=0.0), Gate(compare=("gain",))) == []
+    assert (
+        rules.few_seeds([enough], base(enough, gain=0.0), Gate(alpha=0.01, compare=("gain",))) == []
+    )
     assert rules.few_seeds([few], Baseline({}), gate) == [], "nothing is compared"
 
 
 def test_an_increase_that_is_not_significant_is_inconclusive_only_if_strict() -> None:
     """Ten seeds could show an increase, but half of these decreased as much."""
     one = cell(seeds=10, gain=[1.5, -1.0] * 5)
-    gate = Gate(compare=("gain",), tolerance={"gain": 0})
+    gate = Gate(alpha=0.01, compare=("gain",), tolerance={"gain": 0})
     (found,) = rules.growth([one], base(one, gain=0.0), gate)
     assert found.status is RuleStatus.INCONCLUSIVE
     assert (rules.code([found], True, False), rules.code([found], True, True)) == (0, 3)
+
+
+def labels(found: Sequence[float], before: Sequence[float], **gate: Any) -> RuleStatus:
+    """Compare the shares of labels that were found of four records, with other seeds."""
+    one = cell(seeds=len(found), labels=list(found))
+    one.records = 4
+    other = Block(
+        "ring", one.digest(), tuple(range(100, 100 + len(before))), {"labels": tuple(before)}
+    )
+    (rule,) = rules.growth([one], Baseline({one.name: other}), Gate(compare=("labels",), **gate))
+    return rule.status
+
+
+def test_labels_that_guesses_find_more_often_do_not_make_a_gate_inconclusive() -> None:
+    """40 of 64 after 32 of 64 happens to one honest program in twenty."""
+    half = (0.5,) * 16
+    assert labels((0.75, 0.5) * 8, half) is RuleStatus.OK
+    assert labels((1.0,) * 16, half) is RuleStatus.REGRESSION
+    assert labels((1.0, 0.75) * 8, half) is RuleStatus.REGRESSION
+    # Half of the seeds reveal all labels, more than chance explains, but not their mean by .3.
+    assert labels((1.0, 0.5) * 8, (0.25,) * 16, tolerance={"labels": 0.45}) is not RuleStatus.OK
+    # With two seeds, not even all labels could be told from guesses.
+    assert labels((1.0, 0.75), half) in (RuleStatus.INCONCLUSIVE, RuleStatus.TOO_FEW_SEEDS)
+
+
+@pytest.mark.parametrize("classes", [2, 10])
+def test_chance_makes_a_gate_inconclusive_in_one_run_of_1000(classes: int, fresh_seed: int) -> None:
+    """The probability is summed over all counts of an honest program, not sampled."""
+    trials, level = 64, rules.CHANCE
+    counts = np.arange(trials + 1)
+    of = binom.pmf(counts, trials, 1 / classes)
+    told = [
+        [compare.chance((new, trials), (old, trials)) <= level for old in counts.tolist()]
+        for new in counts.tolist()
+    ]
+    assert 0 < of @ np.array(told, float) @ of <= level
+    # A rise from a half to nine tenths is found in nine of ten runs.
+    risen = binom.pmf(counts, trials, 0.9)
+    assert risen @ np.array(told, float) @ binom.pmf(counts, trials, 0.5) > 0.9
+
+
+@pytest.mark.parametrize(
+    ("new", "old"), [((5, 8), (3, 9)), ((0, 4), (2, 4)), ((4, 4), (0, 60)), ((7, 7), (5, 5))]
+)
+def test_the_test_of_two_binomials_is_that_of_fisher(
+    new: tuple[int, int], old: tuple[int, int]
+) -> None:
+    table = [[k, n - k] for k, n in (new, old)]
+    expected = fisher_exact(table, alternative="greater").pvalue
+    assert compare.chance(new, old) == pytest.approx(expected)
+
+
+def test_other_seeds_may_differ_by_chance_and_the_same_seeds_may_not() -> None:
+    gains = [0.0, 8.0, 1.0, 7.0, 2.0, 9.0, 3.0, 6.0] * 2
+    more = [gain + 1.5 for gain in gains]
+    one = cell(seeds=16, gain=more)
+    other = Block("ring", one.digest(), tuple(range(100, 116)), {"gain": tuple(gains)})
+    gate = Gate(compare=("gain",))
+    (rule,) = rules.growth([one], Baseline({one.name: other}), gate)
+    assert rule.status is RuleStatus.OK
+    assert "other seeds differ as much by chance" in rule.says
+    same = Block("ring", one.digest(), tuple(one.seeds), {"gain": tuple(gains)})
+    (rule,) = rules.growth([one], Baseline({one.name: same}), gate)
+    assert rule.status is RuleStatus.REGRESSION
+    bits = cell(seeds=16, exact=[0.0] * 15 + [0.25])
+    other = Block("ring", bits.digest(), tuple(range(100, 116)), {"exact": (0.0,) * 16})
+    (rule,) = rules.growth([bits], Baseline({bits.name: other}), Gate(compare=("exact",)))
+    assert rule.status is RuleStatus.INCONCLUSIVE
 
 
 def test_all_comparisons_share_alpha() -> None:
     """Eight seeds prove one comparison at .01, since 2^-8 < .01, and not four of them."""
     one = cell(gain=5.0, psnr=5.0, exact=0.0, labels=0.0)
     against = base(one, gain=0.0, psnr=0.0, exact=0.0, labels=0.0)
-    alone = rules.growth([one], against, Gate(compare=("gain",)))
-    both = rules.growth([one], against, Gate(compare=("gain", "psnr", "exact", "labels")))
+    alone = rules.growth([one], against, Gate(alpha=0.01, compare=("gain",)))
+    both = rules.growth(
+        [one], against, Gate(alpha=0.01, compare=("gain", "psnr", "exact", "labels"))
+    )
     assert [r.status for r in alone] == [RuleStatus.REGRESSION]
     assert [r.status for r in both] == [
         RuleStatus.TOO_FEW_SEEDS,
@@ -284,7 +360,7 @@ def test_other_seeds_are_compared_as_independent_samples() -> None:
         tuple(range(100, 108)),
         {"gain": (0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5)},
     )
-    (found,) = rules.growth([one], Baseline({one.name: other}), Gate(compare=("gain",)))
+    (found,) = rules.growth([one], Baseline({one.name: other}), Gate(alpha=0.01, compare=("gain",)))
     assert found.status is RuleStatus.REGRESSION
     assert "8 new and 8 old seeds" in found.says
 
@@ -292,7 +368,7 @@ def test_other_seeds_are_compared_as_independent_samples() -> None:
 def test_another_way_of_measuring_is_never_compared() -> None:
     one = cell(gain=0.0)
     for against in (base(one, digest="0" * 64, gain=0.0), Baseline(), base(one, psnr=0.0)):
-        found = rules.growth([one], against, Gate(compare=("gain",)))
+        found = rules.growth([one], against, Gate(alpha=0.01, compare=("gain",)))
         assert [r.status for r in found] == [RuleStatus.NOT_COMPARABLE]
         assert "leakaudit baseline update --reason TEXT" in found[0].says
         assert rules.code(found, True, False) == 3

@@ -15,7 +15,7 @@ from scipy.stats import binom, kstest, laplace, norm
 from leakaudit.bounds import empirical, one_run
 from leakaudit.cli import main
 from leakaudit.errors import LeakauditError
-from leakaudit.selfcheck import ESTIMATORS, PLANTED, SLACK, TRUE, Mechanism, check, planting
+from leakaudit.selfcheck import ESTIMATORS, PLANTED, POWER, SLACK, TRUE, Mechanism, check, planting
 from leakaudit.selfcheck.estimators import Estimator
 
 BY_NAME = {e.name: e for e in ESTIMATORS}
@@ -102,6 +102,35 @@ def test_an_estimator_that_never_refutes_fails_the_check() -> None:
     assert [r.ok for r in check(100, 10, 0.05, 0, [blind])] == [True] * len(TRUE) + [False] * len(
         PLANTED
     )
+
+
+def test_too_few_runs_are_no_mistake(capsys: pytest.CaptureFixture[str]) -> None:
+    """22 refutations of 400 are usual at a rate of .05, and do not show that it is below .075."""
+    (row, *_) = check(1, 10, 0.05, 0, [MU])
+    few = replace(row, refuted=22, runs=400)
+    assert (few.ok, few.outcome) == (False, "too few runs")
+    assert replace(row, refuted=20, runs=1000).outcome == "ok"
+    assert replace(row, refuted=120, runs=1000).outcome == "outside"
+    weak = replace(row, planted=PLANTED[0], refuted=30, runs=100)
+    assert weak.outcome == "outside"
+    assert replace(weak, refuted=90).outcome == "too few runs"
+    assert main(["selfcheck", "--runs", "20", "--trials", "1000", "-q"]) == 3
+    assert "Too few runs" in capsys.readouterr().out
+
+
+def test_a_right_rate_is_called_outside_once_in_1000_checks() -> None:
+    """Summed over all counts of 45 rates of exactly alpha, or exactly the smallest power."""
+    (row, *_) = check(1, 10, 0.05, 0, [MU])
+    rates = len(ESTIMATORS) * (len(TRUE) + len(PLANTED))
+    for runs in (50, 400, 1000):
+        for planted, rate in (("", 0.05), (PLANTED[0], POWER)):
+            told = [
+                replace(row, planted=planted, refuted=k, runs=runs).outcome == "outside"
+                for k in range(runs + 1)
+            ]
+            assert rates * (binom.pmf(np.arange(runs + 1), runs, rate) @ told) < 1e-3
+    told = [replace(row, refuted=k, runs=1000).outcome == "outside" for k in range(1001)]
+    assert binom.pmf(np.arange(1001), 1000, 0.12) @ told > 0.99
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS, ids=lambda e: e.name)

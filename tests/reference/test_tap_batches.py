@@ -104,7 +104,11 @@ def private(kept: dict[str, list[Tensor]]) -> Write:
                 noise = torch.zeros_like(total)
                 if rank == 0:
                     noise = CLIP * NOISE * torch.randn(len(w), generator=random, dtype=w.dtype)
-                stated = {"noise_multiplier": NOISE, "max_grad_norm": CLIP, "divisor": float(BATCH)}
+                stated: dict[str, Any] = {
+                    "noise_multiplier": NOISE,
+                    "max_grad_norm": CLIP,
+                    "divisor": float(BATCH),
+                }
                 size = float(noise.square().mean().sqrt())
                 kept.setdefault(f"sum {rank}", []).append(total + noise)
                 sent.append((total + noise) / BATCH)

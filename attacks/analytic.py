@@ -41,7 +41,7 @@ SECOND = 0.05
 
 # Share of the stack's norm in the second direction that rounding in float64 explains, in the
 # program and here. Up to 7 units have been observed where the messages themselves hold gradients;
-# `features` uses the same limit. Two images that differ by one level in one pixel give 1e-5 and more.
+# `features` uses the same limit. Two images that differ by one level in one pixel give 1e-5.
 RESOLVED = 100.0 * torch.finfo(torch.float64).eps
 
 # Smallest last entry of the unit vector [x 1]. Below it, the scale of the input is unknown.

@@ -109,7 +109,8 @@ class Fidelity:
         declared = self._declared(trace)
         for one in differences(trace, declared, adversaries, self.check.secure):
             self._complain(one, RuleStatus.VOID, made.seed)
-        for one in (*self._untold(made), *self._described.look(trace, made.seed)):
+        described = self._described.look(trace, made.seed, simulated=not self.check.run)
+        for one in (*self._untold(made), *described):
             self._complain(one, RuleStatus.VOID, made.seed)
         if not self._wrong:
             self._bits.add(trace, declared.relations, f" with seed {made.seed}")

@@ -1,0 +1,97 @@
+"""Decisions of bounds and views that other tests only see from afar: each fails if its line is wrong."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import beta, binom
+
+import leakaudit as la
+from leakaudit.accounting.node_view import NodeView, _any_hidden
+from leakaudit.adversary import Adversary
+from leakaudit.bounds.approximate import approximate
+from leakaudit.bounds.empirical import Counts, epsilon_lower
+from leakaudit.bounds.guarantee import Adjacency
+from leakaudit.bounds.joint import ceiling, joint_test
+from leakaudit.protocols import declared, recording
+from leakaudit.protocols.scenario import Scenario
+from leakaudit.relations import Relations, know
+
+
+@pytest.mark.parametrize(("hits", "alarms"), [(100, 0), (97, 4), (60, 2)])
+def test_both_events_share_alpha(hits: int, alarms: int) -> None:
+    """Four Clopper-Pearson limits, each at a quarter of alpha."""
+    n, share, delta = 100, 0.05 / 4, 1e-3
+
+    def low(k: int) -> float:
+        return float(beta.ppf(share, k, n - k + 1)) if k else 0.0
+
+    def high(k: int) -> float:
+        return float(beta.ppf(1 - share, k + 1, n - k)) if k < n else 1.0
+
+    seen = math.log((low(hits) - delta) / high(alarms))
+    absent = math.log((low(n - alarms) - delta) / high(n - hits))
+    found = epsilon_lower(Counts(hits, n, alarms, n), delta, 0.05, both=True)
+    assert found == pytest.approx(max(seen, absent), rel=1e-9)
+
+
+@pytest.mark.parametrize(("positives", "negatives", "x", "y"), [(6, 9, 5, 1), (12, 5, 9, 0)])
+def test_a_p_value_covers_rates_between_the_nodes(
+    positives: int, negatives: int, x: int, y: int
+) -> None:
+    """It is at least the largest chance over a grid that is much finer than the pieces."""
+    guarantee = approximate(1.0, 1e-3, Adjacency.ADD_REMOVE)
+    test = joint_test(guarantee, positives, negatives)
+    region = test._region(test.statistic(x, y))
+    nodes, _ = test._nodes
+    fine = np.unique(np.concatenate([nodes, *np.linspace(nodes[:-1], nodes[1:], 1000)]))
+    powers = ceiling(guarantee, fine)
+    chance = np.zeros(len(fine))
+    for false, least in enumerate(region):
+        chance += binom.pmf(false, negatives, fine) * binom.sf(least - 1, positives, powers)
+    assert test.p_value(x, y) >= chance.max()
+
+
+def test_a_hidden_gradient_to_which_another_one_reacts() -> None:
+    """Node 1 evaluates a gradient at a model that only it received, and publishes it."""
+    p = Relations(la.Graph(3, ((0, 1), (1, 2))))
+    w = p.public("w0")
+    for _ in p.rounds(1):
+        model = p.state("w", 0, eq=w - p.grad(0, at=w) + p.noise("e", 1.0, 0))
+        told = p.send(0, 1, model, "w", secure=True)
+        p.send(1, 2, p.grad(1, at=told) + p.noise("e", 1.0, 1), "g")
+    view = NodeView.of(know(p, Adversary()), 0)
+    assert view.bound.certificate == (0,)
+    assert not view.bound.fisher.any()
+    assert view.lowest == 0
+
+
+def test_a_secure_relay_is_hidden_and_own_noise_is_not() -> None:
+    """Only messages, and private vectors of others, may bring in what is not declared nearby."""
+    p = Relations(la.Graph(2, ((0, 1),)))
+    w = p.public("w0")
+    for _ in p.rounds(1):
+        g = p.grad(0, at=w)
+        p.send(0, 1, g + p.noise("e", 1.0, 0), "open")
+        p.send(0, 1, g + p.noise("n", 1.0, 0), "closed", secure=True)
+    outsider = know(p, Adversary()).near([0])
+    neighbour = know(p, Adversary(corrupt=frozenset({1}))).near([0])
+    assert _any_hidden(outsider, 0)
+    assert not _any_hidden(neighbour, 0)
+
+
+@pytest.mark.parametrize("noisy", ["first", "all"])
+def test_the_clients_that_add_noise_are_the_declared_ones(noisy: str) -> None:
+    scenario = Scenario(
+        "fedsgd",
+        nodes=4,
+        graph="star",
+        rounds=2,
+        data="gaussians",
+        samples=2,
+        dtype="float64",
+        set={"sigma": 0.5, "noisy": noisy},
+        states=True,
+    )
+    recorder = recording.record(recording.plan(scenario), None)
+    declared.check(recorder.trace, recorder.truth_record)

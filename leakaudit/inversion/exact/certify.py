@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from leakaudit.leak import GradientLeak
     from leakaudit.tasks.task import Task
 
-# Largest width of an interval, relative to the size of the data, that is reported as one. A choice.
+# Largest half-width, relative to the size of the values in its column, that is reported as an
+# interval. A choice.
 NARROW = 0.1
 
 # Rounding error that remains in a sender's state from round to round, in units of the number
@@ -155,7 +156,7 @@ class Heard:
     def estimates(self, rows: Tensor) -> Estimates:
         """Estimate the inputs (b, p + 1) again, from observed entries."""
         if self.observed is None:
-            return Estimates.of(self.white, rows, self.stack, self.leak.wire)
+            return estimates(self.leak, self.stack, self.white, rows)
         return Estimates.observed(*self.observed, rows, self.stack)
 
     def stored(self, x: Tensor) -> Tensor:
@@ -175,6 +176,18 @@ class Heard:
         off = (versions - versions @ basis.T @ basis).norm(dim=2)
         better = (off[0] < off[1])[:, None]
         return torch.where(better, versions[0], versions[1])
+
+
+def estimates(leak: GradientLeak, stack: Tensor, white: Tensor, rows: Tensor) -> Estimates:
+    """Estimate inputs (b, p + 1) again from all rows of a leak.
+
+    Args:
+        leak: Source of the rows.
+        stack: (m, H, p + 1) rows of the first layer.
+        white: The same rows, whitened.
+        rows: The inputs as the first layer receives them.
+    """
+    return Estimates.of(white, rows, stack, leak.wire, first_layer_rows.fresh(leak))
 
 
 def single(
@@ -197,7 +210,7 @@ def single(
         grid: Grid of the data.
         alone: Whether the singular values after the first are message noise.
     """
-    found = Estimates.of(white, row[None], stack, leak.wire)
+    found = estimates(leak, stack, white, row[None])
     x = found.pixels(grid)
     why = scarce(leak, task, white, 1)
     if not alone:
@@ -219,29 +232,43 @@ def single(
         why = "the batch size is not known to be one"
     if why:
         return Proven(Certificate.APPROXIMATE, x, None, why)
-    return interval(x, found.half_widths(grid), task)
+    return interval(x, found.half_widths(grid), task, first_layer_rows.fresh(leak))
 
 
-def interval(x: Tensor, width: Tensor, task: Task, condition: float = 1.0) -> Proven:
-    """Return values with their half-widths; APPROXIMATE if these are nearly as large as the data.
+def interval(
+    x: Tensor, width: Tensor, task: Task, fresh: bool = False, condition: float = 1.0
+) -> Proven:
+    """Return values with their half-widths; APPROXIMATE if one is nearly as large as its column.
 
     The widths include that the values are stored in the task's own number format, and that senders
-    round their own states in it. Such errors persist, so they do not average out over rounds.
+    round their own states in it. Such errors persist, so they do not average out over rounds. They
+    are relative to what is rounded: a column with large values blurs the others only in a state.
 
     Args:
         x: (b, p) the values.
         width: (b, p) their half-widths as far as the errors of messages cause them.
         task: The learning task.
+        fresh: Whether no state of a sender keeps errors (`first_layer_rows.fresh`).
         condition: Condition number of the inputs of a batch, by which errors of one input are
             amplified in the others.
     """
-    size = float(x.square().mean().sqrt())
-    width = width + torch.finfo(task.dtype).eps * (x.abs() + LASTING * condition * size)
+    size = x.abs().amax(0)
+    kept = size if fresh else x.square().mean().sqrt()
+    width = width + torch.finfo(task.dtype).eps * (x.abs() + LASTING * condition * kept)
     widest = float(width.max())
     said = f"every value within {widest:.1e}, at a joint confidence of {SURE:.0%}"
-    if not widest < NARROW * size:
-        note = f"{said}; this is {widest / max(size, 1e-300):.0%} of their size"
+    # A few records may all be small in a column by chance: it then counts as an ordinary one.
+    told = size[size > 0]
+    limit = NARROW * size.clamp_min(float(told.median()) if len(told) else 0.0)
+    wide = int((width > limit).any(0).sum())
+    if wide or not bool(width.isfinite().all()):
+        note = (
+            f"{said}; in {wide} of {len(size)} columns, this is more than {NARROW:.0%} of the size"
+        )
         return Proven(Certificate.APPROXIMATE, x, None, note)
+    small = int((width > NARROW * size).any(0).sum())
+    if small:
+        said += f"; {small} of {len(size)} columns have values that are hardly larger than that"
     return Proven(Certificate.INTERVAL, x, width.reshape(-1, *task.spec.shape), said)
 
 
@@ -337,14 +364,19 @@ def table(heard: Heard, x: Tensor) -> Proven:
         why = "the slopes of these inputs at the known models differ from those in the rows"
         return Proven(Certificate.APPROXIMATE, x, None, why)
     data = uniqueness.windows([heard.white @ span.basis.T], span.noise)
-    inside, mixed = uniqueness.refined(data, inside)
-    found = Estimates.of(heard.white, inside @ span.basis, heard.stack, leak.wire)
+    fitted = uniqueness.refined(data, inside)
+    if fitted is None:
+        why = "the rows where the inputs are inactive do not determine them"
+        return Proven(Certificate.APPROXIMATE, x, None, why)
+    inside, mixed = fitted
+    found = estimates(leak, heard.stack, heard.white, inside @ span.basis)
     values = found.pixels(heard.grid)
     # Errors of the duals also add to each input a multiple of its difference from every other one.
     quantile = -UNEVEN * float(ndtri((1 - SURE) / (2 * values.numel())))
     apart = (values[:, None] - values[None]).abs()
     width = found.half_widths(heard.grid) + quantile * (mixed[:, :, None] * apart).sum(1)
-    return interval(values, width, heard.task, float(torch.linalg.cond(inside)))
+    condition = float(torch.linalg.cond(inside))
+    return interval(values, width, heard.task, first_layer_rows.fresh(leak), condition)
 
 
 def companions(heard: Heard, inside: Tensor, agreed: bool | None) -> list[frozenset[int]]:

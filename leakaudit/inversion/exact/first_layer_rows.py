@@ -198,6 +198,15 @@ def entries(
     return torch.cat([of_weights.reshape(len(value), units, -1), of_bias], dim=2)
 
 
+def fresh(leak: GradientLeak) -> bool:
+    """Check whether every error is in one equation only, so that no state of a sender keeps it.
+
+    Args:
+        leak: Source of the rows.
+    """
+    return leak.noise is None or bool((leak.noise.count_nonzero(dim=0) <= 1).all())
+
+
 def whiten(stack: Tensor, leak: GradientLeak, window: slice) -> Tensor:
     """Scale the errors of some rounds to unit variance and make them independent over time.
 

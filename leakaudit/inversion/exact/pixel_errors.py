@@ -61,6 +61,8 @@ class Estimates:
     Attributes:
         values: (b, p + 1), each known up to its scale.
         noise: (p + 1,) standard deviation of the rows' errors in each column, from its residual.
+        stated: (p + 1,) the standard deviation that the leak states; rounding is in proportion to
+            a column's size, unless a state of the sender keeps that of other columns and nodes.
         gain: (b, 1) or (b, p) the error of an estimate per unit of noise.
         freedom: Number of rows beyond unknowns.
         rounding: (b, p + 1) largest errors of the values if every row's entries are off by half of
@@ -70,13 +72,14 @@ class Estimates:
 
     values: Tensor
     noise: Tensor
+    stated: Tensor
     gain: Tensor
     freedom: int
     rounding: Tensor
     coarse: bool
 
     @classmethod
-    def of(cls, white: Tensor, rows: Tensor, stack: Tensor, wire: float) -> Estimates:
+    def of(cls, white: Tensor, rows: Tensor, stack: Tensor, wire: float, fresh: bool) -> Estimates:
         """Estimate the inputs again.
 
         Args:
@@ -84,6 +87,7 @@ class Estimates:
             rows: (b, p + 1) the inputs as the first layer receives them.
             stack: The original rows; the errors of repeated ones do not average out.
             wire: Relative precision of the messages' number format.
+            fresh: Whether no state of a sender keeps errors (`first_layer_rows.fresh`).
         """
         flat = white.flatten(0, 1)
         slopes = torch.linalg.lstsq(rows.T, flat.T, driver="gelsd").solution.T
@@ -102,8 +106,11 @@ class Estimates:
             # is assumed to be relatively more precise than all are together, nor than the leak
             # states, which is 1 here, in proportion to its size.
             noise = noise.clamp_min(noise.square().mean().sqrt() * share).clamp_min(share)
+        stated = torch.ones_like(noise)
+        if fresh and freedom >= MANY:
+            stated = share.clamp_max(1)
         gain = repeated(stack) * inverse.diagonal().clamp_min(0).sqrt()
-        return cls(again, noise, gain[:, None], freedom, rounding, wire > HALF)
+        return cls(again, noise, stated, gain[:, None], freedom, rounding, wire > HALF)
 
     @classmethod
     def observed(cls, white: Tensor, seen: Tensor, rows: Tensor, stack: Tensor) -> Estimates:
@@ -142,7 +149,9 @@ class Estimates:
         gain = repeated(stack) * inverse.diagonal(dim1=1, dim2=2).clamp_min(0).sqrt().T
         # The scale comes from the last column, whose error may be larger than a pixel's.
         gain = gain[:, :-1].maximum(gain[:, -1:])
-        return cls(again, noise, gain, int(freedom.min()), torch.zeros_like(rows), coarse=False)
+        stated = torch.ones_like(noise)
+        none = torch.zeros_like(rows)
+        return cls(again, noise, stated, gain, int(freedom.min()), none, coarse=False)
 
     def pixels(self, grid: Grid) -> Tensor:
         """Return the inputs (b, p) in the data's units."""
@@ -169,7 +178,7 @@ class Estimates:
         """Return half-widths (b, p) of intervals that contain all values jointly (see `SURE`).
 
         The error of a column is the measured one, with Student's quantile for the number of rows,
-        or, if it is larger, the one that the leak states, which is 1 in whitened rows. It is never
+        or, if it is larger, the one that the leak states (`stated`). It is never
         less than the worst that rounding can cause: if one row is much larger than the others, or
         rows repeat, rounding errors do not average out.
         """
@@ -180,7 +189,7 @@ class Estimates:
             shown = -self.noise * float(stdtrit(self.freedom, tail))
         else:
             shown = torch.zeros_like(self.noise)
-        noise = UNEVEN * shown.clamp_min(-float(ndtri(tail)))
+        noise = UNEVEN * shown.maximum(-float(ndtri(tail)) * self.stated)
         return self.errors(grid, noise).maximum(self.rounded(grid))
 
     def rounded(self, grid: Grid) -> Tensor:

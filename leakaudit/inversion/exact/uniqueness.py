@@ -368,7 +368,7 @@ class _Evidence:
         return int((energy > SEEN**2 * noise + ROUNDING).sum())
 
 
-def refined(data: Rows, inputs: Tensor) -> tuple[Tensor, Tensor]:
+def refined(data: Rows, inputs: Tensor) -> tuple[Tensor, Tensor] | None:
     """Fit every dual again to all rows where it vanishes, and bound how mixed the inputs are.
 
     The rows R_j (N, b) where dual q_j vanishes have errors of standard deviation `noise`. Therefore
@@ -382,21 +382,27 @@ def refined(data: Rows, inputs: Tensor) -> tuple[Tensor, Tensor]:
 
     Returns:
         The inputs (b, b), and the standard deviations (b, b) of the multiple of x_j that is
-        contained in x_i, with the inputs scaled as given.
+        contained in x_i, with the inputs scaled as given. None if the rows where some dual vanishes
+        do not determine it: it may be proven by rounds in which more neurons are inactive.
     """
     duals = torch.linalg.inv(inputs)
     size = (data.rows @ duals).square().mean(1).sqrt() / (data.noise * duals.norm(dim=0))
     fitted = duals.clone()
     mixed = torch.zeros_like(inputs)
-    for j in range(len(inputs)):
+    b = len(inputs)
+    for j in range(b):
         rows = data.rows[size[:, j] < ZERO].flatten(0, 1)
         _, strength, right = torch.linalg.svd(torch.linalg.qr(rows).R, full_matrices=True)
+        edge = data.noise * (math.sqrt(len(rows)) + math.sqrt(b))
+        if int((strength > SEEN * edge).sum()) < b - 1:
+            return None
         length = duals[:, j].norm()
         fitted[:, j] = right[-1] * length * torch.sign(right[-1] @ duals[:, j])
         seen = (inputs @ right[:-1].T) / strength[: len(right) - 1]
         mixed[:, j] = data.noise * length * seen.norm(dim=1)
     mixed.fill_diagonal_(0)
-    return torch.linalg.inv(fitted), mixed
+    again, failed = torch.linalg.inv_ex(fitted)
+    return None if failed else (again, mixed)
 
 
 def windows(stack_rows: Sequence[Tensor], noise: float) -> Rows:

@@ -174,7 +174,7 @@ def test_the_sentence_names_the_worst_case_first_and_what_was_not_tried() -> Non
         "not tried: dlg, coalitions of nodes."
     )
     assert RECORDS["vectors"]["summary"].startswith(
-        "An eavesdropper recovered 1 different input record exactly, from"
+        "An eavesdropper recovered the training image of node 2 exactly."
     )
     assert "the network received exactly these inputs" in RECORDS["not scored"]["summary"]
     assert RECORDS["nothing"]["summary"].startswith(

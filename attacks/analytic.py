@@ -39,11 +39,6 @@ NOISE_MARGIN = 10.0
 # APPROXIMATE.
 SECOND = 0.05
 
-# Share of the stack's norm in the second direction that rounding in float64 explains, in the
-# program and here. Up to 7 units have been observed where the messages themselves hold gradients;
-# `features` uses the same limit. Two images that differ by one level in one pixel give 1e-5.
-RESOLVED = 100.0 * torch.finfo(torch.float64).eps
-
 # Smallest last entry of the unit vector [x 1]. Below it, the scale of the input is unknown.
 SCALE = 1e-12
 
@@ -110,7 +105,7 @@ class Analytic(Attack):
             x = grid.pixels(first[None])
             judged = certify.Proven(Certificate.APPROXIMATE, x, None, f"{why}; {expected}")
             return self._reported(leak, task, judged, ratio)
-        alone = second <= max(NOISE_MARGIN * noise, RESOLVED * signal)
+        alone = second <= max(NOISE_MARGIN * noise, first_layer_rows.RESOLVED * signal)
         if not alone and ratio > SECOND:
             why = "the rows span more than one input: the gradients come from several samples"
             return _nothing(leak, task, ratio, why)

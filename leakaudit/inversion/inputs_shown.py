@@ -41,9 +41,6 @@ MARGIN = 10.0
 # after them. A choice: noise has no such drop, and rounding in float32 is further below.
 DROP = 100.0
 
-# Share of a gradient in other directions that rounding in float64 explains: 7 units were observed.
-RESOLVED = 10.0 * torch.finfo(torch.float64).eps
-
 # Norm of what inputs leave of a gradient, in units of its noise, that this noise explains: white
 # noise gives 1, and rounding that is not white has given 2.
 LEFT = 3.0
@@ -147,7 +144,7 @@ def shown(leak: GradientLeak, task: Task) -> Shown | None:
         each = max(each, number)
         # With an unknown number of inputs, the gradient's own count takes its place.
         end = samples or number
-        rounding = RESOLVED * float(sizes[0])
+        rounding = first_layer_rows.RESOLVED / MARGIN * float(sizes[0])
         errors.append(max(_edge(block), rounding, float(sizes[min(end, len(sizes) - 1)])))
     limit = MARGIN * math.sqrt(sum(error**2 for error in errors))
     most = min(2 * max(declared, each) + SPARE, *torch.cat(blocks).shape)

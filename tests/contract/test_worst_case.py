@@ -104,8 +104,29 @@ def test_a_certified_record_without_a_grid_may_differ_by_rounding() -> None:
 
 def test_certified_without_a_truth() -> None:
     case = of(finding(0, scores=None, certificate="EXACT"))
-    assert case.says == "Curious node 3 recovered the training image of node 0 exactly."
-    assert "no truth to compare all of them with" in case.certainty
+    assert case.says == (
+        "Curious node 3 recovered 1 different input image exactly, from 2 of 2 determined "
+        "differences of node 0."
+    )
+    assert "the network received exactly these inputs" in case.certainty
+
+
+def test_all_is_said_without_a_truth_only_if_the_messages_show_the_number() -> None:
+    """A description that says "one record" is no evidence that one record was used."""
+    for origin in ("DECLARED", "UNKNOWN", "CONTRADICTED", "VERIFIED"):
+        entry = {"subject": "samples", "origin": origin, "detail": "7 are shown"}
+        case = of(
+            finding(0, scores=None, certificate="EXACT", evidence=[entry]),
+            finding(1, scores=None, certificate="EXACT", evidence=[entry]),
+        )
+        assert ("both input images" in case.says) == (origin == "VERIFIED")
+        assert ("training" in case.says) is False
+        assert ("not as declared: 7 are shown" in case.certainty) == (origin == "CONTRADICTED")
+
+
+def test_a_headline_counts_the_gradients_that_were_explained() -> None:
+    case = of(finding(0, scores=None, certificate="EXACT", rounds=[[2]]))
+    assert "from 1 of 2 determined differences of node 0" in case.says
 
 
 def test_the_same_records_by_two_attacks_count_once() -> None:

@@ -494,6 +494,7 @@ def ends(span: Span, white: Tensor) -> bool:
     """
     rows, columns = white.flatten(0, 1).shape
     of_noise = ENDS * (math.sqrt(rows) + math.sqrt(columns))
+    of_noise = max(of_noise, first_layer_rows.RESOLVED * float(span.sizes[0]))
     return span.white or float(span.sizes[span.batch]) < of_noise
 
 

@@ -63,10 +63,6 @@ ROUNDED = 1e-5
 # The same in standard deviations of the error of a feature.
 FITS = 8.0
 
-# Singular values below this multiple of the precision of float64, relative to the largest one, are
-# those of a decomposition's rounding; up to 25 has been observed, for 32,768 features.
-RESOLVED = 100.0
-
 # Maximum relative residual of the whole gradient, in units of what the leak's errors explain.
 EXPLAINED = 3.0
 
@@ -467,19 +463,13 @@ def _features(chain: list[Layer], x: Tensor, task: Task) -> Tensor:
 
 def _doubt(leak: GradientLeak, span: Span, white: Tensor, expected: int | None) -> str:
     """Explain why the rows do not show the number of samples with certainty; empty if they do."""
-    if not certify.ends(span, white) and not _rounded_off(span):
+    if not certify.ends(span, white):
         return "a singular value after those of the batch is larger than message rounding explains"
     if expected is None or not leak.steady:
         return "the batch size is not known; record it (samples)"
     if expected != span.batch:
         return f"{expected} samples appear as {span.batch}: some are equal, or nearly"
     return ""
-
-
-def _rounded_off(span: Span) -> bool:
-    """Whether the singular values after those of the batch are zero up to rounding in float64."""
-    rounding = RESOLVED * torch.finfo(torch.float64).eps * float(span.sizes[0])
-    return float(span.sizes[span.batch]) < rounding
 
 
 def _reported(leak: GradientLeak, task: Task, images: _Images, found: Found) -> Reconstruction:

@@ -44,7 +44,7 @@ EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "ci-repo"
 def run(gate: Gate, seed: int, base: Baseline | None, times: list[tuple[float, float]]) -> Judged:
     """Run one gate and store its times."""
     wall, cpu = time.perf_counter(), time.process_time()
-    judged = judge.run(gate, Options(seed), base)
+    judged = judge.run(gate, Options(seed, strict=True), base)
     times.append((time.process_time() - cpu, time.perf_counter() - wall))
     return judged
 

@@ -97,14 +97,14 @@ def test_independent_noise_raises_no_alarm(
 def test_the_rate_of_false_alarms_is_the_level(
     random: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At a level of 5 %, each of five families finds something in 5 % of honest checks at most."""
+    """At a level of 5 %, each of nine families finds something in 5 % of honest checks at most."""
     monkeypatch.setattr(draws, "LEVEL", 0.05)
     shape = Shape(runs=2, rounds=4, width=40, last=5)
     trials = 200
     alarms = sum(
         bool(told(drawn(shape, random.normal(size=shape.cube), random))) for _ in range(trials)
     )
-    assert alarms < trials * (5 * 0.05 + 4 * 0.03)  # 4 standard deviations of the share
+    assert alarms < trials * (9 * 0.05 + 4 * 0.03)  # 4 standard deviations of the share
     assert alarms > 0
 
 

@@ -389,6 +389,6 @@ def test_listening_leaves_ddps_training_as_it_is(ddp: Callable[[str], Run]) -> N
 
 def test_a_description_is_written_where_none_was_given(ddp: Callable[[str], Run]) -> None:
     text = (ddp("0").folder / "trace.toml").read_text()
-    assert 'payload = "gradients"      # likely' in text
+    assert 'payload = "gradients"      # sure' in text
     assert json.dumps([1, 8, 8]) in text
     assert not (ddp("0").folder / "trace.tap").exists()

@@ -367,7 +367,7 @@ def test_what_differs_only_in_the_middle_is_refused(
     run = runs(kind)
     found = guess(run.logs, TASK)
     assert found.description is None
-    assert "payload" in found.said
+    assert "model.name" in found.said
     capfd.readouterr()
     assert run.merge(MODEL) == 2
     said = capfd.readouterr().err

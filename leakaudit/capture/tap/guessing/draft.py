@@ -66,6 +66,9 @@ def drafted(explained: Explanation, changed: str = "", assumed: str = "") -> Dra
         why = "the server sends different models to its clients in a round"
         draft.comments["protocol"] = Comment(why, known=False)
     _add_model(draft, model)
+    if model.contradicted and seen.hooked and explained.stated is None:
+        why = "another model, activation or loss: no recomputed gradient equals those of the hook"
+        draft.comments["model.name"] = Comment(why, known=False)
     if assumed and model.found is None:
         draft.comments["model.loss"] = Comment(assumed, known=False)
     return draft

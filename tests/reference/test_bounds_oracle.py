@@ -380,3 +380,46 @@ def test_the_oracle_sees_a_wrong_equation() -> None:
         compared(gossip, GRAPHS["path"], 2, {}, {"sigma": 1.4})
     with pytest.raises(AssertionError):
         compared(muffliato, GRAPHS["ring"], 3, {"gossips": 2}, {"sigma": 0.7, "gossips": 3})
+
+
+@pytest.mark.parametrize(
+    ("unroll", "graph", "settings", "constants"),
+    [
+        (dpsgd, GRAPHS["path"], {"order": "adapt"}, {"order": "adapt", "sigma": 0.7}),
+        (
+            dpsgd,
+            GRAPHS["ring"],
+            {"order": "adapt", "noise": "step"},
+            {"order": "adapt", "noise": "step", "sigma": 0.7},
+        ),
+        (fedavg, STAR, {"epochs": 2}, {"epochs": 1, "sigma": 0.7}),  # two batches in an epoch
+    ],
+)
+def test_a_record_in_one_batch_of_each_pass(
+    unroll: Callable[..., None], graph: Graph, settings: dict[str, Any], constants: dict[str, Any]
+) -> None:
+    """With two records in batches of one, the worst order of every pass is not above mu."""
+    rounds = 2 if unroll is fedavg else 4
+    run = Unrolled()
+    unroll(run, graph, rounds, {}, **settings)
+    kind = registry.get("victims", unroll.__name__)
+    victim = registry.configure(kind, {**constants, "batch": 1, "samples": 2})
+    public = {"w0": torch.zeros(1)}
+    made = Protocol(victim, graph, rounds, public)
+    compared_views = 0
+    for adversary in (Adversary(), Adversary(hears=frozenset(), corrupt=frozenset({0}))):
+        nodes = [i for i in (0, 1) if i not in adversary.corrupt]
+        for bound in view_bounds(made, adversary, nodes):
+            a, b = run.seen(adversary, bound.node)
+            worst = 0.0
+            for places in itertools.product((0, 1), repeat=a.shape[1] // 2):
+                change = np.zeros(a.shape[1])
+                change[[2 * k + place for k, place in enumerate(places)]] = 1.0
+                worst = max(worst, price(a, b, change))
+            if bound.mu is not None:
+                compared_views += 1
+                assert bound.mu >= worst * (1 - 1e-6)
+                assert worst > 0
+                if unroll is dpsgd:  # whose order of records is credited
+                    assert bound.mu < 0.9 * price(a, b, np.ones(a.shape[1]))
+    assert compared_views

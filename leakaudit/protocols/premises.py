@@ -82,7 +82,14 @@ class Enough(Exception):
 
 @dataclass(frozen=True, eq=False)
 class WatchedTask(Task):
-    """A task that notes the extremes of the gradients that it computes."""
+    """A task that notes the extremes of the gradients that it computes.
+
+    Attributes:
+        others: Records, of any nodes, that replace one.
+        clip: Norm to which the gradient of each record is clipped; 0 for none.
+        batch: Number of records in a mean.
+        found: The extremes so far.
+    """
 
     others: tuple[Tensor, Tensor] = (torch.empty(0), torch.empty(0))
     clip: float = 0.0

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from leakaudit.registry import renderer
 from leakaudit.rendering.shown import Shown
-from leakaudit.results.grading import checks
+from leakaudit.results.grading import checks, is_settled
 from leakaudit.results.wording import clean
 from leakaudit.trace import Json
 
@@ -28,7 +28,8 @@ def render(results: Mapping[str, Json]) -> str:
     """
     shown = Shown.of(results)
     found = checks(shown.record)
-    lines = [_line("notice", "leakaudit", shown.record.summary)]
+    command = "notice" if is_settled(shown.record) else "warning"
+    lines = [_line(command, "leakaudit", shown.record.summary)]
     room = dict.fromkeys(_COMMANDS, SHOWN)
     if shown.against:
         lines.append(_line("notice", "leakaudit", shown.against.summary))

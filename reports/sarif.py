@@ -10,7 +10,7 @@ from urllib.parse import quote
 from leakaudit.registry import renderer
 from leakaudit.rendering.markdown import escape
 from leakaudit.rendering.shown import Shown
-from leakaudit.results.grading import Check, checks
+from leakaudit.results.grading import Check, checks, is_settled
 from leakaudit.results.model import (
     AuditRecord,
     CheckRecord,
@@ -67,7 +67,7 @@ def render(results: Mapping[str, Json]) -> str:
         "rules": [_rule(record, name) for name in rules],
     }
     invocation = {
-        "executionSuccessful": record.complete,
+        "executionSuccessful": is_settled(record),
         "commandLine": clean(record.provenance.command),
     }
     run = {

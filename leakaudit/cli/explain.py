@@ -95,6 +95,8 @@ def run(args: argparse.Namespace) -> int:
     found = [_limited(one, checked.rest.sentences) for one in found]
     unclear = checked.unclear(determined=all(one.rows for one in found))
     unclear += [one.reason for one in found if not one.understood]
+    if not found:
+        unclear.append("no node was examined: the adversary controls all nodes that hold data")
     unclear = list(dict.fromkeys(unclear))
     for line in _of_model(trace):
         say(f"MODEL: {line}", args)

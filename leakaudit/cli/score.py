@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
         args: The parsed arguments.
 
     Returns:
-        The exit code; 3 if the recording was not what it declares.
+        The exit code; 3 if the recording was not what it declares, or if no node was examined.
     """
     from leakaudit.pipeline import attack_run as run
     from leakaudit.pipeline import rescoring
@@ -114,7 +114,8 @@ def run(args: argparse.Namespace) -> int:
     fit = console.fit() if args.format == "text" else {}
     sys.stdout.write(render(made, **fit).rstrip("\n") + "\n")
     say(f"{folder / RECORD}: scored again; no attack was run", args)
-    return INCONCLUSIVE if "unclear" in made else 0
+    examined = made["findings"] or made["undetermined"]
+    return INCONCLUSIVE if "unclear" in made or not examined else 0
 
 
 def _named(record: dict[str, Json]) -> Path:

@@ -11,7 +11,7 @@ from typing import Any
 
 from leakaudit._util.settings import resolve
 from leakaudit.cli import curves, equations, imported, lint
-from leakaudit.cli._options import described, formats, say, settings, shared, trusting
+from leakaudit.cli._options import INCONCLUSIVE, described, formats, say, settings, shared, trusting
 
 
 def add(verbs: Any) -> None:
@@ -101,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
         args: The parsed arguments.
 
     Returns:
-        The exit code.
+        The exit code; 3 if none of the declared relations could be checked.
     """
     from leakaudit.rendering import console
     from leakaudit.traces import trace_file, trace_info
@@ -120,14 +120,17 @@ def run(args: argparse.Namespace) -> int:
             )
         say(f"{args.target}: written", args)
         return 0
+    checked = True
     with console.shown(chosen.progress):
         facts = trace_info.verify(args.trace)
         if args.write and facts["sha256"] is None:
             facts["sha256"] = trace_file.write_sidecar(args.trace)
         if args.relations:
-            facts["relations"] = _relations(args.trace, args.truth, args.trust_model)
+            relations = _relations(args.trace, args.truth, args.trust_model)
+            checked = bool(relations["checked"])
+            facts["relations"] = relations
     _show(facts, args.format)
-    return 0
+    return 0 if checked else INCONCLUSIVE
 
 
 def _show(facts: Mapping[str, Any], form: str) -> None:

@@ -111,7 +111,7 @@ def without_rows(record: Record) -> str:
     Args:
         record: The record that it was made from.
     """
-    return clean(f"no rows: {record.summary}")
+    return clean(f"No rows: {record.summary}")
 
 
 def _chosen(kind: str, name: str | None) -> str:

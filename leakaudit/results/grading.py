@@ -130,6 +130,19 @@ def _listed(record: RunRecord) -> list[Check]:
     return found
 
 
+def is_settled(record: RunRecord) -> bool:
+    """Return whether a run examined all that it was to examine, and understood what it examined.
+
+    If not, a list of checks without an alert is no pass.
+
+    Args:
+        record: The record of a run.
+    """
+    if not record.complete or any(one.understood is False for one in record.undetermined):
+        return False
+    return bool(_listed(record) or record.undetermined)
+
+
 def counts(found: Iterable[Check]) -> dict[Level, int]:
     """Count checks.
 

@@ -281,10 +281,13 @@ def test_what_is_over_in_time_is_kept_and_marked(done: Path, tmp_path: Path) -> 
         "0.001",
         "-q",
     ]
-    assert main(arguments) == 0
-    found = record_file.read(tmp_path / "out" / "results.json")
-    assert not found["complete"]
-    assert "incomplete" in found["summary"]
+    for strict in ([], ["--strict"]):
+        assert main([*arguments, *strict]) == 3
+        found = record_file.read(tmp_path / "out" / "results.json")
+        assert not found["complete"]
+        assert "nothing was tested; the run was interrupted and is incomplete" in found["summary"]
+        page = (tmp_path / "out" / "report.md").read_text()
+        assert page.count("| not run | - |") == len(found["audit"]["curves"]) == 8
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,173 @@
+"""What was not examined is never reported as if it had been examined and nothing found."""
+
+# JSON is looked up by keys here: a wrong key fails when the test runs.
+# mypy: disable-error-code="arg-type, index"
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import torch
+
+import leakaudit as la
+from leakaudit.cli import main
+from leakaudit.gate.cells import Cell
+from leakaudit.gate.config import Check
+from leakaudit.gate.rules import attacked
+from leakaudit.relations import Residuals
+from leakaudit.results.model import RuleStatus
+from leakaudit.results.wording import refusal
+
+SPEC = la.TaskSpec("logistic", shape=(5,), classes=3)
+RING = la.Graph(4, ((0, 1), (0, 3), (1, 2), (2, 3)))
+MIX = "w[i] = sum(j in closed_neighbours: W[i,j] * h[j -> i])"
+NOISE = "h[i -> neighbours] = w[i] + noise(sigma)"
+# Files about programs that send models after a step, in none of which a gradient occurs.
+SILENT = {
+    "noise": f"{NOISE}\n{MIX}",
+    "opaque": f"h[i -> neighbours] = opaque(w[i])\n{MIX}",
+    "secret": "h[i -> neighbours] = secret()",
+}
+PLAIN = f"h[i -> neighbours] = w[i] - alpha * grad(w[i])\n{MIX}"
+STEPS = 0.1  # standard deviation of what the program adds to its models in a round
+
+
+def recorded(folder: Path, equations: str) -> str:
+    """Record D-PSGD-like models that change in every round, under a protocol file."""
+    constants = "[constants]\n"
+    for name in ("alpha", "sigma"):
+        if name in equations:
+            constants += f"{name} = 0.1\n"
+    matrices = '[matrices]\nW = "uniform"\n' if "W[" in equations else ""
+    file = folder / "own.toml"
+    file.write_text(
+        f'name = "own"\nstart = """\nw[i] = w0\n"""\nround = """\n{equations}\n"""\n'
+        f"{constants}{matrices}"
+    )
+    random = torch.Generator().manual_seed(5)
+    w = torch.zeros(4, la.Task.build(SPEC).layout.size)
+    path = folder / "own.pt"
+    about = {"graph": RING, "rounds": 3, "public": {"w0": w[0]}}
+    with la.Recorder(path, protocol=str(file), task=SPEC, **about) as recorder:
+        for t in range(1, 4):
+            h = w + STEPS * torch.randn(w.shape, generator=random)
+            for i, near in enumerate(RING.neighbours):
+                recorder.send(round=t, src=i, dst=near, kind="h", value=h[i])
+            w = torch.stack([h[[i, *near]].mean(0) for i, near in enumerate(RING.neighbours)])
+    return str(path)
+
+
+@pytest.mark.parametrize("name", SILENT)
+def test_a_file_without_gradients_concludes_nothing(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = recorded(tmp_path, SILENT[name])
+    says = "the description contains no gradient of nodes 0 to 3, so nothing can be concluded"
+    assert main(["explain", trace, "-q"]) == 3
+    said = capsys.readouterr().out
+    assert f"node 2: not understood: {says} about their data" in said
+    assert f"INCONCLUSIVE: {says}" in said
+    assert "computes no gradients" not in said
+    out = str(tmp_path / "out")
+    assert main(["attack", trace, "-q", "-o", out]) == 3
+    said = capsys.readouterr().out
+    assert said.startswith(f"INCONCLUSIVE: {says}")
+    assert main(["report", out, "-f", "sarif"]) == 0
+    run = json.loads(capsys.readouterr().out)["runs"][0]
+    assert run["invocations"][0]["executionSuccessful"] is False
+    assert main(["trace", "lint", trace, "-q", "--strict", "-f", "json"]) == 3
+    (finding,) = json.loads(capsys.readouterr().out)
+    assert (finding["code"], finding["verdict"]) == ("P21", "INCONCLUSIVE")
+    assert finding["says"].startswith(says)
+
+
+def test_a_lint_that_examined_nothing_is_not_strict_enough(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without a truth, the equations of D-PSGD without noise fit any messages."""
+    trace = recorded(tmp_path, PLAIN)
+    assert main(["trace", "lint", trace, "-q", "--strict"]) == 3
+    assert "0 findings, nothing examined." in capsys.readouterr().out
+    assert main(["trace", "lint", trace, "-q"]) == 0
+    assert main(["explain", trace, "-q"]) == 0
+    assert "of 3 gradients, " in capsys.readouterr().out
+
+
+def test_a_bound_names_an_equation_that_the_lint_refutes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = recorded(tmp_path, f"h[i -> neighbours] = w[i]\n{MIX}")
+    assert main(["trace", "lint", trace, "-q", "--strict"]) == 1
+    capsys.readouterr()
+    assert main(["bound", trace, "-q"]) == 3
+    assert "INCONCLUSIVE: wrong equation: " in capsys.readouterr().out
+
+
+@pytest.fixture
+def late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An attack whose time was over before it began."""
+    monkeypatch.chdir(tmp_path)
+    data = ["--nodes", "3", "--rounds", "2", "--data", "gaussians", "--model", "logistic"]
+    assert main(["record", "fedsgd", *data, "-o", "trace.pt", "-q"]) == 0
+    assert main(["attack", "trace.pt", "--max-seconds", "0.00001", "-o", "out", "-q"]) == 3
+    return tmp_path / "out"
+
+
+def test_every_report_of_an_attack_that_tried_nothing_says_so(
+    late: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = {}
+    for name in ("junit", "csv", "latex", "sarif", "github", "text", "markdown"):
+        capsys.readouterr()
+        assert main(["report", str(late), "-f", name]) == 0
+        shown[name] = capsys.readouterr().out
+    suites = ElementTree.fromstring(shown["junit"])
+    assert (suites.get("tests"), suites.get("errors")) == ("1", "1")
+    error = suites.find("testsuite/testcase/error")
+    assert error is not None
+    assert error.get("message") == "nothing was examined"
+    assert "the time limit --max-seconds was reached" in (error.text or "")
+    _, row = csv.reader(shown["csv"].splitlines())
+    assert row[0].startswith("No rows: Nothing was examined.")
+    assert "No rows: Nothing was examined." in shown["latex"]
+    run = json.loads(shown["sarif"])["runs"][0]
+    assert run["invocations"][0]["executionSuccessful"] is False
+    assert shown["github"].startswith("::warning title=leakaudit::Nothing was examined.")
+    for name in ("text", "markdown"):
+        assert "Nothing was examined." in shown[name]
+    assert main(["score", str(late), "--truth", "trace.truth.pt", "-q"]) == 3
+
+
+def test_an_explanation_of_no_node_is_inconclusive(
+    late: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["explain", "trace.pt", "--as", "nodes:0,1,2,3", "-q"]) == 3
+    assert "INCONCLUSIVE: no node was examined" in capsys.readouterr().out
+    assert main(["explain", "trace.pt", "-q"]) == 0
+
+
+@pytest.mark.parametrize(("checked", "code"), [(0, 3), (4, 0)])
+def test_relations_of_which_none_was_checked_are_not_verified(
+    checked: int, code: int, late: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = Residuals(worst=0.0, checked=checked, skipped=4)
+    monkeypatch.setattr("leakaudit.protocols.declared.check", lambda *_, **__: found)
+    assert main(["trace", "verify", "trace.pt", "--relations", "-q"]) == code
+
+
+def test_an_attack_that_was_not_tried_refused_nothing() -> None:
+    assert refusal(0, 0) == "not run"
+    assert (refusal(2, 0), refusal(2, 1)) == ("none", "1 of 2")
+
+
+def test_a_gate_does_not_excuse_what_is_not_understood() -> None:
+    who = ("node:1",)
+    check = Check("ring", "m:f", adversaries=who, undetermined=who)
+    for known, status in ((set(), RuleStatus.UNTESTED), ({0}, RuleStatus.VOID)):
+        cell = Cell(check, "node:1", "analytic", [0], reasons={0: "why"}, not_understood=known)
+        (rule,) = attacked([cell])
+        assert rule.status is status

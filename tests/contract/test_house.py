@@ -137,6 +137,7 @@ def test_only_nouns_and_the_api_are_flat(project: Path) -> None:
         "adversary",
         "display",
         "errors",
+        "evidence",
         "leak",
         "mapping",
         "payload",

@@ -23,6 +23,7 @@ from leakaudit.protocols.declared import DECLARED, protocol_of
 from leakaudit.protocols.deviation import Deviation
 from leakaudit.protocols.expected import STATED, Expected
 from leakaudit.relations import Expression, Knowledge, Relations, Vector, determined, explain
+from leakaudit.relations.account import unexplained
 from leakaudit.relations.determine import basis
 from leakaudit.relations.estimate import recorded
 from leakaudit.trace import Graph, Trace
@@ -162,7 +163,21 @@ class Deduction:
             why += f": {hidden}"
         if summed := self.summed(node):
             why += f"; {summed}"
+        if unknown := self._unexplained:
+            why += f"; {unknown}"
         raise self._nothing(why)
+
+    @property
+    def _unexplained(self) -> str:
+        """Which observed vectors may reveal what is not determined; empty if there are none."""
+        places = sorted(unexplained(self._open))
+        if not places:
+            return ""
+        label = self.base.vectors[places[0]].label
+        return (
+            f"the declaration does not say how {label} is computed, so the messages that contain "
+            "it may reveal them"
+        )
 
     def partial(self, node: int, gradients: int) -> tuple[Determined, list[Part]]:
         """Return what messages that omit coordinates determine on those that they hold.

@@ -10,12 +10,13 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 import numpy as np
 import pytest
 
+import leakaudit as la
 from leakaudit.accounting.view_bound import ViewBound, view_bounds
 from leakaudit.adversary import Adversary
 from leakaudit.protocols.declared import Protocol
@@ -492,3 +493,71 @@ def test_no_mu_is_below_the_truth(part, fresh_cases, fresh_seed, record_property
     assert complete["no bound"] < complete.total()
     assert said["no bound"] > complete["no bound"]
     assert min(said["right"], said["at most"]) > 0
+
+
+TASK = la.TaskSpec("logistic", shape=(5,), classes=3)
+STAR = la.Graph(3, ((0, 2), (1, 2)))
+CONSTANTS = {"lr": 0.1, "samples": 1, "epochs": 1, "batch": 0, "decay": 0.0}
+
+
+def recorded(folder, **constants):
+    """Record two rounds of a program with a server, under a declaration."""
+    rng = np.random.default_rng(0)
+    params = {**CONSTANTS, **constants}
+    path = folder / "trace.pt"
+    with la.Recorder(
+        str(path), protocol="fedavg", task=TASK, graph=STAR, params=params, rounds=2
+    ) as recorder:
+        for t in (1, 2):
+            recorder.send(round=t, src=2, dst=[0, 1], kind="w", value=rng.normal(size=18))
+            for i in (0, 1):
+                recorder.send(round=t, src=i, dst=2, kind="up", value=rng.normal(size=18))
+    return la.load(path)
+
+
+def test_an_unknown_server_may_send_anything(tmp_path):
+    """Without noise there is no bound, and with noise that of the server itself."""
+    trace = recorded(tmp_path, server="unknown", sigma=0.0)
+    (silent,) = la.bound(trace, "node:1", nodes=[0])
+    assert (silent.bound.mu, silent.bound.epsilon) == (None, None)
+    assert "does not say how w[2,1] is computed" in silent.bound.refused
+    assert "may reveal" in la.explain(trace, "node:1", nodes=[0])[0].reason
+
+    noisy = recorded(tmp_path, server="unknown", sigma=0.5)
+    (client,) = la.bound(noisy, "node:1", nodes=[0])
+    (server,) = la.bound(noisy, "node:2", nodes=[0])
+    assert client.bound.mu == pytest.approx(server.bound.mu) == pytest.approx(math.sqrt(8))
+    assert (client.bound.holds, server.bound.holds) == ("at most", "exact")
+    assert client.to_json()["weakest"] == "server: unknown (it may send anything that it knows)"
+
+
+def test_messages_of_an_undeclared_kind_have_no_bound(tmp_path):
+    trace = recorded(tmp_path, server="mean", sigma=0.5)
+    tables = []
+    for table in trace.messages:
+        kinds = tuple("aux" if kind == "up" else kind for kind in table.kinds)
+        tables.append(replace(table, kinds=kinds))
+    (found,) = la.bound(replace(trace, messages=tables), "node:2", nodes=[0])
+    assert found.bound.mu is None
+    assert "aux" in found.bound.refused
+
+
+def test_a_step_size_that_nobody_stated_is_no_number(tmp_path):
+    """Its default is not used where it would set the bound."""
+    trace = recorded(tmp_path, server="mean", sigma=0.5)
+    without = {name: value for name, value in trace.params.items() if name != "lr"}
+    (found,) = la.bound(replace(trace, params=without), "node:1", nodes=[0])
+    assert found.bound.mu is None
+    assert "does not state lr" in found.bound.refused
+
+
+def test_evidence_in_a_recording_only_weakens(tmp_path):
+    trace = recorded(tmp_path, server="mean", sigma=0.5)
+    says = {"noise": ["VERIFIED", "so it says"], "sensitivity": ["CONTRADICTED", "norm 33"]}
+    said = replace(trace, provenance={**trace.provenance, "evidence": says})
+    (found,) = la.bound(said, "node:2", nodes=[0])
+    origins = {one.subject: one.origin.name for one in found.rests}
+    assert (origins["noise"], origins["sensitivity"]) == ("DECLARED", "CONTRADICTED")
+    assert "contradicted by the recording (norm 33)" in found.to_json()["weakest"]
+    (asked,) = la.bound(said, "node:2", nodes=[0], sensitivity=66.0)
+    assert "CONTRADICTED" not in {one.origin.name for one in asked.rests}

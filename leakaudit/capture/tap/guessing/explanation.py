@@ -151,7 +151,10 @@ def counted(model: Model, samples: Sequence[fit.GradientSample]) -> Model:
         return model  # a step contains the gradients of earlier ones
     if named is not None and named.optimiser.decay:
         samples = [_undecayed(sample, named) for sample in samples]
-    return replace(model, records=records.shown(model.task, samples))
+    shown = records.shown(model.task, samples)
+    # The gradient of one record says nothing about a model whose gradients show several.
+    contradicted = model.contradicted and (shown is None or shown.single)
+    return replace(model, records=shown, contradicted=contradicted)
 
 
 def _undecayed(sample: fit.GradientSample, named: stepping.Stepping) -> fit.GradientSample:

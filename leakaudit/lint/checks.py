@@ -80,7 +80,7 @@ class Lint:
         case = self._case
         if case.truth is not None or case.claims or (case.laws and case.estimates):
             return True
-        if case.trace.protocol.startswith(registry.OWN):
+        if case.protocol is None:
             return False
         found = case.examined
         return found is None or found.tested

@@ -193,7 +193,8 @@ def silent(leak: GradientLeak) -> Tensor:
         leak: Gradients of one node.
     """
     value = leak.value.double()
-    return value.norm(dim=1) <= LEFT * leak.std.double() * math.sqrt(value.shape[1])
+    quiet: Tensor = value.norm(dim=1) <= LEFT * leak.std.double() * math.sqrt(value.shape[1])
+    return quiet
 
 
 def _one_each(leak: GradientLeak, stack: Tensor, inputs: Tensor) -> Tensor:
@@ -213,7 +214,8 @@ def _one_each(leak: GradientLeak, stack: Tensor, inputs: Tensor) -> Tensor:
 
 def _slopes(rows: Tensor, inputs: Tensor) -> Tensor:
     """Return the slopes (H, n) with which inputs (n, p) make up rows (H, p)."""
-    return torch.linalg.lstsq(inputs.T, rows.T, driver="gelsd").solution.T
+    slopes: Tensor = torch.linalg.lstsq(inputs.T, rows.T, driver="gelsd").solution.T
+    return slopes
 
 
 def _allowed(rows: Tensor, std: float) -> float:

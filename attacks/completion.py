@@ -252,6 +252,7 @@ def _doubt(heard: Entries, found: Completed) -> str:
     estimates = Estimates(
         values=found.row[None],
         noise=spread * found.error,
+        stated=torch.ones_like(found.error),
         gain=found.row.new_full((1, 1), repeated(heard.stack)),
         freedom=found.freedom,
         rounding=torch.zeros_like(found.row)[None],

@@ -168,7 +168,9 @@ def compared(found: la.Reconstruction, received: Tensor, levels: int) -> Count:
                 count.cases.append(f"client {found.node}: EXACT but {off:.3g} levels off")
     if found.interval is not None:
         width = found.interval.to(D).flatten(1)
-        ratio = ((x[:, None] - received).abs() / width[:, None]).amax(2)
+        error = (x[:, None] - received).abs()
+        # A column of zeros in all messages is zero, with a half-width of zero.
+        ratio = torch.where(error > 0, error / width[:, None], 0.0).amax(2)
         nearest = ratio.argmin(1)
         twice = len(nearest.unique()) < len(x)
         for k in range(len(x)):

@@ -69,7 +69,7 @@ def test_no_mean_of_two_rows_of_an_unscaled_table_is_an_interval(dtype: torch.dt
     """In the loudest round one of the two has no slope: it says nothing about the other input."""
     table = strange_batches.unscaled(np.random.default_rng(0), 400)
     total = strange_batches.Count()
-    for seed in (1, 3):
+    for seed in (1, 3):  # a mean was an interval with seed 1
         rows = np.random.default_rng(seed).permutation(400)[:10]
         x = torch.tensor(table[rows], dtype=D).reshape(5, 2, -1)
         y = torch.randint(0, 10, (5, 2), generator=Generator().manual_seed(seed))

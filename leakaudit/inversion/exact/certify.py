@@ -259,7 +259,7 @@ def interval(
     said = f"every value within {widest:.1e}, at a joint confidence of {SURE:.0%}"
     # A few records may all be small in a column by chance: it then counts as an ordinary one.
     told = size[size > 0]
-    limit = NARROW * size.clamp_min(float(told.median()) if len(told) else 0.0)
+    limit = NARROW * size.clamp_min(float(told.quantile(0.5)) if len(told) else 0.0)
     wide = int((width > limit).any(0).sum())
     if wide or not bool(width.isfinite().all()):
         note = (

@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from leakaudit.adversary import Adversary
 from leakaudit.extraction.hearing import targets
@@ -52,9 +53,13 @@ MOST = 64
 # and pure chance shifts the coefficient as far with a probability of 0.3 %.
 AWAY = 0.5
 SURE = 3.0
-# If the probability of a node's coefficient is below this, more recordings are made. A choice: a
-# common significance level, shared by all nodes.
+# If the probability of a coefficient is below this, more recordings are made. A choice: a
+# common significance level, for all nodes together and shared by them.
 ODD = 0.05
+
+# Probability with which chance makes the coefficient so different from 1 that a gate is
+# inconclusive. A choice: one honest run in ten thousand.
+DOUBT = 1e-4
 
 # The sentence of a rule begins with its title.
 TITLES = {
@@ -189,7 +194,7 @@ class Fidelity:
         if SURE * fit.error * math.sqrt(count / MOST) > AWAY:
             return False
         nodes = self._sent.nodes
-        odd = any(one.chance < ODD / len(nodes) for one in nodes.values())
+        odd = fit.chance < ODD or any(one.chance < ODD / len(nodes) for one in nodes.values())
         return odd or abs(fit.shift) + SURE * fit.error > AWAY
 
     def _complain(self, one: Deviation, status: RuleStatus, seed: int | None = None) -> None:
@@ -263,7 +268,7 @@ class Fidelity:
         strict = self.check.lint in ("error", "strict")
         status = RuleStatus.CONTRADICTED if strict else RuleStatus.WARNING
         tests = (
-            (self._sent.signal, RuleStatus.VOID),
+            (partial(self._sent.signal, DOUBT), RuleStatus.VOID),
             (self._draws.shared, status),
             (self._sent.excess, RuleStatus.VOID),
             (self._noise, status),

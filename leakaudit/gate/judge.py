@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 # Seconds that further recordings of a check may take if its own seeds took less. A choice: this is
 # an acceptable time for a check that otherwise takes a second or two.
 SECONDS = 10.0
+# The same in units of the time of its own seeds: all of `fidelity.MOST`, with the usual 16 seeds.
+LONGER = 3.0
 
 View = tuple[str, str]  # name of a check, and an adversary in the words of the configuration
 
@@ -218,7 +220,7 @@ def _run(check: Check, out: Judged, before: int) -> None:
         _again(shown, record, seeds)
         own_code = _is_own(check, first)
         if not own_code:
-            _more(shown, record, seeds, max(SECONDS, time.monotonic() - began))
+            _more(shown, record, seeds, max(SECONDS, LONGER * (time.monotonic() - began)))
         if first is not None and _asks_for_epsilon(out.gate):
             _price(check, first, shown, out, own_code)
     finally:

@@ -97,6 +97,9 @@ STORED = 2.0**-20
 WINDOW = 4
 FROM = 1.0
 SHIFTED = 1.1
+# Largest cosine that float32 tells from 1. Draws of so few numbers that independent ones may have a
+# larger cosine are compared by `ties` only.
+RESOLVED = 1 - 2.0**-20
 FARTHEST = 8.0  # normal number that a probability near 0 or 1 is mapped to at most
 
 Places = NDArray[np.int64]
@@ -513,6 +516,8 @@ class Draws:
         level: float,
         change: Callable[[Floats], Floats] | None = None,
         how: str = "",
+        *,
+        centred: bool = False,
     ) -> Iterator[Deviation]:
         """Yield two draws that are equal.
 
@@ -524,6 +529,7 @@ class Draws:
             level: probability of a false alarm.
             change: what is done to one draw of each pair before they are compared.
             how: the same in words.
+            centred: whether the mean of the numbers is subtracted, as it depends on their size.
         """
         latest = sorted(range(len(self._draws)), key=lambda k: -self._draws[k].run.process)
         if how:  # a seed that is run again is compared as it is
@@ -539,6 +545,8 @@ class Draws:
         if width < 2:
             return
         rows = rows[:, _spread(rows.shape[1], width)]
+        if centred:
+            rows = rows - rows.mean(1, keepdims=True)
         others = rows if change is None else change(rows)
         size = np.linalg.norm(rows, axis=1)
         allowed = _may_be_equal([draw.run for draw in draws])
@@ -561,7 +569,8 @@ class Draws:
             if cosine[at] > worst:
                 worst = float(cosine[at])
                 found = (int(at[1]), start + int(at[0]))
-        if worst > _largest_cosine(level, count * (count - 1) // 2, width):
+        limit = _largest_cosine(level, count * (count - 1) // 2, width - centred)
+        if min(worst, RESOLVED) > limit:
             first, second = sorted((draws[k] for k in found), key=lambda draw: draw.run.process)
             yield _same(first, second, worst, how)
 
@@ -574,9 +583,12 @@ class Draws:
         sizes = [_without_signs(row) for row in self._rows]
         each = LEVEL / 3
         yield from self._pairs(self._rows, each, _reversed, "in reverse order")
-        if len(self._columns) > 2:  # one degree of freedom is lost
-            yield from self._pairs(sizes, each, None, "with other signs")
-            yield from self._pairs(sizes, each, _reversed, "in reverse order, with other signs")
+        if len(self._columns) > 2:  # the mean is one of their degrees of freedom
+            signs = "with other signs"
+            yield from self._pairs(sizes, each, None, signs, centred=True)
+            yield from self._pairs(
+                sizes, each, _reversed, f"in reverse order, {signs}", centred=True
+            )
 
     def _equal_numbers(self) -> Iterator[Deviation]:
         """Yield draws that have numbers in common, in whatever order and with whatever signs."""
@@ -853,10 +865,10 @@ def _reversed(rows: Floats) -> Floats:
 
 
 def _without_signs(row: Floats) -> Floats:
-    """Return the sizes of normal numbers as normal numbers, less their mean."""
+    """Return the sizes of normal numbers as normal numbers."""
     chances = 2 * ndtr(np.abs(row.astype(float))) - 1
     scores = np.clip(ndtri(chances), -FARTHEST, FARTHEST)
-    return np.asarray(scores - scores.mean(), np.float32)
+    return np.asarray(scores, np.float32)
 
 
 def _coordinate_of(node: int) -> Callable[[int], _Named]:

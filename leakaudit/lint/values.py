@@ -151,18 +151,21 @@ class Values:
         """How the noise of all nodes correlates with the gradients."""
         return Fit.total(self.nodes.values())
 
-    def signal(self) -> Iterator[Deviation]:
+    def signal(self, level: float = LEVEL) -> Iterator[Deviation]:
         """Test whether the rest correlates with the gradients.
 
         If it does, other gradients were sent, or a multiple of them.
+
+        Args:
+            level: Probability of a false alarm.
         """
         fit = self.fit
         # Half of the level is for all nodes together, and half for the individual nodes.
-        if fit.chance < LEVEL / 2:
+        if fit.chance < level / 2:
             yield _multiple("the recorded messages contain", fit)
             return
         for node, one in sorted(self.nodes.items()):
-            if one.chance < LEVEL / (2 * len(self.nodes)):
+            if one.chance < level / (2 * len(self.nodes)):
                 yield _multiple(f"the messages of node {node} contain", one, (node,))
                 return
         # If the messages belong to other records, they are about as close to the gradients of a

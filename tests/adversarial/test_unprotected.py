@@ -162,8 +162,6 @@ WAYS: dict[str, Way] = {
     "off the mean of all steps": sent(
         OFF.format("[np.mean([m - w[k] for k, m in enumerate(stepped)], 0)] * 4")
     ),
-    # More gradient.
-    "clipped at 1.5": Way((("min(1.0, CLIP", "min(1.0, 1.5 * CLIP"),), 64),
     # The record itself, beside the noise.
     "pixels in the last bits": hidden(),
     "pixels in the middle bits": hidden(shift=8),

@@ -151,7 +151,7 @@ def _leak(
         theta=theta,
         theta_std=float(estimated.std[m:].max(initial=0.0)),
         batch=_count(view, "batch", "samples"),
-        records=_count(view, "samples", "batch"),
+        records=_count(view, "samples"),
         wire=torch.finfo(view.dtype).eps,
         inner=max(map(len, columns.places)),
         inner_weight=_weight(rows, columns.places[0]),

@@ -150,7 +150,9 @@ def shown(leak: GradientLeak, task: Task) -> Shown | None:
     most = min(2 * max(declared, each) + SPARE, *torch.cat(blocks).shape)
     sizes = first_layer_rows.largest(torch.cat(blocks), most, random)[0]
     together = max(each, int((sizes > limit).sum()))
-    return Shown(leak.node, len(blocks), each, together, samples, leak.inputs)
+    # Of mini-batches from an unknown number of records, nothing says that they are the same ones.
+    inputs = None if leak.records is None else leak.inputs
+    return Shown(leak.node, len(blocks), each, together, samples, inputs)
 
 
 def uses(leak: GradientLeak, task: Task, x: Tensor) -> Tensor | None:

@@ -168,6 +168,8 @@ def view_bounds(
     sensitivity: float = 1.0,
     delta: float = 1e-5,
     smoothness: float | None = None,
+    *,
+    verified: bool = False,
 ) -> Iterator[ViewBound]:
     """Yield the bound of every node, over all rounds of the protocol.
 
@@ -180,6 +182,8 @@ def view_bounds(
         delta: Delta of the epsilons.
         smoothness: Lipschitz constant of the node's gradients, for bounds at record level if the
             protocol does not release the models.
+        verified: Whether the messages were compared with gradients of their truth. A constant that
+            the recording does not state may then have its default if that switches something off.
 
     Raises:
         LeakauditError: A node or edge does not exist.
@@ -197,8 +201,10 @@ def view_bounds(
             found = _bound(views, empty, smoothness)
         except LeakauditError as e:
             found = replace(empty, refused=str(e))
-        if protocol.unstated and _is_finite(found) and protocol.guessed:
-            found = replace(empty, refused=_guess(protocol))
+        if protocol.unstated and _is_finite(found):
+            names = protocol.guessed if verified else protocol.defaulted
+            if names:
+                found = replace(empty, refused=_guess(protocol, names))
         if protocol.batched and node not in protocol.silent:
             found = _in_every_batch(found)
         if _contradicts(found):
@@ -244,10 +250,10 @@ def _is_finite(found: ViewBound) -> bool:
     return any(mu is not None and mu < math.inf for mu in (found.mu, found.node_mu))
 
 
-def _guess(protocol: Protocol) -> str:
+def _guess(protocol: Protocol, names: Sequence[str]) -> str:
     """Return why a bound is refused if constants that it depends on are not stated."""
     values = registry.values(protocol.victim)
-    guessed = ", ".join(f"{name} (default {values[name]})" for name in protocol.guessed)
+    guessed = ", ".join(f"{name} (default {values[name]})" for name in names)
     return (
         f"the recording does not state {guessed}, and the messages depend on it; state it in "
         "params=… of the recording"

@@ -78,7 +78,10 @@ def _prices(
     nodes: Sequence[int],
     sensitivity: float,
 ) -> list[ViewBound]:
-    return list(view_bounds(protocol, adversary, nodes, sensitivity, check.delta, check.smoothness))
+    bounds = view_bounds(
+        protocol, adversary, nodes, sensitivity, check.delta, check.smoothness, verified=True
+    )
+    return list(bounds)
 
 
 def _epsilon(bound: ViewBound) -> float:

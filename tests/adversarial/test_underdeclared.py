@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import leakaudit as la
+from leakaudit import registry
 from leakaudit.accounting.view_bound import ViewBound, view_bounds
 from leakaudit.adversary import Adversary
 from leakaudit.protocols.declared import Protocol
@@ -497,7 +498,7 @@ def test_no_mu_is_below_the_truth(part, fresh_cases, fresh_seed, record_property
 
 TASK = la.TaskSpec("logistic", shape=(5,), classes=3)
 STAR = la.Graph(3, ((0, 2), (1, 2)))
-CONSTANTS = {"lr": 0.1, "samples": 1, "epochs": 1, "batch": 0, "decay": 0.0}
+CONSTANTS = {**registry.values(registry.get("victims", "fedavg")()), "samples": 1}
 
 
 def recorded(folder, **constants):
@@ -524,8 +525,8 @@ def test_an_unknown_server_may_send_anything(tmp_path):
     assert "may reveal" in la.explain(trace, "node:1", nodes=[0])[0].reason
 
     noisy = recorded(tmp_path, server="unknown", sigma=0.5)
-    (client,) = la.bound(noisy, "node:1", nodes=[0])
-    (server,) = la.bound(noisy, "node:2", nodes=[0])
+    (client,) = la.bound(noisy, "node:1", nodes=[0], sensitivity=1.0)
+    (server,) = la.bound(noisy, "node:2", nodes=[0], sensitivity=1.0)
     assert client.bound.mu == pytest.approx(server.bound.mu) == pytest.approx(math.sqrt(8))
     assert (client.bound.holds, server.bound.holds) == ("at most", "exact")
     assert client.to_json()["weakest"] == "server: unknown (it may send anything that it knows)"
@@ -543,16 +544,17 @@ def test_messages_of_an_undeclared_kind_have_no_bound(tmp_path):
 
 
 def test_a_step_size_that_nobody_stated_is_no_number(tmp_path):
-    """Its default is not used where it would set the bound."""
+    """Neither its default nor one that switches something off is used where it sets the bound."""
     trace = recorded(tmp_path, server="mean", sigma=0.5)
-    without = {name: value for name, value in trace.params.items() if name != "lr"}
-    (found,) = la.bound(replace(trace, params=without), "node:1", nodes=[0])
-    assert found.bound.mu is None
-    assert "does not state lr" in found.bound.refused
+    for dropped in ("lr", "momentum"):
+        without = {name: value for name, value in trace.params.items() if name != dropped}
+        (found,) = la.bound(replace(trace, params=without), "node:1", nodes=[0])
+        assert found.bound.mu is None
+        assert f"does not state {dropped}" in found.bound.refused
 
 
 def test_evidence_in_a_recording_only_weakens(tmp_path):
-    trace = recorded(tmp_path, server="mean", sigma=0.5)
+    trace = recorded(tmp_path, server="mean", sigma=0.5, clip=1.0)
     says = {"noise": ["VERIFIED", "so it says"], "sensitivity": ["CONTRADICTED", "norm 33"]}
     said = replace(trace, provenance={**trace.provenance, "evidence": says})
     (found,) = la.bound(said, "node:2", nodes=[0])

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import leakaudit as la
+from leakaudit import registry
 from leakaudit.accounting.view_bound import view_bounds
 from leakaudit.cli import main
 from leakaudit.protocols import recording
@@ -24,7 +25,10 @@ from leakaudit.traces.recorder import Recorder
 
 ALPHA, SIGMA = 0.1, 0.5
 SPEC = la.TaskSpec("logistic", shape=(6,), classes=2)
-PARAMS = {"alpha": ALPHA, "sigma": SIGMA, "order": "adapt"}
+PARAMS = {
+    **registry.values(registry.get("victims", "dpsgd")()),
+    **{"alpha": ALPHA, "sigma": SIGMA, "order": "adapt"},
+}
 RING = la.Graph(3, ((0, 1), (0, 2), (1, 2)))
 
 

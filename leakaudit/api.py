@@ -141,17 +141,21 @@ def bound(
     download: bool = False,
     executor: Executor | None = None,
 ) -> Comparisons:
-    """Compute the exact privacy of one record in the view of every adversary, beside the claim.
+    """Bound the privacy of one record in the view of every adversary, beside the claim.
+
+    If messages of a trace contradict what it declares, the last entry of `Comparison.rests` says
+    how.
 
     Args:
-        source: A trace (its messages are not read), a scenario, or a file of either.
+        source: A trace, a scenario, or a file of either.
         adversaries: Adversaries to evaluate, also as text such as "node:3"; by default the
             outsider, an eavesdropper on each channel of a node, each neighbour, and coalitions of
             other nodes.
         nodes: Nodes to analyse; all by default.
         coalitions: Maximum number of nodes that cooperate, if `adversaries` is None.
         sensitivity: Largest change of one gradient that a record can cause (Euclidean norm). By
-            default the value that the claim assumes, else the declared clipping bound, else 1.
+            default the value that the claim assumes, else that of the declared clip; without
+            either, mu is a multiple of it, and there is no epsilon.
         smoothness: Lipschitz constant of a node's gradients. Without it, protocols that do not
             send their models have no epsilon per record.
         delta: Delta at which epsilon is stated; by default that of the claim, else 1e-5.
@@ -166,11 +170,16 @@ def bound(
     Raises:
         LeakauditError: A file, a node or a number cannot be used.
     """
+    from dataclasses import replace
+
     from leakaudit._util.executor import IN_PROCESS
     from leakaudit.accounting import bounding, survey
     from leakaudit.accounting.adversaries import named
     from leakaudit.accounting.compare import Comparisons, compare
     from leakaudit.adversary import Adversary, node_list
+    from leakaudit.evidence import Evidence, Origin
+    from leakaudit.lint import assumptions
+    from leakaudit.protocols.scenario import Scenario
 
     bounding.check(sensitivity, smoothness, delta, epsilon)
     chosen = node_list(nodes)
@@ -187,7 +196,14 @@ def bound(
         heard = named(who, chosen, holders)
     limits = {"sensitivity": sensitivity, "delta": delta, "epsilon": epsilon}
     where = executor or IN_PROCESS
-    return Comparisons(compare(protocol, heard, smoothness=smoothness, executor=where, **limits))
+    found = compare(protocol, heard, smoothness=smoothness, executor=where, **limits)
+    if isinstance(source, Scenario):
+        return Comparisons(found)
+    unclear = assumptions.contradictions(assumptions.case_of(source))
+    if not unclear:
+        return Comparisons(found)
+    wrong = Evidence("messages", Origin.CONTRADICTED, "; ".join(unclear))
+    return Comparisons(replace(one, rests=(*one.rests, wrong)) for one in found)
 
 
 @visible

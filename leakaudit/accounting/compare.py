@@ -80,6 +80,8 @@ class Comparison(Displayed):
             epsilon = f"{self.bound.epsilon:.4g}"
             if self.bound.holds is Holds.AT_MOST:
                 epsilon = f"at most {epsilon}"
+            if any(one.origin is Origin.CONTRADICTED for one in self.rests):
+                epsilon = f"{epsilon} as declared, which the recording contradicts"
         claimed = "none"
         if self.claim is not None and self.claim.epsilon is not None:
             claimed = f"{self.claim.epsilon:.4g}"

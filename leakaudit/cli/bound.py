@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from leakaudit.accounting.adversaries import Threat
     from leakaudit.accounting.compare import Comparison
     from leakaudit.accounting.view_bound import ViewBound
-    from leakaudit.lint.case import Case
     from leakaudit.protocols.declared import Protocol
     from leakaudit.results.model import TraceSummary
 
@@ -139,6 +138,7 @@ def run(args: argparse.Namespace) -> int:
     from leakaudit.accounting import bounding
     from leakaudit.accounting.compare import alike, compare, worst
     from leakaudit.accounting.footnotes import footnotes
+    from leakaudit.lint import assumptions
     from leakaudit.rendering import console
 
     chosen = settings(args)
@@ -151,11 +151,11 @@ def run(args: argparse.Namespace) -> int:
     if args.adversary and args.coalitions is not None:
         raise LeakauditError("expected --coalitions or --as, got both; remove one of them")
     protocol, last = bounding.protocol_of(args.source, chosen.data_root, chosen.download)
-    case = _case(args.source)
+    case = assumptions.case_of(args.source)
     with console.shown(chosen.progress):
         threats = _threats(args, protocol, last, executor)
         found = list(compare(protocol, threats, executor=executor, **asked))
-        unclear = _contradictions(case)
+        unclear = assumptions.contradictions(case)
     if form == "json":
         shown_all = [{**one.to_json(), "unclear": unclear} for one in found]
         write(json.dumps(shown_all, indent=2) + "\n", args)
@@ -177,36 +177,6 @@ def run(args: argparse.Namespace) -> int:
         same = {}
     _table(shown, same, len(found), protocol.begun)
     return concluded(unclear, args)
-
-
-def _case(source: Path) -> Case | None:
-    """Return a recording up to its first incomplete round, with its truth if there is one.
-
-    None for a scenario, and for a recording whose first round is incomplete.
-    """
-    if source.suffix == ".toml":
-        return None
-    from leakaudit.lint.case import Case
-    from leakaudit.traces import gaps, trace_file
-
-    trace = trace_file.load(source)
-    beside = trace_file.truth_path(source)
-    truth = trace_file.load_truth(beside) if beside.is_file() else None
-    if truth is not None:
-        trace_file.same_run(trace, truth, advice=f"replace {beside}, or move it elsewhere")
-    try:
-        return Case(gaps.before(trace), truth)
-    except LeakauditError:
-        return None
-
-
-def _contradictions(case: Case | None) -> list[str]:
-    """Return how a recording differs from what it declares, and from what the figures assume."""
-    if case is None:
-        return []
-    from leakaudit.lint.assumptions import assumed
-
-    return [f"{one.name}: {one.says}" for one in assumed(case)]
 
 
 def _threats(

@@ -2,10 +2,51 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
+from leakaudit.errors import LeakauditError
 from leakaudit.lint import conformance, equations, gradients
 from leakaudit.lint.case import Case
 from leakaudit.lint.pitfall import Pitfall
+from leakaudit.trace import Trace
+from leakaudit.traces import gaps, trace_file
 from leakaudit.verdict import Verdict
+
+
+def case_of(source: Trace | str | os.PathLike[str]) -> Case | None:
+    """Return a recording up to its first incomplete round, with the truth beside its file.
+
+    Args:
+        source: A recording, or a file of one or of a scenario.
+
+    Returns:
+        None for a scenario, and for a recording whose first round is incomplete.
+
+    Raises:
+        LeakauditError: A file cannot be read, or the truth belongs to another recording.
+    """
+    truth = None
+    if not isinstance(source, Trace):
+        path = Path(source)
+        if path.suffix == ".toml":
+            return None
+        source = trace_file.load(path)
+        beside = trace_file.truth_path(path)
+        if beside.is_file():
+            truth = trace_file.load_truth(beside)
+            trace_file.same_run(source, truth, advice=f"replace {beside}, or move it elsewhere")
+    try:
+        return Case(gaps.before(source), truth)
+    except LeakauditError:
+        return None
+
+
+def contradictions(case: Case | None) -> list[str]:
+    """Return how a recording differs from what it declares, and from what a bound assumes."""
+    if case is None:
+        return []
+    return [f"{one.name}: {one.says}" for one in assumed(case)]
 
 
 def assumed(case: Case) -> list[Pitfall]:

@@ -15,8 +15,8 @@ from enum import IntEnum
 class Origin(IntEnum):
     """Where something comes from, from the weakest to the strongest."""
 
-    UNKNOWN = 0
-    CONTRADICTED = 1
+    CONTRADICTED = 0
+    UNKNOWN = 1
     ASSUMED = 2
     DECLARED = 3
     STATED = 4

@@ -243,7 +243,8 @@ def _sent(wire: Wire, **changes: Any) -> Family:
 
 
 def _square(x: Tensor) -> Tensor:
-    return x.unflatten(1, (SIDE, SIDE)).clone()
+    pictures: Tensor = x.unflatten(1, (SIDE, SIDE)).clone()
+    return pictures
 
 
 def _flip(x: Tensor, t: int, g: Generator) -> Tensor:

@@ -287,11 +287,11 @@ class Draws:
         if not self._named:
             return
         for family in (
+            self._sizes,  # numbers without noise are equal up to signs, too
             self._rearranged,
             self._lags,
             self._coordinate_pairs,
             self._equal_numbers,
-            self._sizes,
             self._directions,
             self._regular,
             self._combinations,

@@ -50,37 +50,44 @@ class Client:
 
 def cut(rows: Floats, norm: float) -> Floats:
     """Clip every row to a norm."""
-    return rows / np.maximum(1, np.linalg.norm(rows, axis=1, keepdims=True) / norm)
+    short: Floats = rows / np.maximum(1, np.linalg.norm(rows, axis=1, keepdims=True) / norm)
+    return short
 
 
 def plain(client: Client, w: Floats, t: int) -> Floats:
     """One step with the mean gradient."""
-    return w - LR * client.each(w).mean(0)
+    sent: Floats = w - LR * client.each(w).mean(0)
+    return sent
 
 
 def clipped(client: Client, w: Floats, t: int) -> Floats:
     """One step with the mean of clipped gradients."""
-    return w - LR * cut(client.each(w), 0.7).mean(0)
+    sent: Floats = w - LR * cut(client.each(w), 0.7).mean(0)
+    return sent
 
 
 def clipped_as_a_whole(client: Client, w: Floats, t: int) -> Floats:
     """One step with the mean gradient, clipped."""
-    return w - LR * cut(client.each(w).mean(0)[None], 0.7)[0]
+    sent: Floats = w - LR * cut(client.each(w).mean(0)[None], 0.7)[0]
+    return sent
 
 
 def summed(client: Client, w: Floats, t: int) -> Floats:
     """One step with the sum of clipped gradients, over a number that is not the data's."""
-    return w - LR * cut(client.each(w), 0.7).sum(0) / 8
+    sent: Floats = w - LR * cut(client.each(w), 0.7).sum(0) / 8
+    return sent
 
 
 def regularised(client: Client, w: Floats, t: int) -> Floats:
     """One step with clipped gradients of a loss with an l2 term."""
-    return w - LR * cut(client.each(w, l2=0.1), 0.7).mean(0)
+    sent: Floats = w - LR * cut(client.each(w, l2=0.1), 0.7).mean(0)
+    return sent
 
 
 def decayed(client: Client, w: Floats, t: int) -> Floats:
     """One step with clipped gradients and, after clipping, weight decay."""
-    return w - LR * (cut(client.each(w), 0.7).mean(0) + 0.1 * w)
+    sent: Floats = w - LR * (cut(client.each(w), 0.7).mean(0) + 0.1 * w)
+    return sent
 
 
 def moved(client: Client, w: Floats, t: int) -> Floats:
@@ -92,12 +99,14 @@ def moved(client: Client, w: Floats, t: int) -> Floats:
 def accumulated(client: Client, w: Floats, t: int) -> Floats:
     """One step with clipped gradients that are added up in two parts."""
     rows = cut(client.each(w), 0.7)
-    return w - LR * (rows[:1].sum(0) + rows[1:].sum(0)) / RECORDS
+    sent: Floats = w - LR * (rows[:1].sum(0) + rows[1:].sum(0)) / RECORDS
+    return sent
 
 
 def slower(client: Client, w: Floats, t: int) -> Floats:
     """One step whose size falls."""
-    return w - LR / (1 + t) * cut(client.each(w), 0.7).mean(0)
+    sent: Floats = w - LR / (1 + t) * cut(client.each(w), 0.7).mean(0)
+    return sent
 
 
 def twice(client: Client, w: Floats, t: int) -> Floats:
@@ -107,7 +116,8 @@ def twice(client: Client, w: Floats, t: int) -> Floats:
 
 def half_of_the_records(client: Client, w: Floats, t: int) -> Floats:
     """One step with a mini-batch."""
-    return w - LR * client.each(w)[::2].mean(0)
+    sent: Floats = w - LR * client.each(w)[::2].mean(0)
+    return sent
 
 
 @dataclass(frozen=True)

@@ -370,7 +370,10 @@ CASES = {
     "no clip and no sensitivity": Case(
         3,
         r"not known how much one record changes a gradient.*set sensitivity = S in \[check.ring\]",
-        (('        "clip": CLIP,\n', ""),),
+        (
+            ('        "clip": CLIP,\n', ""),
+            ("return g * min(1.0, CLIP / np.linalg.norm(g))", "return g"),
+        ),
         gate=(("sensitivity = 2.0", "# sensitivity"),),
     ),
     "twice the clip": Case(

@@ -28,7 +28,7 @@ def trained(
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, CLASSES))
     x = torch.rand(NODES, RECORDS, *SHAPE, generator=random)
     y = torch.randint(CLASSES, (NODES, RECORDS), generator=random)
-    weights = list(net.parameters())
+    weights: list[Tensor] = list(net.parameters())
     with torch.no_grad():
         for weight in weights:
             weight.copy_(0.3 * torch.randn(weight.shape, generator=random))

@@ -104,7 +104,7 @@ def test_a_new_record_in_each_step_is_stated_and_what_is_exact_was_used(
     assert seen.code == 0, seen.said
     evidence = seen.trace.provenance["evidence"]
     assert isinstance(evidence, dict)
-    assert evidence["samples"] == ["UNKNOWN", evidence["samples"][1]]  # type: ignore[index, call-overload]
+    assert evidence["samples"] == ["UNKNOWN", evidence["samples"][1]]
     assert "different records: later steps use new ones" in str(evidence["samples"])
     assert "later steps use new ones" in seen.said
     ranks = sorted(used(seen))
@@ -138,7 +138,7 @@ def test_batches_of_four_name_the_optimiser_and_no_number_of_records(
     assert {"samples", "batch"}.isdisjoint(trace.params)
     evidence = trace.provenance["evidence"]
     assert isinstance(evidence, dict)
-    assert [evidence[name][0] for name in ("payload", "lr", "batch")] == [  # type: ignore[index, call-overload]
+    assert [evidence[name][0] for name in ("payload", "lr", "batch")] == [
         "STATED",
         "VERIFIED",
         "UNKNOWN",

@@ -127,7 +127,12 @@ def test_the_recommended_noise_gives_the_epsilon(
     made = declared(name, nodes=4, rounds=rounds, **constants)
     smoothness = 0.1 if name == "dpnorm" else None
     (one,) = compare(
-        made, named([Adversary()], [0], 4), epsilon=2.0, delta=1e-5, smoothness=smoothness
+        made,
+        named([Adversary()], [0], 4),
+        sensitivity=1.0,
+        epsilon=2.0,
+        delta=1e-5,
+        smoothness=smoothness,
     )
     assert one.calibration is not None
     assert one.calibration.holds

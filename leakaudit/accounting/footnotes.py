@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from leakaudit.accounting.compare import Comparison
-from leakaudit.evidence import weakest
+from leakaudit.evidence import Origin, weakest
 
 
 @dataclass(frozen=True)
@@ -68,10 +68,7 @@ def _remarks(one: Comparison, begun: bool) -> Iterator[str]:
             "declaration does not say in which"
         )
     yield batches
-    sensitivity = f"sensitivity {bound.sensitivity:.6g}: {one.sensitivity_from}"
-    if bound.per_unit:
-        sensitivity = f"S: the sensitivity is unknown, so no epsilon: {one.sensitivity_from}"
-    yield sensitivity
+    yield _sensitivity(one)
     basis = ""
     if bound.basis is not None:
         basis = str(bound.basis)
@@ -85,3 +82,16 @@ def _remarks(one: Comparison, begun: bool) -> Iterator[str]:
     if least is not None:
         rests = f"weakest input: {least}"
     yield rests
+
+
+def _sensitivity(one: Comparison) -> str:
+    """Return the sensitivity and where it comes from; empty if no value was computed."""
+    bound = one.bound
+    if bound.refused:
+        return ""
+    if bound.per_unit:
+        return f"S: the sensitivity is unknown, so no epsilon: {one.sensitivity_from}"
+    unknown = Origin.UNKNOWN in {part.origin for part in one.rests if part.subject == "sensitivity"}
+    if unknown:  # mu is infinite
+        return f"sensitivity: unknown, and no value would make mu finite: {one.sensitivity_from}"
+    return f"sensitivity {bound.sensitivity:.6g}: {one.sensitivity_from}"

@@ -1,4 +1,4 @@
-"""Numbers that occur more than once: re-used in another order or with other signs, or on a lattice.
+"""Numbers that occur more than once: reused in another order or with other signs, or on a lattice.
 
 Two independent continuous numbers are almost never equal. Numbers of noise are equal in size if a
 draw is sent again, whatever was done to its order and signs, if numbers are taken from a table, and

@@ -218,6 +218,9 @@ def without_scale(found: ViewBound) -> ViewBound:
 
     Zero and infinity hold for every sensitivity. Everything else is a multiple of it, and has no
     epsilon.
+
+    Args:
+        found: The bound for sensitivity 1.
     """
     if all(_unscaled(mu) == mu for mu in (found.mu, found.node_mu)):
         return found

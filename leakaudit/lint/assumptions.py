@@ -43,7 +43,11 @@ def case_of(source: Trace | str | os.PathLike[str]) -> Case | None:
 
 
 def contradictions(case: Case | None) -> list[str]:
-    """Return how a recording differs from what it declares, and from what a bound assumes."""
+    """Return how a recording differs from what it declares, and from what a bound assumes.
+
+    Args:
+        case: The recording; None if there is none (`case_of`).
+    """
     if case is None:
         return []
     return [f"{one.name}: {one.says}" for one in assumed(case)]

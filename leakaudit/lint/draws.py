@@ -248,6 +248,7 @@ class Draws:
         self._rounding = 0.0
         # Direction -> products of the draws with it.
         self._along: dict[str, list[Floats]] = {}
+        self._sums: set[str] = set()  # those of a vector of ones
 
     def add(
         self,
@@ -385,7 +386,9 @@ class Draws:
             where = f" in {name}" if name else ""
             ones = np.zeros((1, self._width))
             ones[:, part] = 1.0
-            self._products(f"the sum of its numbers{where}", one.rest, ones, rounding)
+            name = f"the sum of its numbers{where}"
+            self._sums.add(name)
+            self._products(name, one.rest, ones, rounding)
 
     def _products(self, name: str, rest: Floats, vectors: Floats, rounding: float) -> None:
         length = np.sqrt((vectors**2).sum(1))
@@ -633,7 +636,7 @@ class Draws:
             products = np.concatenate(some)
             numbers = len(products)
             says = f"the noise of {numbers} messages in the direction of {name}"
-            if name.startswith("the sum"):
+            if name in self._sums:
                 says = f"{name} of the noise of {numbers} messages"
             chance = float(chdtr(numbers, float((products**2).sum())))
             if chance < LEVEL / tests:

@@ -56,8 +56,8 @@ def add(verbs: Any) -> None:
         help="bound the epsilon of each adversary's view, and compare it with the claim",
         **described(
             "Computes the differential privacy (mu and epsilon) of one record in the view of each "
-            "adversary, exactly or as an upper bound (the outcome says which), and compares it with "
-            "the claim. The messages of a trace are only "
+            "adversary, exactly or as an upper bound (the outcome says which), and compares it "
+            "with the claim. The messages of a trace are only "
             "compared with the declared protocol, and no attack is run.",
             "leakaudit bound trace.pt",
             "leakaudit bound trace.pt --as node:1 --node 2 --delta 1e-6",

@@ -226,7 +226,9 @@ def test_shapes_that_allow_both_axes_and_gradients_that_prove_none_leave_a_gap(s
     for i in range(3):
         send(0, i, others(i), {"w": square, "b": square[0] + 0.01 * i})
     imported(code=3)
-    assert 'order = "NOT KNOWN"' in Path("trace.toml").read_text()
+    said = Path("trace.toml").read_text()
+    assert 'payload = "NOT KNOWN"' in said  # vectors alone never prove gradients
+    assert "\norder = " not in said
 
 
 def test_the_first_layer_shows_the_axes_of_a_square_kernel_without_any_model(send: Send) -> None:
@@ -237,8 +239,14 @@ def test_the_first_layer_shows_the_axes_of_a_square_kernel_without_any_model(sen
     for t in range(3):
         for i in range(2):
             send(t, i, 2, {name: part.T for name, part in as_torch(task, g[i]).items()})
-    trace = imported(partial=True)
-    assert 'order = ["linear.weight.T", "linear.bias"]' in Path("trace.toml").read_text()
+    imported(code=3)
+    said = Path("trace.toml").read_text()
+    assert 'order = ["linear.weight.T", "linear.bias"]' in said
+    said = said.replace('payload = "NOT KNOWN"', 'payload = "gradients"')
+    said = said.replace('protocol = "NOT KNOWN"', 'protocol = "fedsgd"')
+    trace = imported(
+        describe=said.replace("[params]", '[params]\nserver = "unknown"'), partial=True
+    )
     assert trace is not None
     assert trace.params["server"] == "unknown"
     assert torch.equal(held(trace)[1, 0, 2], g[0].float())
@@ -256,7 +264,7 @@ def test_gradients_that_a_program_scales_are_found_or_contradicted(
         for i in range(2):
             send(t, i, 2, as_torch(task, -0.5 * g[i]))
         w = w - 0.1 * g.mean(0)
-    trace = imported(partial=True)
+    trace = imported()
     assert "scale = -2.0" in Path("trace.toml").read_text()
     assert trace is not None
     assert trace.params["lr"] == 0.1
@@ -332,7 +340,7 @@ def test_noise_between_peers_is_not_named(
             send(t, i, others(i), {name: random.standard_normal(n) for name, n in shapes.items()})
     imported(code=3)
     said = capsys.readouterr().err
-    assert "protocol NOT KNOWN; to be filled in: protocol, model.name" in said
+    assert "protocol NOT KNOWN; to be filled in: payload, protocol, model.name" in said
     assert ("then 'leakaudit trace equations' looks for" in said) == (rounds == 6)
 
 

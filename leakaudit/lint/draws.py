@@ -248,7 +248,7 @@ class Draws:
         self._rounding = 0.0
         # Direction -> products of the draws with it.
         self._along: dict[str, list[Floats]] = {}
-        self._sums: set[str] = set()  # those of a vector of ones
+        self._of_ones: set[str] = set()  # those of a vector of ones
 
     def add(
         self,
@@ -387,7 +387,7 @@ class Draws:
             ones = np.zeros((1, self._width))
             ones[:, part] = 1.0
             name = f"the sum of its numbers{where}"
-            self._sums.add(name)
+            self._of_ones.add(name)
             self._products(name, one.rest, ones, rounding)
 
     def _products(self, name: str, rest: Floats, vectors: Floats, rounding: float) -> None:
@@ -636,7 +636,7 @@ class Draws:
             products = np.concatenate(some)
             numbers = len(products)
             says = f"the noise of {numbers} messages in the direction of {name}"
-            if name in self._sums:
+            if name in self._of_ones:
                 says = f"{name} of the noise of {numbers} messages"
             chance = float(chdtr(numbers, float((products**2).sum())))
             if chance < LEVEL / tests:

@@ -108,7 +108,9 @@ class Shown:
         gradients = counted(self.gradients, "gradient")
         if self.crowded:
             return f"one gradient of node {self.node} contains {self.each} different inputs"
-        return f"{gradients} of node {self.node} contain {self.together} different inputs"
+        return (
+            f"{gradients} of node {self.node} contain {counted(self.together, 'different input')}"
+        )
 
 
 def shown(leak: GradientLeak, task: Task) -> Shown | None:

@@ -165,7 +165,7 @@ def test_a_cell_is_what_record_and_attack_give(tmp_path: Path, seed: int) -> Non
     words = ["--attack", "analytic", "--node", "0", "--seed", str(seed), "--gradients", "8"]
     assert main(["attack", trace, *words, "-o", str(tmp_path / "out"), "-q", "-f", "json"]) == 0
     (finding,) = record_file.read(tmp_path / "out" / "results.json")["findings"]
-    left_out = ("seconds", "labels", "images")
+    left_out = ("seconds", "labels", "images", "evidence")
     assert {k: v for k, v in finding.items() if k not in left_out} == plain(cell.findings[0])
 
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 # Maximum number of batches whose slopes are compared, ...
 TRIALS = 20_000
 # ... and of slopes of single images, for one target and round each, that this may require: seconds.
-GRADIENTS = 50_000
+GRADIENTS = 2_000
 
 # Maximum part of an input's slopes that errors of the known models may explain; those of another
 # image differ by 1e-2 and more.

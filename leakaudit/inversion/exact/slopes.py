@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 TRIALS = 20_000
 # ... and of slopes of single images, for one target and round each, that this may require: seconds.
 GRADIENTS = 2_000
+# ... and of numbers in these gradients: seconds, whatever the size of the model. A choice.
+NUMBERS = 100_000_000
 
 # Maximum part of an input's slopes that errors of the known models may explain; those of another
 # image differ by 1e-2 and more.
@@ -89,6 +91,8 @@ def agree(leak: GradientLeak, task: Task, basis: Tensor, rows: Tensor, grid: Gri
     plain = (leak.combination.count_nonzero(dim=1) == 1).nonzero().flatten()
     every = len(rows) * _targets(task) * len(plain)
     if not _reproducible(leak, task) or not len(plain) or every > GRADIENTS:
+        return None
+    if every * task.layout.size > NUMBERS:
         return None
     duals = torch.linalg.inv(rows @ basis.T)
     found = (first_layer_rows.rows(leak, task)[plain] @ basis.T) @ duals  # (m, H, b)

@@ -1,14 +1,16 @@
-"""Check that a refactoring changes no results: twenty recorded runs, before and after.
+"""Check that a refactoring changes no results: every victim and every verb, before and after.
 
     git worktree add ../before COMMIT          and a .venv in it, made with the README's commands
     python tests/same_runs.py make ../before FOLDER/before
     python tests/same_runs.py make . FOLDER/after
     python tests/same_runs.py compare FOLDER/before FOLDER/after
 
-The command line records, describes, explains, bounds, attacks and reports each run. Every file is
-compared: traces tensor by tensor, bit by bit, pictures byte by byte, texts and JSON word by word.
-Only what differs between any two runs of the same code is masked: the random ids of a recording,
-times, and digests of files that contain them.
+The command line records, describes, explains, bounds, attacks and reports a run of each victim; an
+audit, a sweep, a gate and the claims follow (`JUDGED`), then what users and programs rely on: the
+help of every command, the lists, and the public names with their signatures (`FACADE`). Every file
+is compared: traces tensor by tensor, bit by bit, pictures byte by byte, texts and JSON word by
+word. Only what differs between any two runs of the same code is masked: the random ids of a
+recording, times, and digests of files that contain them.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import concurrent.futures
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -52,9 +55,80 @@ RUNS: dict[str, list[str]] = {
     "fedsplit": ["fedsplit", "--graph", "star", "--data", "photos"],
     "dpadmm": ["dpadmm", "--data", "photos"],
     "single": ["single", "--data", "faces"],
+    "diloco": ["diloco", "--graph", "star", "--data", "faces"],
+    "secagg": ["secagg", "--graph", "complete", "--data", "gaussians"],
+    "dpadmmserver": ["dpadmmserver", "--graph", "star", "--data", "photos"],
+    "mradmm": ["mradmm", "--data", "gaussians", "--model", "logistic"],
+    "pvpadmm": ["pvpadmm", "--data", "gaussians", "--model", "logistic"],
+    "rwadmm": ["rwadmm", "--data", "gaussians", "--model", "logistic"],
 }
 SHAPE = ["--nodes", "4", "--rounds", "6", "--seed", "1", "-q"]
-FORMATS = ("html", "markdown", "text", "junit", "sarif", "json")
+FORMATS = ("html", "markdown", "text", "junit", "sarif", "json", "github", "csv", "latex", "svg")
+PLANS = {
+    "audit": """
+[scenario]
+victim = "dpsgd"
+nodes = 3
+graph = "ring"
+rounds = 3
+data = "faces"
+model = "mlp"
+set = { hidden = 16, clip = 1.0, sigma = 0.5, noise = "message" }
+[audit]
+epsilon = [inf, 100, 8]
+adversaries = ["eavesdropper"]
+attacks = ["exact", "analytic"]
+nodes = [0]
+candidates = 4
+replays = 12
+canary = 12
+""",
+    "sweep": """
+[scenario]
+victim = "fedsgd"
+nodes = 2
+graph = "star"
+rounds = 1
+data = "faces"
+model = "mlp"
+set = { hidden = 32 }
+[sweep]
+attacks = ["exact", "analytic"]
+seeds = 2
+[sweep.over]
+samples = [1, 2]
+""",
+}
+JUDGED: dict[str, list[str]] = {
+    "audit": ["audit", "plan.toml", "-o", "out", "--seed", "3", "-q"],
+    "sweep": ["sweep", "plan.toml", "-o", "out", "--seed", "3", "-q"],
+    "check": ["check", "--strict", "-o", "out", "--seed", "3", "-q"],
+    "claims": ["claims", "-f", "json", "-o", "out.json", "-q"],
+}
+LISTED = ("victims", "attacks", "reports", "models", "data", "graphs")
+FACADE = """
+import argparse, importlib, inspect, json, leakaudit
+from leakaudit.cli import parser
+
+def helps(command):
+    yield command.prog, command.format_help()
+    for action in command._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for below in action.choices.values():
+                yield from helps(below)
+
+def signature(thing):
+    try:
+        return str(inspect.signature(thing))
+    except (TypeError, ValueError):
+        return repr(thing)
+
+names = {name: signature(getattr(leakaudit, name)) for name in leakaudit.__all__}
+for module in ("leakaudit.bounds", "leakaudit.relations", "leakaudit.registry"):
+    public = {k: v for k, v in vars(importlib.import_module(module)).items() if k[0] != "_"}
+    names |= {f"{module}.{name}": signature(value) for name, value in public.items()}
+print(json.dumps({"help": dict(helps(parser())), "names": names}, indent=1, default=str))
+"""
 VARY = {
     *("seconds", "started", "command", "platform", "path", "created", "files", "digest"),
     *("versions", "wall", "id", "recording", "sha256"),
@@ -66,7 +140,7 @@ VARYING_WORDS = re.compile(
     r"|\b\d\.\d\d(?= ?\||$| ?</td>)",  # the last column of a table: seconds
     re.MULTILINE,
 )
-TEXTS = (".html", ".markdown", ".md", ".text", ".txt", ".junit", ".sarif")
+TEXTS = (".html", ".markdown", ".md", ".text", ".txt", ".junit", ".sarif", ".github", ".svg")
 
 
 def steps() -> Iterator[tuple[list[str], str]]:
@@ -85,10 +159,13 @@ def steps() -> Iterator[tuple[list[str], str]]:
 
 def make(checkout: Path, folder: Path, only: list[str]) -> None:
     """Run everything with the code of a checkout."""
-    names = only or list(RUNS)
+    names = only or [*RUNS, *JUDGED, "facade"]
 
     def one(name: str) -> str:
-        return run(checkout, folder / name.replace(" ", "-"), RUNS[name])
+        own = folder / name.replace(" ", "-")
+        if name in RUNS:
+            return run(checkout, own, RUNS[name])
+        return judge(checkout, own, name) if name in JUDGED else describe(checkout, own)
 
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         for name, codes in zip(names, pool.map(one, names), strict=True):
@@ -105,15 +182,44 @@ def run(checkout: Path, folder: Path, recorded: list[str]) -> str:
     return " ".join(map(str, codes))
 
 
+def judge(checkout: Path, folder: Path, name: str) -> str:
+    """Audit, sweep, check or re-evaluate claims; return the exit codes."""
+    if name == "check":
+        shutil.copytree(checkout / "examples/ci-repo", folder)
+    else:
+        folder.mkdir(parents=True)
+        (folder / "plan.toml").write_text(PLANS.get(name, ""), encoding="utf-8")
+    codes = [call(checkout, folder, JUDGED[name], "log.txt")]
+    if name != "claims":
+        for kind in FORMATS:
+            codes.append(call(checkout, folder, ["report", "out", "-f", kind], f"report.{kind}"))
+    (folder / "codes.json").write_text(json.dumps(codes), encoding="utf-8")
+    return " ".join(map(str, codes))
+
+
+def describe(checkout: Path, folder: Path) -> str:
+    """Write the help of every command, what `list` prints, and the public signatures."""
+    folder.mkdir(parents=True)
+    codes = [execute(checkout, folder, ["-c", FACADE], "facade.json")]
+    for group in LISTED:
+        codes.append(call(checkout, folder, ["list", group, "-f", "json"], f"{group}.json"))
+    return " ".join(map(str, codes))
+
+
 def call(checkout: Path, folder: Path, arguments: list[str], file: str) -> int:
-    """Run one command and write its output to a file."""
+    """Run one command of leakaudit and write its output to a file."""
+    return execute(checkout, folder, ["-m", "leakaudit", *arguments], file)
+
+
+def execute(checkout: Path, folder: Path, arguments: list[str], file: str) -> int:
+    """Run Python and write its output to a file."""
     python = checkout / ".venv" / "bin" / "python"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "COLUMNS": "100"}
     printed = (folder / file).open("w", encoding="utf-8")
     errors = (folder / "errors.txt").open("a", encoding="utf-8")
     with printed, errors:
         done = subprocess.run(
-            [str(python), "-m", "leakaudit", *arguments],
+            [str(python), *arguments],
             cwd=folder,
             env=environment,
             stdout=printed,
@@ -190,7 +296,7 @@ def main() -> None:
     making = verbs.add_parser("make")
     making.add_argument("checkout", type=Path)
     making.add_argument("folder", type=Path)
-    making.add_argument("--only", nargs="+", default=[], choices=list(RUNS))
+    making.add_argument("--only", nargs="+", default=[], choices=[*RUNS, *JUDGED, "facade"])
     comparing = verbs.add_parser("compare")
     comparing.add_argument("before", type=Path)
     comparing.add_argument("after", type=Path)

@@ -506,19 +506,22 @@ def nids(
 # --- edge variables and duals ---------------------------------------------------------------------
 
 
-def dpnorm(run: Unrolled, graph: Graph, rounds: int, _: Any, *, alpha: float = 0.0) -> None:
-    """DP-Norm, Algorithm 1, with K = 1 and noise in every round."""
+def dpnorm(
+    run: Unrolled, graph: Graph, rounds: int, _: Any, *, alpha: float = 0.0, inner: int = 1
+) -> None:
+    """DP-Norm, Algorithm 1, with K inner steps and noise in every round."""
     mu, sign = 0.05, signs(graph)
     z = {arc: run.zero for arc in graph.arcs}  # z[i, j] stands for z_{i|j}
     w = start(run, graph)
     for run.round in range(1, rounds + 1):
         new = dict(z)
         for i, near in enumerate(graph.neighbours):
-            eta = 1 / (mu * len(near))
+            eta = 1 / (mu * len(near) * inner)
             gamma = 1 + alpha * eta
             pull = sum(sign[i, j] * z[i, j] for j in near)
-            bracket = w[i] - mu * run.g(i, w[i]) + mu * eta / gamma * pull
-            w[i] = gamma / (gamma + eta * mu * len(near)) * bracket
+            for _ in range(inner):
+                bracket = w[i] - mu * run.g(i, w[i]) + mu * eta / gamma * pull
+                w[i] = gamma / (gamma + eta * mu * len(near)) * bracket
             n = run.n(i)
             for j in near:
                 y = 2 / gamma * (z[i, j] - sign[i, j] * (w[i] + n)) - z[i, j]

@@ -23,7 +23,7 @@ from leakaudit.protocols.optimiser import DeclaredMemory, Optimiser
 from leakaudit.protocols.server import exchange
 from leakaudit.protocols.training_curves import Curves
 from leakaudit.registry import param, victim
-from leakaudit.relations import Relations
+from leakaudit.relations import Relations, Turns
 from leakaudit.trace import Graph
 from leakaudit.victim import Victim
 
@@ -120,6 +120,12 @@ class FedAvg(Victim):
     def stationary(self) -> bool:
         """All rounds have the same relations."""
         return True
+
+    def turns(self, rounds: int) -> Turns | None:
+        """Return the turns: every epoch uses all records, in a new order. Needs `samples`."""
+        if not self.samples:
+            return None
+        return self.steps(self.samples).turns(rounds, self.samples)
 
     def fits(self, task: Task, graph: Graph, samples: int) -> None:
         """Reject step sizes that diverge on the task's l2 term, and server=unknown."""

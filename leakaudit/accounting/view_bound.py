@@ -544,9 +544,11 @@ def _faulty(protocol: Protocol, empty: ViewBound, smoothness: float | None) -> V
             leaking = _bound(Views(before, empty.adversary, [node]), empty, None)
             if leaking.mu == math.inf:
                 return leaking
-        raise LeakauditError(
-            f"{why}, and its noise then hides nothing; record a run without the fault"
-        ) from None
+        hides = "its noise then hides nothing"
+        if protocol.undeclared:
+            channel = protocol.undeclared[0]
+            hides = f"it is not declared what the messages {channel.kind!r} contain"
+        raise LeakauditError(f"{why}, and {hides}; record a run without the fault") from None
 
 
 def _most(turns: Turns | None, every: int) -> int:

@@ -170,8 +170,8 @@ def test_the_sentence_names_the_worst_case_first_and_what_was_not_tried() -> Non
     assert RECORDS["scored"]["summary"] == (
         "An eavesdropper recovered 1 of the 2 training images of nodes 0, 1 exactly. "
         "This was found by comparison with the originals. The attack also proves 1 other result to "
-        "be exact that differ from the originals. Either the program changes records before it uses "
-        "them (augmentation), the truth is that of another run, or the attack is wrong. "
+        "be exact that differ from the originals. Either the program changes records before it "
+        "uses them (augmentation), the truth is that of another run, or the attack is wrong. "
         "By analytic from a difference; a record recovered bit for bit from 1 of 3 nodes; "
         "certificates of the 2 nodes attacked: 2 exact; no leak determined for 1 node; "
         "not tried: dlg, coalitions of nodes."

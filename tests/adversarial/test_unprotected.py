@@ -92,6 +92,13 @@ WAYS: dict[str, Way] = {
         "sent = [w[k] + (lambda s: s * min(1, STEP * CLIP / np.linalg.norm(s)))"
         "(m - w[k] + SIGMA * rng.normal(size=130)) for k, m in enumerate(stepped)]"
     ),
+    # Gradients that are longer than what the noise hides.
+    "clipped at 1.5": Way((("min(1.0, CLIP /", "min(1.0, 1.5 * CLIP /"),), 64),
+    "clipped at 3, one node only": sent(
+        "stepped[2] = w[2] - STEP * 3 * gradient(w[2], x[mine[2]], y[mine[2]]); sent = [privatise(m, rng) for m in stepped]",
+        16,
+    ),
+    "not clipped": Way(((" * min(1.0, CLIP / np.linalg.norm(g))", ""),)),
     # Noise of another distribution: its values identify the gradient.
     "on a lattice of sigma / 2.5": noise(f"np.round({E} * 2.5) / 2.5"),
     "on a lattice of sigma / 8": noise(f"np.round({E} * 8) / 8"),

@@ -85,12 +85,12 @@ def test_values_are_kept_as_long_as_they_are_needed(monkeypatch: pytest.MonkeyPa
     made = recorded(sigma=0.0)
     declared = protocol_of(made.trace).whole
     known = substitute._recorded(made, declared, made.trace.rounds)
-    counted = substitute._most_at_once(declared, known, made.trace.rounds)
     gradients = substitute._Gradients(made, guess=True)
+    counted = substitute._most_at_once(declared, known, made.trace.rounds, gradients.kinds)
     monkeypatch.setattr(gradients, "together", 1)
     done = substitute._Substitution(declared, known, gradients, made.trace.rounds)
-    assert done.most + 2 * substitute.KINDS + 2 == counted
-    assert counted < substitute.KINDS * len(done.norms) / 2
+    assert done.most + 2 * gradients.kinds + 2 == counted
+    assert counted < gradients.kinds * len(done.norms) / 2
     assert not done.values  # no noise, and everything else was used
 
 

@@ -152,8 +152,8 @@ def counted(model: Model, samples: Sequence[fit.GradientSample]) -> Model:
     if named is not None and named.optimiser.decay:
         samples = [_undecayed(sample, named) for sample in samples]
     shown = records.shown(model.task, samples)
-    # The gradient of one record says nothing about a model whose gradients show several.
-    contradicted = model.contradicted and (shown is None or shown.single)
+    # Only gradients of one record each can contradict a model: it is recomputed from one record.
+    contradicted = model.contradicted and shown is not None and shown.single
     return replace(model, records=shown, contradicted=contradicted)
 
 

@@ -15,7 +15,7 @@ from leakaudit.evidence import Evidence, Origin
 
 COUNTS = ("samples", "batch")
 # Constants that a recomputed gradient proves, because the next messages follow with these only.
-TRAINING = ("alpha", "rho", "lr", "order", "optimiser", "momentum", "nesterov", "decay", "epochs")
+TRAINING = ("alpha", "rho", "lr", "order", "optimiser", "momentum", "nesterov", "decay", "epochs", "steps")
 
 
 def origins(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from leakaudit.capture.tap.fitting import fit, local, local_optimiser, records, stepping
-from leakaudit.capture.tap.fitting.records import Shown
+from leakaudit.capture.tap.fitting.records import Records
 from leakaudit.capture.tap.guessing import duals, gradients, hub, payloads
 from leakaudit.capture.tap.guessing.observed import Observed
 from leakaudit.capture.tap.guessing.payloads import PayloadGuess
@@ -48,7 +48,7 @@ class Model:
     steps: int = 1
     optimiser: Optimiser = local.PLAIN
     moved: float = 0.0
-    records: Shown | None = None
+    records: Records | None = None
 
     @property
     def reused(self) -> str:

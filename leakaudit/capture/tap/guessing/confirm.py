@@ -244,10 +244,10 @@ def _of_clients(described: Description, seen: observed.Observed) -> Iterator[str
     proved = local.several([described.task], samples, hub.POINT)
     if proved is None:
         return
-    if declared["epochs"] != proved.steps and not declared["batch"]:
+    name = "steps" if declared["steps"] else "epochs"
+    if declared[name] != proved.steps and (declared["steps"] or not declared["batch"]):
         yield (
-            f"params.epochs: {declared['epochs']} contradicts the messages, "
-            f"which show {proved.steps}"
+            f"params.{name}: {declared[name]} contradicts the messages, which show {proved.steps}"
         )
     for name in ("momentum", "decay"):
         shown = getattr(proved.optimiser, name)

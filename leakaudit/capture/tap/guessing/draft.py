@@ -195,8 +195,8 @@ def _add_private(draft: Draft, stated: Private) -> None:
 def _ask_payload(draft: Draft) -> None:
     """Leave open what is sent: vectors that show single records, but equal no gradient."""
     draft.comments["payload"] = Comment(
-        "gradients of another model (activation, loss), or updates after several steps: no "
-        "recomputed gradient equals them",
+        "gradients of several records or of another model (activation, loss), or updates after "
+        "several steps: no recomputed gradient equals them",
         known=False,
     )
     draft.comments["protocol"] = Comment(LIST, known=False)
@@ -244,16 +244,17 @@ def _add_server(draft: Draft, sent: PayloadGuess, model: Model, is_mean: bool | 
         comments["params.optimiser"] = Comment("adam, adamw or adagrad", known=False)
         size = f"{model.moved:.3g} for one step of Adam, half of it for two"
         comments["params.lr"] = Comment(size, known=False)
-    params["epochs"] = model.steps
-    comments["params.epochs"] = Comment("passes over a client's records in a round", proved)
+    new = model.records is not None and model.records.single and model.records.differ
+    if proved and new and model.steps == 1:
+        params["steps"] = 1
+        comments["params.steps"] = Comment("steps in a round; later ones use new records")
+        params["batch"] = 1
+        comments["params.batch"] = Comment("records per step")
+    else:
+        _add_epochs(draft, model, proved)
     for name in ("momentum", "nesterov", "decay"):
         if getattr(model.optimiser, name):
             params[name] = getattr(model.optimiser, name)
-    params["batch"] = 0
-    all_ = "records per step; 0: all of them"
-    if model.records is not None and model.records.differ:
-        all_ = "a step uses all records of its round; how a round draws them is not known"
-    comments["params.batch"] = Comment(all_, proved)
     said = {
         True: Comment("the server's next model is the mean of all answers"),
         False: Comment("the next model is not the plain mean of all clients' answers"),
@@ -261,6 +262,17 @@ def _add_server(draft: Draft, sent: PayloadGuess, model: Model, is_mean: bool | 
     }
     params["server"] = "mean" if is_mean else "unknown"
     comments["params.server"] = said[is_mean]
+
+
+def _add_epochs(draft: Draft, model: Model, proved: bool) -> None:
+    """Add the passes over all records of a client, or over those of a round."""
+    draft.values["params"] |= {"epochs": model.steps, "batch": 0}
+    all_ = "records per step; 0: all of them"
+    if model.records is not None and model.records.differ:
+        all_ = "a step uses all records of its round; how a round draws them is not known"
+    draft.comments["params.batch"] = Comment(all_, proved)
+    passes = "passes over a client's records in a round"
+    draft.comments["params.epochs"] = Comment(passes, proved)
 
 
 def _of_rate(model: Model, spread: float) -> str:

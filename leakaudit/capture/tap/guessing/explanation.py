@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from leakaudit.capture.tap.fitting import fit, local, local_optimiser, records, stepping
-from leakaudit.capture.tap.fitting.records import Shown
+from leakaudit.capture.tap.fitting.records import Records
 from leakaudit.capture.tap.guessing import duals, gradients, hub, payloads
 from leakaudit.capture.tap.guessing.observed import Observed
 from leakaudit.capture.tap.guessing.payloads import PayloadGuess
@@ -48,7 +48,7 @@ class Model:
     steps: int = 1
     optimiser: Optimiser = local.PLAIN
     moved: float = 0.0
-    records: Shown | None = None
+    records: Records | None = None
 
     @property
     def reused(self) -> str:
@@ -152,8 +152,8 @@ def counted(model: Model, samples: Sequence[fit.GradientSample]) -> Model:
     if named is not None and named.optimiser.decay:
         samples = [_undecayed(sample, named) for sample in samples]
     shown = records.shown(model.task, samples)
-    # The gradient of one record says nothing about a model whose gradients show several.
-    contradicted = model.contradicted and (shown is None or shown.single)
+    # Only gradients of one record each can contradict a model: it is recomputed from one record.
+    contradicted = model.contradicted and shown is not None and shown.single
     return replace(model, records=shown, contradicted=contradicted)
 
 

@@ -447,3 +447,48 @@ def test_some_clients_of_each_round(fresh_seed: int) -> None:
             judge.judge(bound, seen)
     assert judge.outcomes["exact"]
     print(f"\n{judge}")
+
+
+# --- losses that swallow noise --------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Swallowing(Victim):
+    """Node 1 draws noise, takes a step from there, and node 0 adds its own step to the result."""
+
+    def run(self, *_: object) -> None:
+        """Only the declaration is used."""
+
+    def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
+        """Declare the only noise, which passes through the loss of node 1."""
+        p = Relations(graph)
+        start = p.public("w0")
+        for _ in p.rounds(rounds):
+            w = p.state("w", 1, eq=start + p.noise("e", STD, 1))
+            stepped = p.send(1, 0, w - p.grad(1, at=w) / 10, "a", secure=True)
+            p.send(0, 2, stepped - p.grad(0, at=start), "b")
+        return p
+
+
+def swallowing(run: Unrolled, _: Graph, rounds: int, __: Any) -> None:
+    """The same."""
+    for _ in range(rounds):
+        w = run.n(1)
+        stepped = w - 0.1 * run.g(1, w)
+        run.send(1, [0], stepped, secure=True)
+        run.send(0, [2], stepped - run.g(0, run.zero))
+
+
+def test_noise_that_another_loss_may_swallow() -> None:
+    """With a Hessian of 10 at node 1, none of its noise is left in what node 0 sends."""
+    graph = Graph(3, ((0, 1), (0, 2)))
+    who = Adversary("none", frozenset({2}))
+    views = []
+    for curvature in (0.0, 5.0, 10.0):
+        run = Unrolled(curvature={1: curvature})
+        swallowing(run, graph, 1, {})
+        views.append(run.view(who, 0).constant)
+    assert views == [pytest.approx(1 / STD), pytest.approx(2 / STD), math.inf]
+    (bound,) = view_bounds(Protocol(Swallowing(), graph, 1, {}), who, [0])
+    assert (bound.mu, bound.node_mu) == (None, None)
+    assert bound.linear == pytest.approx(1 / STD)

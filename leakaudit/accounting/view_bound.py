@@ -19,7 +19,7 @@ import numpy as np
 
 from leakaudit import registry
 from leakaudit._util.plain import encoded
-from leakaudit.accounting.basis import Basis, Ground, Holds, Unit
+from leakaudit.accounting.basis import Basis, Ground, Unit
 from leakaudit.accounting.node_view import NodeView, Views, stronger_views
 from leakaudit.adversary import Adversary
 from leakaudit.bounds import gaussian
@@ -28,6 +28,7 @@ from leakaudit.progress import step
 from leakaudit.protocols.declared import Protocol
 from leakaudit.relations import Turns, account, drift, largest, reached
 from leakaudit.trace import Json
+from leakaudit.verdict import Holds
 
 # Most choices of batches for which a drift is computed; if there are more, a record is counted in
 # every gradient, which is an upper bound. A choice: each costs a pass over the declaration.
@@ -127,6 +128,14 @@ class ViewBound:
         if self.basis is None:
             return None
         return self.basis.unit
+
+    def multiple(self, mu: float | None) -> str:
+        """Return a mu in words; a multiple of the sensitivity S if that is unknown."""
+        if mu is None:
+            return "-"
+        if self.per_unit and 0 < mu < math.inf:
+            return f"{mu:.4g} S"
+        return f"{mu:.4g}"
 
     def to_json(self) -> dict[str, Json]:
         """Plain values; infinity is the text ``inf``."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -32,6 +32,7 @@ from tests.unrolled import STD, Unroll, Unrolled, View
 BELOW = 1e-9  # relative rounding of a mu
 LINEAR = 1e-8  # relative rounding of what constant gradients attain
 SOLVED = 1e-6  # relative accuracy of the best directions of changes
+Property = Callable[[str, object], None]  # of `record_property`
 RING = Graph(4, ((0, 1), (0, 3), (1, 2), (2, 3)))
 PATH = Graph(3, ((0, 1), (1, 2)))
 LOLLIPOP = Graph(4, ((0, 1), (0, 2), (1, 2), (2, 3)))
@@ -269,21 +270,23 @@ def compared(case: Case, graph: Graph, rounds: int, judge: Judge) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_no_bound_is_below_the_oracle(case: Case) -> None:
+def test_no_bound_is_below_the_oracle(case: Case, record_property: Property) -> None:
     """In a small network: mu is not below what records attain, and equal where it is exact."""
     judge = Judge()
     compared(case, case.graphs[0], case.rounds, judge)
     assert judge.outcomes
-    print(f"\n{case}: {judge}")
+    record_property("views", str(judge))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_no_bound_is_below_the_oracle_in_larger_networks(case: Case) -> None:
+def test_no_bound_is_below_the_oracle_in_larger_networks(
+    case: Case, record_property: Property
+) -> None:
     judge = Judge()
     for graph in case.graphs:
         compared(case, graph, case.rounds + 1, judge)
-    print(f"\n{case}: {judge}")
+    record_property("views", str(judge))
 
 
 def test_the_oracle_sees_a_wrong_equation() -> None:
@@ -328,7 +331,7 @@ PASSES = {*CREDITED, "secagg"}  # that use all records before one is used again
 
 
 @pytest.mark.parametrize("case", IN_BATCHES, ids=str)
-def test_a_record_in_one_batch_of_each_pass(case: Case) -> None:
+def test_a_record_in_one_batch_of_each_pass(case: Case, record_property: Property) -> None:
     """With two records in batches of one, the worst order of every pass is not above mu."""
     (graph,) = case.graphs
     made = replace(case.protocol(graph, 2), records=2)
@@ -346,7 +349,7 @@ def test_a_record_in_one_batch_of_each_pass(case: Case) -> None:
             every = replace(seen, given=None)
             credited += 0 < smooth.mu < 0.95 * max(every.smooth, every.plain.free())
     assert bool(credited) == (case.unroll.__name__ in CREDITED)
-    print(f"\n{case}: {judge}")
+    record_property("views", str(judge))
 
 
 def orders(count: int, *, passes: bool) -> Iterator[list[int]]:
@@ -377,7 +380,7 @@ FAULTY = [
 
 
 @pytest.mark.parametrize("case", FAULTY, ids=str)
-def test_lost_messages(case: Case, fresh_seed: int) -> None:
+def test_lost_messages(case: Case, fresh_seed: int, record_property: Property) -> None:
     """Whatever is lost, and from whom, the bound of the run is not below what records attain."""
     (graph,) = case.graphs
     rounds = 3
@@ -400,7 +403,7 @@ def test_lost_messages(case: Case, fresh_seed: int) -> None:
                 bound = replace(bound, linear=None)
             judge.judge(bound, seen)
     assert judge.outcomes["exact"] < sum(judge.outcomes.values())
-    print(f"\n{case}: {judge}")
+    record_property("views", str(judge))
 
 
 # --- some of the clients --------------------------------------------------------------------------
@@ -432,7 +435,7 @@ class Sampled(Victim):
         return p
 
 
-def test_some_clients_of_each_round(fresh_seed: int) -> None:
+def test_some_clients_of_each_round(fresh_seed: int, record_property: Property) -> None:
     """A public choice of clients is priced exactly: silent rounds count neither less nor more."""
     random = np.random.default_rng([20261129, fresh_seed])
     judge = Judge()
@@ -446,7 +449,7 @@ def test_some_clients_of_each_round(fresh_seed: int) -> None:
             (bound,) = view_bounds(made, seen.adversary, [seen.node])
             judge.judge(bound, seen)
     assert judge.outcomes["exact"]
-    print(f"\n{judge}")
+    record_property("views", str(judge))
 
 
 # --- losses that swallow noise --------------------------------------------------------------------

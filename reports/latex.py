@@ -84,6 +84,7 @@ COLUMNS = {
         Shown("adversary", "adversary"),
         Shown("mu", r"$\mu$", "value"),
         Shown("view_epsilon", r"$\varepsilon$ of the view", "epsilon"),
+        Shown("holds", "which is"),
         Shown("claimed_epsilon", r"$\varepsilon$ claimed", "epsilon"),
         Shown("verdict", "verdict"),
     ),

@@ -310,9 +310,7 @@ def fedavg(
         w = np.mean(sent, 0)
 
 
-def dpadmmserver(
-    run: Unrolled, graph: Graph, rounds: int, _: Any, *, fall: bool = False
-) -> None:
+def dpadmmserver(run: Unrolled, graph: Graph, rounds: int, _: Any, *, fall: bool = False) -> None:
     """Huang et al. 2020: linearised local updates with a step 1 / eta_k, then mean and dual."""
     server, rho = graph.nodes - 1, 0.5
     w = run.zero
@@ -425,9 +423,7 @@ def tracking(run: Unrolled, graph: Graph, rounds: int, _: Any, *, noise: str = "
         heard, g = told(slopes, y), new
 
 
-def dkm(
-    run: Unrolled, graph: Graph, rounds: int, _: Any, *, std: float, fade: float = 0.0
-) -> None:
+def dkm(run: Unrolled, graph: Graph, rounds: int, _: Any, *, std: float, fade: float = 0.0) -> None:
     """DP-dKM, Algorithm 1 with T = I - gamma grad f: x <- W xt - alpha_k gamma g(x)."""
     mix = Averaging(run, graph)
     x = start(run, graph)
@@ -571,9 +567,7 @@ def dpadmm(run: Unrolled, graph: Graph, rounds: int, _: Any, *, steps: int = 1) 
         }
 
 
-def rwadmm(
-    run: Unrolled, graph: Graph, rounds: int, public: Any, *, update: str = "exact"
-) -> None:
+def rwadmm(run: Unrolled, graph: Graph, rounds: int, public: Any, *, update: str = "exact") -> None:
     """ADMM over edges with one active node: z_{j|i} moves half way, w + n replaces w."""
     rho, theta, alpha, sign = 0.5, 0.5, 0.1, signs(graph)
     w = start(run, graph)

@@ -180,7 +180,7 @@ def test_slopes_are_the_gradients_of_the_first_biases(loss: str, model: str) -> 
         batch=3,
     )
     x = gaussian(3, 9)
-    found = slopes._slopes(leak, task, 0, x)
+    found, _ = slopes._slopes(leak, task, 0, x)
     targets = list(torch.arange(2)[:, None])
     if loss == "binary":
         targets = [y.to(D) for y in targets]

@@ -20,6 +20,8 @@ import leakaudit as la
 from leakaudit.inversion.exact import certify, proof, slopes, uniqueness
 from leakaudit.inversion.exact.duals_to_inputs import KnownInputs
 from leakaudit.inversion.exact.uniqueness import Rows
+from leakaudit.protocols import recording
+from leakaudit.protocols.scenario import Scenario
 from leakaudit.reconstruction import Certificate
 
 D = torch.float64
@@ -211,6 +213,22 @@ def test_many_classes_and_rounds_are_compared(monkeypatch: pytest.MonkeyPatch) -
     count = strange_batches.attacked(case, 0)
     assert (count.exact, count.false) == (12, 0)
     assert verdicts == [True] * 3
+
+
+def test_a_saturated_round_does_not_contradict_a_photograph() -> None:
+    """A probability near 1 minus 1 is rounded in the program, by more than the message states."""
+    run = Scenario(
+        victim="dpsgd",
+        nodes=3,
+        graph="ring",
+        rounds=8,
+        data="faces",
+        model="logistic",
+        set={"alpha": 0.3},
+    )
+    trace = recording.record(recording.plan(run), None).trace
+    found = la.attack(la.leaks(trace), "analytic", generator=Generator())
+    assert [one.certificate for one in found] == [Certificate.EXACT] * 3
 
 
 def test_rows_that_do_not_determine_a_dual_do_not_fit_it() -> None:

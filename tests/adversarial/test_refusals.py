@@ -132,7 +132,7 @@ def test_an_attack_that_refuses_everywhere_is_drawn_as_the_blind_guess(
     psnr = next(lines for title, lines in shown.items() if "PSNR" in title)
     assert any(np.allclose(line, [wanted], rtol=1e-5) for line in psnr)
     identified = next(lines for title, lines in shown.items() if "identified" in title)
-    assert any(list(line) == [0.0] for line in identified)
+    assert any(np.array_equal(line, [0.0]) for line in identified)
 
 
 def test_a_seed_that_was_refused_is_a_trial_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:

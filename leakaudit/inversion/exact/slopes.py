@@ -100,9 +100,10 @@ def agree(leak: GradientLeak, task: Task, basis: Tensor, rows: Tensor, grid: Gri
     images = rows[:, :-1] / rows[:, -1:] * grid.std + grid.mean
     labels = torch.ones(len(rows), _targets(task), dtype=torch.bool)  # those that fit so far
     for t, row in enumerate(plain.tolist()):
-        expected = _slopes(leak, task, row, images) / (leak.batch or 1)
+        expected, rounded = (some / (leak.batch or 1) for some in _slopes(leak, task, row, images))
         if not bool(expected.isfinite().all()):
             return None
+        allowed[t] += FITS * rounded
         for k, mine in enumerate(found[t].T):
             fits = _fits(mine, expected[k], float(allowed[t, k]), task.spec.loss)
             labels[k] &= fits
@@ -209,7 +210,7 @@ def by_slopes(heard: Heard, x: Tensor, choices: Mapping[int, Tensor]) -> Tensor 
     rounding = torch.finfo(leak.value.dtype).eps * float(rows.square().mean().sqrt())
     noise = max(float(leak.std[row]), rounding)
     # For each position, (1 + k, classes, H)
-    expected = [_slopes(leak, task, row, some) for some in images]
+    expected = [_slopes(leak, task, row, some)[0] for some in images]
     places = torch.cartesian_prod(*[torch.arange(len(some)) for some in images])
     places = places.reshape(-1, len(x))
     inside = [heard.stored(some) @ basis.T for some in images]
@@ -248,7 +249,7 @@ def _targets(task: Task) -> int:
     return 2
 
 
-def _slopes(leak: GradientLeak, task: Task, row: int, images: Tensor) -> Tensor:
+def _slopes(leak: GradientLeak, task: Task, row: int, images: Tensor) -> tuple[Tensor, Tensor]:
     """Compute the slopes of images' losses in the first layer's neurons, for one row of the leak.
 
     The slope in a neuron is the derivative in its bias: that of the loss in the outputs, times that
@@ -262,20 +263,25 @@ def _slopes(leak: GradientLeak, task: Task, row: int, images: Tensor) -> Tensor:
 
     Returns:
         (b, targets, H): one target per label for cross-entropy and binary loss; for squared loss,
-        whose slopes are affine in the target, zero and all unit vectors.
+        whose slopes are affine in the target, zero and all unit vectors. And (b,) the error that
+        rounding in the program causes: a probability near 1 minus 1 has no relative precision.
     """
     if leak.theta is None or task.first_linear is None or task.first_linear[1] is None:
         raise ValueError("slopes require known models and a first layer with bias")
     x = images.reshape(-1, *task.spec.shape)
     total: Tensor | None = None
+    errors = torch.zeros(len(x), dtype=torch.float64)
+    precision = max(leak.wire, torch.finfo(leak.value.dtype).eps)
     for model in leak.combination[row].nonzero().flatten().tolist():
         out, inside = _outputs(task, task.first_linear[0], leak.theta[model].double(), x)
         weight = leak.combination[row, model].double()
         one = weight * _output_slopes(task, out) @ inside
         total = one if total is None else total + one
+        terms = out.abs().clamp_min(1.0) if task.spec.loss == "squared" else torch.ones_like(out)
+        errors += precision * (weight * terms[:, :, None] * inside).flatten(1).norm(dim=1)
     if total is None:
         raise ValueError("a row that combines no gradient has no slopes")
-    return total
+    return total, errors
 
 
 def _outputs(task: Task, weight: str, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:

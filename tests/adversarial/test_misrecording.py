@@ -384,7 +384,12 @@ CASES = {
     "four records, and no word of how many are in a gradient": Case(
         3,
         "a mean of an undeclared number of records; set sensitivity = 2 .*, or record batch",
-        (('"samples": 1', '"samples": 4'),),
+        (
+            ('"samples": 1', '"samples": 4'),
+            ("picture = x[row]", "picture = x[row].reshape(1, -1).repeat(4, 0)"),
+            (".reshape(1, 1, SIDE, SIDE)\n", ".reshape(4, 1, SIDE, SIDE)\n"),
+            ("y=y[row : row + 1], index=[row]", "y=y[row : row + 1].repeat(4), index=[row] * 4"),
+        ),
         gate=(("sensitivity = 2.0", "sensitivity = 0.5"),),
     ),
     # noise that is shared

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 
 from leakaudit.lint import conformance, substitute
 from leakaudit.lint.substitute import Left, left
+from leakaudit.lint.values import Values
 from leakaudit.protocols import recording
 from leakaudit.protocols.declared import protocol_of
 from leakaudit.protocols.scenario import Scenario
@@ -78,6 +80,20 @@ def test_gradients_one_at_a_time(clip: float, monkeypatch: pytest.MonkeyPatch) -
         np.testing.assert_allclose(one.rest, other.rest, rtol=0, atol=1e-10)
         np.testing.assert_allclose(one.signal, other.signal, rtol=0, atol=1e-10)
         np.testing.assert_allclose(one.better, other.better, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("times", [1.0, 1.5, 2.0])
+def test_gradients_beyond_the_declared_clip_are_told(times: float) -> None:
+    made = recorded(clip=0.3 * times, sigma=0.006)
+    declared = replace(made.trace, params={**made.trace.params, "clip": 0.3})
+    values = Values()
+    values.add(remainder(replace(made, trace=declared)).noise)
+    found = [one.says for one in values.signal()]
+    assert len(found) == (times > 1)
+    for says in found:
+        told = re.search("longer than the declared clip, .* about ([0-9.]+) times as large", says)
+        assert told is not None, says
+        assert float(told[1]) == pytest.approx(times, abs=0.2)
 
 
 def test_values_are_kept_as_long_as_they_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:

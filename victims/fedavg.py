@@ -129,7 +129,7 @@ class FedAvg(Victim):
         """Return the turns: every epoch uses all records, in a new order. Needs `samples`."""
         if not self.samples:
             return None
-        return self.steps(self.samples).turns(rounds, self.samples)
+        return self.training(self.samples).turns(rounds, self.samples)
 
     def fits(self, task: Task, graph: Graph, samples: int) -> None:
         """Reject step sizes that diverge on the task's l2 term, and server=unknown."""

@@ -17,6 +17,7 @@ from leakaudit._util.plural import named
 from leakaudit.adversary import Adversary
 from leakaudit.claim import Claim
 from leakaudit.errors import LeakauditError
+from leakaudit.evidence import Origin
 from leakaudit.protocols.traffic import Channel, Traffic, compared, posts
 from leakaudit.relations import Relations, Residuals, Turns, Vector, residuals, secretless
 from leakaudit.relations.declare import Most, at_most, outline, outlined
@@ -334,7 +335,11 @@ class Protocol:
     def batched(self) -> bool:
         """Whether a gradient may be of a mini-batch while `turns` does not say of which records."""
         batch = getattr(self.victim, "batch", 0)
-        return self.turns is None and batch > 0 and not 0 < self.records <= batch
+        said = [self.evidence.get(name) for name in ("batch", "samples")]
+        unknown = any(isinstance(one, list) and one[:1] == [Origin.UNKNOWN.name] for one in said)
+        if self.turns is not None or 0 < self.records <= batch:
+            return False
+        return batch > 0 or unknown
 
     @property
     def clipped(self) -> Clipped | None:

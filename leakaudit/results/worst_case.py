@@ -529,9 +529,9 @@ def _unscored(top: Finding, noun: str) -> WorstCase:
         says = f"{someone} recovered nothing that explains what {named(top.nodes)} sent."
         return WorstCase(says, FAILURE, Outcome.NOTHING, top)
     return WorstCase(
-        f"{someone} computed inputs that explain what {named(top.nodes)} sent.",
-        f"Whether these are the training {noun}s is not known: other inputs may explain it as "
-        "well, and there was no truth file to compare with.",
+        f"{someone} computed possible inputs of {named(top.nodes)}, of which none is proven.",
+        f"Whether these are training {noun}s is not known: they may not explain what was sent, or "
+        "others explain it as well, and there was no truth file to compare with.",
         Outcome.FITS,
         top,
     )

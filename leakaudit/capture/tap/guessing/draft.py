@@ -267,12 +267,12 @@ def _add_server(draft: Draft, sent: PayloadGuess, model: Model, is_mean: bool | 
 def _add_epochs(draft: Draft, model: Model, proved: bool) -> None:
     """Add the passes over all records of a client, or over those of a round."""
     draft.values["params"] |= {"epochs": model.steps, "batch": 0}
+    passes = "passes over a client's records in a round"
+    draft.comments["params.epochs"] = Comment(passes, proved)
     all_ = "records per step; 0: all of them"
     if model.records is not None and model.records.differ:
         all_ = "a step uses all records of its round; how a round draws them is not known"
     draft.comments["params.batch"] = Comment(all_, proved)
-    passes = "passes over a client's records in a round"
-    draft.comments["params.epochs"] = Comment(passes, proved)
 
 
 def _of_rate(model: Model, spread: float) -> str:

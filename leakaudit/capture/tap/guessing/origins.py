@@ -125,6 +125,10 @@ def _records(described: Description, explained: Explanation, word: Origin) -> It
     missing = {name for name, value in (("samples", samples), ("batch", batch)) if not value}
     if samples and explained.model.reused:
         missing.discard("batch")  # one record of one is all of them
+    elif word is Origin.DECLARED and described.params.get("batch") == 0:
+        missing.discard("batch")
+        differ = shown is not None and shown.differ
+        yield Evidence("batch", Origin.CONTRADICTED if differ else word, text)
     yield from _unknown(missing, text)
 
 

@@ -52,6 +52,8 @@ def described(seen: Run, options: tuple[str, ...], batch: int) -> bool:
         text = text.replace("\nbatch = 0", f"\nsteps = 1\nbatch = {batch}")
     elif "\nbatch = " not in text:
         text = text.replace("[params]", f"[params]\nbatch = {batch}", 1)
+    if "\nlevels = " not in text:
+        text = text.replace("\nclasses = 4", "\nclasses = 4\nlevels = 255")
     (seen.folder / "mine.toml").write_text(text)
     if "NOT KNOWN" in re.sub(r"#.*", "", text):
         return False
@@ -121,4 +123,6 @@ def test_headlines_are_those_of_the_programs_own_log(
         assert view["mu"] in ("inf", None), view
         assert view["epsilon"] in ("inf", None), view
     lint = leakaudit(tmp_path, "trace", "lint", "mine.pt", "--strict", "-q", check=False)
-    assert lint.returncode != 1, lint.stdout
+    # Sums alone do not say which model the ranks continue from: FedSGD's models are missing.
+    missing = options == ("reduce",) and "messages are missing" in lint.stdout
+    assert lint.returncode != 1 or missing, lint.stdout

@@ -107,7 +107,7 @@ def test_headlines_are_those_of_the_programs_own_log(
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     headline = results["summary"]
     exact = certified(seen, results, own)
-    assert done.returncode == (0 if exact else 3), done.stderr  # without proof: inconclusive
+    assert exact or done.returncode == 3, done.stderr  # nothing proven: inconclusive
     if batch == 1:
         # At most the last gradient of a node stays open, and an order of its own repeats none.
         assert exact >= sum(len(one) - 1 for one in own)

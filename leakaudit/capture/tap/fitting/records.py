@@ -13,8 +13,10 @@ from dataclasses import dataclass
 import torch
 
 from leakaudit._util.plural import counted
+from leakaudit.capture.tap.fitting import fit
 from leakaudit.capture.tap.fitting.fit import GradientSample
 from leakaudit.inversion import inputs_shown
+from leakaudit.inversion.exact import separation
 from leakaudit.inversion.inputs_shown import Shown
 from leakaudit.leak import GradientLeak
 from leakaudit.tasks.task import Task
@@ -45,9 +47,14 @@ class Records:
         return self._largest.together
 
     @property
-    def single(self) -> bool:
-        """Whether every gradient shows one record, and nothing else above its rounding."""
+    def alike(self) -> bool:
+        """Whether every gradient has the rank of one record, and nothing above its rounding."""
         return self.most == 1 and all(rank.clear for rank in self.ranks)
+
+    @property
+    def single(self) -> bool:
+        """Whether this proves one record: several would have shown in some rank's gradients."""
+        return self.alike and all(rank.apart for rank in self.ranks)
 
     @property
     def differ(self) -> bool:
@@ -66,6 +73,8 @@ class Records:
         each = f"at least {counted(least, 'record')}"
         if self.single:
             each = "one record"
+        elif self.alike:
+            each = "one record, or the mean of several with equal slopes,"
         elif least < self.most:
             each = f"at least {least} to {self.most} records"
         number = counted(sum(rank.gradients for rank in self.ranks), "gradient")
@@ -86,12 +95,13 @@ class Records:
         return max(self.ranks, key=lambda rank: (rank.together, rank.gradients))
 
 
-def shown(task: Task, samples: Sequence[GradientSample]) -> Records | None:
+def shown(task: Task, samples: Sequence[GradientSample], point: str = "") -> Records | None:
     """Count the records that gradients show at least.
 
     Args:
         task: the model.
         samples: vectors that are gradients up to a factor.
+        point: name of the theta at which they were computed, if it is known.
 
     Returns:
         None if the model begins with another layer, or if no record stands out in a gradient: it
@@ -105,7 +115,7 @@ def shown(task: Task, samples: Sequence[GradientSample]) -> Records | None:
             of_rank[sample.rank].append(sample)
     found: list[Shown] = []
     for rank, some in of_rank.items():
-        one = inputs_shown.shown(_leak(rank, some, task), task)
+        one = inputs_shown.shown(_leak(rank, some, task, point), task)
         if one is not None:
             found.append(one)
     if not found or any(0 in one.counts for one in found):
@@ -113,7 +123,22 @@ def shown(task: Task, samples: Sequence[GradientSample]) -> Records | None:
     return Records(tuple(found))
 
 
-def _leak(rank: int, samples: Sequence[GradientSample], task: Task) -> GradientLeak:
+def apart(task: Task, samples: Sequence[GradientSample], point: str) -> bool:
+    """Decide whether each rank's first gradient would show that several records are several."""
+    first: dict[int, GradientSample] = {}
+    for sample in samples:
+        first.setdefault(sample.rank, sample)
+    for sample in first.values():
+        x = fit.record(task, sample.value)
+        if x is None:
+            return False
+        row = torch.cat([task.normalise(x).flatten(), x.new_ones(1)])[None]
+        if not separation.separates(task, sample.thetas.get(point), row):
+            return False
+    return bool(first)
+
+
+def _leak(rank: int, samples: Sequence[GradientSample], task: Task, point: str) -> GradientLeak:
     """Return the gradients of a rank, of which nobody declares the records."""
     value = torch.stack([sample.value.double() for sample in samples])
     stds: list[float] = []
@@ -123,6 +148,9 @@ def _leak(rank: int, samples: Sequence[GradientSample], task: Task) -> GradientL
         rounding = max(sample.rounding, torch.finfo(torch.float32).eps)
         stds.append(ROUNDINGS * rounding * max(sizes) / math.sqrt(value.shape[1]))
     count = len(samples)
+    theta = None
+    if all(point in sample.thetas for sample in samples):
+        theta = torch.stack([sample.thetas[point] for sample in samples])
     return GradientLeak(
         node=rank,
         rounds=torch.arange(1, count + 1),
@@ -130,4 +158,5 @@ def _leak(rank: int, samples: Sequence[GradientSample], task: Task) -> GradientL
         value=value,
         std=torch.tensor(stds),
         columns=(0, task.layout.size),
+        theta=theta,
     )

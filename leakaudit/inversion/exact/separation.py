@@ -7,8 +7,8 @@ coincidence. One that has learned from these records alone may not. From zeros, 
 of the inputs so far; a picture and its mirror image have equal outputs wherever all other inputs
 are symmetric as well, and records of equal length wherever their mean is the only other input.
 
-The evidence for a random start is what the visible inputs do not explain of the first layer: every
-column of it differs from every other one and from zero. In a softmax regression, the sum of the
+The evidence for a random start is the first layer, and what the visible inputs do not explain of
+it: every column differs from every other one and from zero. In a softmax regression, the sum of the
 rows of W must differ from zero as well: it is what training never changes.
 """
 
@@ -64,7 +64,8 @@ def separates(task: Task, theta: Tensor | None, rows: Tensor, error: float = 0.0
     outside = weight - weight @ torch.linalg.pinv(inputs) @ inputs
     if single and softmax and not float(outside.sum(0).norm()) > DRAWN * float(weight.norm()):
         return False
-    return _distinct(outside, ROUNDING * scale + CERTAIN * error * len(weight) ** 0.5)
+    near = ROUNDING * scale + CERTAIN * error * len(weight) ** 0.5
+    return _distinct(weight, near) and _distinct(outside, near)
 
 
 def separated(leak: GradientLeak, task: Task, rows: Tensor) -> bool:

@@ -32,9 +32,11 @@ class Records:
 
     Attributes:
         ranks: What the gradients of each rank show.
+        apart: Whether gradients at the models would show that several records are several.
     """
 
     ranks: tuple[Shown, ...]
+    apart: bool
 
     @property
     def most(self) -> int:
@@ -54,7 +56,7 @@ class Records:
     @property
     def single(self) -> bool:
         """Whether this proves one record: several would have shown in some rank's gradients."""
-        return self.alike and all(rank.apart for rank in self.ranks)
+        return self.alike and self.apart
 
     @property
     def differ(self) -> bool:
@@ -95,13 +97,13 @@ class Records:
         return max(self.ranks, key=lambda rank: (rank.together, rank.gradients))
 
 
-def shown(task: Task, samples: Sequence[GradientSample], point: str = "") -> Records | None:
+def shown(task: Task, samples: Sequence[GradientSample], apart: bool) -> Records | None:
     """Count the records that gradients show at least.
 
     Args:
         task: the model.
         samples: vectors that are gradients up to a factor.
-        point: name of the theta at which they were computed, if it is known.
+        apart: whether several records would show (`separated`).
 
     Returns:
         None if the model begins with another layer, or if no record stands out in a gradient: it
@@ -115,15 +117,15 @@ def shown(task: Task, samples: Sequence[GradientSample], point: str = "") -> Rec
             of_rank[sample.rank].append(sample)
     found: list[Shown] = []
     for rank, some in of_rank.items():
-        one = inputs_shown.shown(_leak(rank, some, task, point), task)
+        one = inputs_shown.shown(_leak(rank, some, task), task)
         if one is not None:
             found.append(one)
     if not found or any(0 in one.counts for one in found):
         return None
-    return Records(tuple(found))
+    return Records(tuple(found), apart)
 
 
-def apart(task: Task, samples: Sequence[GradientSample], point: str) -> bool:
+def separated(task: Task, samples: Sequence[GradientSample], point: str) -> bool:
     """Decide whether each rank's first gradient would show that several records are several."""
     first: dict[int, GradientSample] = {}
     for sample in samples:
@@ -138,7 +140,7 @@ def apart(task: Task, samples: Sequence[GradientSample], point: str) -> bool:
     return bool(first)
 
 
-def _leak(rank: int, samples: Sequence[GradientSample], task: Task, point: str) -> GradientLeak:
+def _leak(rank: int, samples: Sequence[GradientSample], task: Task) -> GradientLeak:
     """Return the gradients of a rank, of which nobody declares the records."""
     value = torch.stack([sample.value.double() for sample in samples])
     stds: list[float] = []
@@ -148,9 +150,6 @@ def _leak(rank: int, samples: Sequence[GradientSample], task: Task, point: str) 
         rounding = max(sample.rounding, torch.finfo(torch.float32).eps)
         stds.append(ROUNDINGS * rounding * max(sizes) / math.sqrt(value.shape[1]))
     count = len(samples)
-    theta = None
-    if all(point in sample.thetas for sample in samples):
-        theta = torch.stack([sample.thetas[point] for sample in samples])
     return GradientLeak(
         node=rank,
         rounds=torch.arange(1, count + 1),
@@ -158,5 +157,4 @@ def _leak(rank: int, samples: Sequence[GradientSample], task: Task, point: str) 
         value=value,
         std=torch.tensor(stds),
         columns=(0, task.layout.size),
-        theta=theta,
     )

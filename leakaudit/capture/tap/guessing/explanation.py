@@ -158,13 +158,13 @@ def counted(model: Model, samples: Sequence[fit.GradientSample]) -> Model:
     if model.task is None:
         return model
     point = "" if model.found is None else model.found.point
-    model = replace(model, apart=records.apart(model.task, samples, point))
+    model = replace(model, apart=records.separated(model.task, samples, point))
     named = model.stepping
     if named is not None and named.optimiser.momentum:
         return model  # a step contains the gradients of earlier ones
     if named is not None and named.optimiser.decay:
         samples = [_undecayed(sample, named) for sample in samples]
-    shown = records.shown(model.task, samples, point)
+    shown = records.shown(model.task, samples, model.apart)
     # Only gradients of one record each can contradict a model: it is recomputed from one record.
     contradicted = model.contradicted and shown is not None and shown.alike
     return replace(model, records=shown, contradicted=contradicted)

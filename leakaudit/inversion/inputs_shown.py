@@ -141,6 +141,8 @@ def shown(leak: GradientLeak, task: Task) -> Shown | None:
         torch.linspace(0, len(leak.value) - 1, min(MOST, len(leak.value))).round().long().unique()
     )
     stack = first_layer_rows.rows(leak, task)[places]
+    if not bool(stack.isfinite().all()):
+        return None
     random = Generator().manual_seed(0)
     declared = leak.samples or 1
     blocks: list[Tensor] = []

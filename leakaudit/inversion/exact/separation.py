@@ -54,9 +54,13 @@ def separates(task: Task, theta: Tensor | None, rows: Tensor, error: float = 0.0
         return False
     single = task.first_linear == task.last_linear
     softmax = task.spec.loss == "cross_entropy"
+    if not bool(rows.isfinite().all()):
+        return False
     if theta is None:
         return not single
     weight = task.layout.split(theta.double())[task.first_linear[0]].flatten(1)
+    if not bool(weight.isfinite().all()):
+        return False
     if single and len(weight) - softmax < 2:
         return False  # slopes of one number are multiples of each other
     scale = float(weight.norm(dim=0).max())

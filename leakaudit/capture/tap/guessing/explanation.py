@@ -155,16 +155,18 @@ def counted(model: Model, samples: Sequence[fit.GradientSample]) -> Model:
     """
     if model.solved is not None:
         samples = model.solved.samples
-    if model.task is None:
+    task = model.task
+    if task is None:
         return model
     point = "" if model.found is None else model.found.point
-    model = replace(model, apart=records.separated(model.task, samples, point))
+    apart = records.separated(task, samples, point)
+    model = replace(model, apart=apart)
     named = model.stepping
     if named is not None and named.optimiser.momentum:
         return model  # a step contains the gradients of earlier ones
     if named is not None and named.optimiser.decay:
         samples = [_undecayed(sample, named) for sample in samples]
-    shown = records.shown(model.task, samples, model.apart)
+    shown = records.shown(task, samples, apart)
     # Only gradients of one record each can contradict a model: it is recomputed from one record.
     contradicted = model.contradicted and shown is not None and shown.alike
     return replace(model, records=shown, contradicted=contradicted)

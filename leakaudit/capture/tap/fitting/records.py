@@ -73,18 +73,18 @@ class Records:
         """What the gradients show, in words."""
         least = min(min(rank.counts) for rank in self.ranks)
         each = f"at least {counted(least, 'record')}"
-        if self.single:
+        if self.alike:
             each = "one record"
-        elif self.alike:
-            each = "one record, or the mean of several with equal slopes,"
         elif least < self.most:
             each = f"at least {least} to {self.most} records"
         number = counted(sum(rank.gradients for rank in self.ranks), "gradient")
         found = f"{number} show {each} each"
+        if self.alike and not self.apart:
+            found += ", or the mean of several with equal slopes"
         largest = self._largest
         if largest.gradients < 2:
             return found
-        if self.repeats:
+        if self.alike and largest.together == 1:
             return f"{found}, and those of a rank the same one"
         several = counted(largest.together, "different record")
         if self.single:

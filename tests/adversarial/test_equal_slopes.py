@@ -26,6 +26,7 @@ from leakaudit.capture.tap.log.reading import read_logs
 from leakaudit.capture.tap.log.writing import Log
 from leakaudit.cli import main
 from leakaudit.evidence import Origin
+from leakaudit.inversion import inputs_shown
 from leakaudit.inversion.exact import separation
 from leakaudit.reconstruction import Certificate
 from leakaudit.tasks.task import Task
@@ -101,6 +102,32 @@ def test_slopes_of_two_classes_are_multiples_of_each_other() -> None:
     assert not separation.separates(task, task.init(Generator().manual_seed(0)).to(D), row)
 
 
+@pytest.mark.parametrize("zeros", [False, True])
+def test_the_rank_verifies_no_declaration_at_models_that_do_not_separate(zeros: bool) -> None:
+    task = Task.build(REGRESSION, dtype=D)
+    theta = task.init(Generator().manual_seed(1)).to(D) * (not zeros)
+    x = torch.rand(1, 1, SIDE, SIDE, generator=Generator().manual_seed(2), dtype=D)
+    leak = plain(task, theta, task.gradient(theta, x, torch.tensor([2])), 1)
+    shown = inputs_shown.shown(leak, task)
+    assert shown is not None
+    assert shown.evidence.origin is (Origin.DECLARED if zeros else Origin.VERIFIED)
+
+
+def plain(task: Task, theta: Tensor, value: Tensor, declared: int | None) -> la.GradientLeak:
+    """One gradient at a known model."""
+    return la.GradientLeak(
+        node=0,
+        rounds=torch.tensor([1]),
+        combination=torch.ones(1, 1, dtype=D),
+        value=value[None],
+        std=torch.full((1,), 1e-9, dtype=D),
+        columns=(0, task.layout.size),
+        theta=theta[None],
+        batch=declared,
+        records=declared,
+    )
+
+
 # --- attacks --------------------------------------------------------------------------
 
 
@@ -122,17 +149,7 @@ def table(declared: int | None) -> la.Reconstruction:
     theta = task.init(Generator().manual_seed(1)).to(D)
     x = torch.tensor([[[[-1.5, 0.2, 3.0], [0.7, -0.4, 1.0]]]], dtype=D)
     value = task.gradient(theta, x, torch.tensor([2]))
-    leak = la.GradientLeak(
-        node=0,
-        rounds=torch.tensor([1]),
-        combination=torch.ones(1, 1, dtype=D),
-        value=value[None],
-        std=torch.full((1,), 1e-9, dtype=D),
-        columns=(0, len(value)),
-        theta=theta[None],
-        batch=declared,
-        records=declared,
-    )
+    leak = plain(task, theta, value, declared)
     found = la.attacks.Analytic()(leak, task, Generator().manual_seed(0))
     assert declared is None or bool(((found.x - x).abs() <= found.interval).all())
     return found

@@ -23,7 +23,7 @@ from torch import Generator, Tensor
 
 from leakaudit._util.plural import counted
 from leakaudit.evidence import Evidence, Origin
-from leakaudit.inversion.exact import first_layer_rows
+from leakaudit.inversion.exact import first_layer_rows, separation
 from leakaudit.inversion.exact.first_layer_rows import SPARE
 from leakaudit.inversion.exact.pixel_grid import Grid
 
@@ -64,6 +64,7 @@ class Shown:
         samples: Different inputs behind each gradient, as declared; None if unknown.
         inputs: Different inputs behind all gradients, as declared; None if unknown.
         clear: Whether known errors explain what these inputs leave of every equation.
+        apart: Whether the models would show that several inputs are several (`separation`).
     """
 
     node: int
@@ -72,6 +73,7 @@ class Shown:
     samples: int | None
     inputs: int | None
     clear: bool
+    apart: bool
 
     @property
     def gradients(self) -> int:
@@ -109,7 +111,7 @@ class Shown:
             if self.inputs is not None:
                 said += f" and {self.inputs} behind all"
             return Evidence("samples", Origin.CONTRADICTED, f"{said} declared, but {self._found}")
-        if self.together == self.inputs:
+        if self.together == self.inputs and self.apart:
             return Evidence("samples", Origin.VERIFIED, self._found)
         return Evidence("samples", Origin.DECLARED)
 
@@ -139,6 +141,8 @@ def shown(leak: GradientLeak, task: Task) -> Shown | None:
         torch.linspace(0, len(leak.value) - 1, min(MOST, len(leak.value))).round().long().unique()
     )
     stack = first_layer_rows.rows(leak, task)[places]
+    if not bool(stack.isfinite().all()):
+        return None
     random = Generator().manual_seed(0)
     declared = leak.samples or 1
     blocks: list[Tensor] = []
@@ -168,11 +172,12 @@ def shown(leak: GradientLeak, task: Task) -> Shown | None:
     each = max(1, *counts)
     limit = MARGIN * math.sqrt(sum(error**2 for error in errors))
     most = min(2 * max(declared, each) + SPARE, *torch.cat(blocks).shape)
-    sizes = first_layer_rows.largest(torch.cat(blocks), most, random)[0]
+    sizes, basis = first_layer_rows.largest(torch.cat(blocks), most, random)
     together = max(each, int((sizes > limit).sum()))
+    apart = separation.separated(leak, task, basis[:together])
     # Of mini-batches from an unknown number of records, nothing says that they are the same ones.
     inputs = None if leak.records is None else leak.inputs
-    return Shown(leak.node, tuple(counts), together, leak.samples, inputs, clear)
+    return Shown(leak.node, tuple(counts), together, leak.samples, inputs, clear, apart)
 
 
 def uses(leak: GradientLeak, task: Task, x: Tensor) -> Tensor | None:

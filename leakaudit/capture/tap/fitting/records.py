@@ -13,8 +13,10 @@ from dataclasses import dataclass
 import torch
 
 from leakaudit._util.plural import counted
+from leakaudit.capture.tap.fitting import fit
 from leakaudit.capture.tap.fitting.fit import GradientSample
 from leakaudit.inversion import inputs_shown
+from leakaudit.inversion.exact import separation
 from leakaudit.inversion.inputs_shown import Shown
 from leakaudit.leak import GradientLeak
 from leakaudit.tasks.task import Task
@@ -30,9 +32,11 @@ class Records:
 
     Attributes:
         ranks: What the gradients of each rank show.
+        apart: Whether gradients at the models would show that several records are several.
     """
 
     ranks: tuple[Shown, ...]
+    apart: bool
 
     @property
     def most(self) -> int:
@@ -45,9 +49,14 @@ class Records:
         return self._largest.together
 
     @property
-    def single(self) -> bool:
-        """Whether every gradient shows one record, and nothing else above its rounding."""
+    def alike(self) -> bool:
+        """Whether every gradient has the rank of one record, and nothing above its rounding."""
         return self.most == 1 and all(rank.clear for rank in self.ranks)
+
+    @property
+    def single(self) -> bool:
+        """Whether this proves one record: several would have shown in some rank's gradients."""
+        return self.alike and self.apart
 
     @property
     def differ(self) -> bool:
@@ -64,16 +73,18 @@ class Records:
         """What the gradients show, in words."""
         least = min(min(rank.counts) for rank in self.ranks)
         each = f"at least {counted(least, 'record')}"
-        if self.single:
+        if self.alike:
             each = "one record"
         elif least < self.most:
             each = f"at least {least} to {self.most} records"
         number = counted(sum(rank.gradients for rank in self.ranks), "gradient")
         found = f"{number} show {each} each"
+        if self.alike and not self.apart:
+            found += ", or the mean of several with equal slopes"
         largest = self._largest
         if largest.gradients < 2:
             return found
-        if self.repeats:
+        if self.alike and largest.together == 1:
             return f"{found}, and those of a rank the same one"
         several = counted(largest.together, "different record")
         if self.single:
@@ -86,12 +97,13 @@ class Records:
         return max(self.ranks, key=lambda rank: (rank.together, rank.gradients))
 
 
-def shown(task: Task, samples: Sequence[GradientSample]) -> Records | None:
+def shown(task: Task, samples: Sequence[GradientSample], apart: bool) -> Records | None:
     """Count the records that gradients show at least.
 
     Args:
         task: the model.
         samples: vectors that are gradients up to a factor.
+        apart: whether several records would show (`separated`).
 
     Returns:
         None if the model begins with another layer, or if no record stands out in a gradient: it
@@ -110,7 +122,22 @@ def shown(task: Task, samples: Sequence[GradientSample]) -> Records | None:
             found.append(one)
     if not found or any(0 in one.counts for one in found):
         return None
-    return Records(tuple(found))
+    return Records(tuple(found), apart)
+
+
+def separated(task: Task, samples: Sequence[GradientSample], point: str) -> bool:
+    """Decide whether each rank's first gradient would show that several records are several."""
+    first: dict[int, GradientSample] = {}
+    for sample in samples:
+        first.setdefault(sample.rank, sample)
+    for sample in first.values():
+        x = fit.record(task, sample.value)
+        if x is None:
+            return False
+        row = torch.cat([task.normalise(x).flatten(), x.new_ones(1)])[None]
+        if not separation.separates(task, sample.thetas.get(point), row):
+            return False
+    return bool(first)
 
 
 def _leak(rank: int, samples: Sequence[GradientSample], task: Task) -> GradientLeak:

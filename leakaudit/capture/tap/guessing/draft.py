@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
+from leakaudit.capture.tap.fitting import fit
 from leakaudit.capture.tap.fitting.digits import shortest
 from leakaudit.capture.tap.fitting.fit import ModelFit
 from leakaudit.capture.tap.guessing import hub
@@ -170,7 +172,8 @@ def _add_records(draft: Draft, model: Model) -> None:
         params["samples"] = 1
         comments["params.samples"] = Comment(f"records per rank: {model.reused}")
         return
-    if model.found is not None and (shown is None or shown.single):
+    single = shown.single if shown is not None else model.apart
+    if model.found is not None and single:
         params["batch"] = 1
         comments["params.batch"] = Comment("records per gradient")
     if shown is not None:
@@ -376,6 +379,10 @@ def _add_model(draft: Draft, model: Model) -> None:
         values["mean"] = list(spec.mean)
         values["std"] = list(spec.std)
     draft.values["model"] = values
+    picture = fit.image(math.prod(spec.shape))
+    if not model.levels and len(spec.shape) == 1 < len(picture):
+        text = f"not proved to be pixels; pictures would be {list(picture)}"
+        draft.comments["model.shape"] = Comment(text)
     if model.found is None:
         draft.comments["model.name"] = Comment("of the right size, but not proved")
 

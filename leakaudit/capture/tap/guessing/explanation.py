@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -37,6 +38,7 @@ class Model:
         optimiser: SGD as clients of a server use it, if it is proved.
         moved: distance by which every coordinate moves, if all move equally; else 0.
         records: how many records the gradients show at least; None if they do not show it.
+        apart: whether gradients at the models would show that several records are several.
     """
 
     task: Task | None
@@ -49,11 +51,12 @@ class Model:
     optimiser: Optimiser = local.PLAIN
     moved: float = 0.0
     records: Records | None = None
+    apart: bool = False
 
     @property
     def reused(self) -> str:
         """Why each rank is known to use one record in all steps that were compared, or empty."""
-        if self.found is None:
+        if self.found is None or not self.apart:
             return ""
         if self.records is not None and self.records.repeats:
             return self.records.text
@@ -88,6 +91,14 @@ def explain(seen: Observed, task: Task | None) -> Explanation:
         seen: the messages.
         task: the task of the model that is sent, if known.
     """
+    found = _explained(seen, task)
+    if task is None:
+        return replace(found, model=_shaped(found.model))
+    return found
+
+
+def _explained(seen: Observed, task: Task | None) -> Explanation:
+    """Explain messages with a model whose inputs may have any shape."""
     stated = private(chain.from_iterable(seen.streams.values()), seen.slices)
     if stated is not None:
         return _clipped(seen, stated, task)
@@ -144,16 +155,20 @@ def counted(model: Model, samples: Sequence[fit.GradientSample]) -> Model:
     """
     if model.solved is not None:
         samples = model.solved.samples
-    if model.task is None:
+    task = model.task
+    if task is None:
         return model
+    point = "" if model.found is None else model.found.point
+    apart = records.separated(task, samples, point)
+    model = replace(model, apart=apart)
     named = model.stepping
     if named is not None and named.optimiser.momentum:
         return model  # a step contains the gradients of earlier ones
     if named is not None and named.optimiser.decay:
         samples = [_undecayed(sample, named) for sample in samples]
-    shown = records.shown(model.task, samples)
+    shown = records.shown(task, samples, apart)
     # Only gradients of one record each can contradict a model: it is recomputed from one record.
-    contradicted = model.contradicted and shown is not None and shown.single
+    contradicted = model.contradicted and shown is not None and shown.alike
     return replace(model, records=shown, contradicted=contradicted)
 
 
@@ -263,6 +278,16 @@ def _of_clients(
     task, levels = fit.normalised(trained.task, samples)
     found = fit.ModelFit(task, hub.POINT, trained.lr, trained.miss, trained.miss)
     return Model(task, levels, found, steps=trained.steps, optimiser=trained.optimiser)
+
+
+def _shaped(model: Model) -> Model:
+    """Return a model that was inferred: its inputs are pictures only if they are proved pixels."""
+    if model.task is None or model.levels:
+        return model
+    spec = replace(model.task.spec, shape=(math.prod(model.task.spec.shape),))
+    task = Task.build(spec, trusted=model.task.trusted)
+    found = None if model.found is None else replace(model.found, task=task)
+    return replace(model, task=task, found=found)
 
 
 def _alike(task: Task) -> list[Task]:

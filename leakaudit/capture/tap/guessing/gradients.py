@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 
 import torch
+from torch import Tensor
 
 from leakaudit.capture.tap.fitting import fit
 from leakaudit.capture.tap.guessing.observed import Observed
@@ -37,7 +38,8 @@ def samples(seen: Observed, payload: Payload) -> list[fit.GradientSample]:
 def spread(seen: Observed, payload: Payload) -> list[fit.GradientSample]:
     """Return vectors that should be gradients, from rounds spread over the whole run.
 
-    Only their records can be counted: the models at which they were computed are left out.
+    Only their records can be counted: the models at which they were computed are left out, except
+    for the first one.
 
     Args:
         seen: the messages.
@@ -55,7 +57,8 @@ def spread(seen: Observed, payload: Payload) -> list[fit.GradientSample]:
         for k in _spread(len(stream)):
             rounding = torch.finfo(stream[k].dtype).eps
             value = seen.value(stream[k])
-            found.append(fit.GradientSample(value, {}, None, rank, k, rounding))
+            points = {} if k else _points(seen, rank, stream[k])
+            found.append(fit.GradientSample(value, points, None, rank, k, rounding))
     return found
 
 
@@ -67,23 +70,11 @@ def _spread(count: int) -> list[int]:
 
 def _gradients(seen: Observed) -> Iterator[fit.GradientSample]:
     """Yield each rank's first two messages, at the models that were logged or sent with them."""
-    models: list[LoggedMessage] = []
-    for wire, stream in seen.streams.items():
-        if wire.op == "model":
-            models = stream
-            break
-    server = seen.centre
     for rank, stream in seen.own.items():
-        if rank == server:
+        if rank == seen.centre:
             continue
-        if server is not None:
-            models = seen.streams.get(Wire(server, rank, "send"), [])
         for message in stream[:2]:
-            near = [model for model in models if model.index == message.index]
-            points = {}
-            model = seen.whole(near[0]) if near else None
-            if model is not None:
-                points["model"] = model
+            points = _points(seen, rank, message)
             whole = seen.whole(message)
             if whole is not None:
                 yield fit.GradientSample(whole, points)
@@ -91,6 +82,18 @@ def _gradients(seen: Observed) -> Iterator[fit.GradientSample]:
             part = seen.part(message)
             if part is not None and points:
                 yield fit.GradientSample(seen.value(message), points, part=part)
+
+
+def _points(seen: Observed, rank: int, message: LoggedMessage) -> dict[str, Tensor]:
+    """Return the model that was logged or sent with a rank's gradient, by name; or nothing."""
+    models: list[LoggedMessage] = []
+    if seen.centre is not None:
+        models = seen.streams.get(Wire(seen.centre, rank, "send"), [])
+    else:
+        models = next((stream for wire, stream in seen.streams.items() if wire.op == "model"), [])
+    near = [model for model in models if model.index == message.index]
+    found = seen.whole(near[0]) if near else None
+    return {} if found is None else {"model": found}
 
 
 def _steps(seen: Observed, rounds: Sequence[int], ranks: int) -> Iterator[fit.GradientSample]:

@@ -43,6 +43,10 @@ WORSE = 1.1  # factor by which a constant may worsen the miss when it is simplif
 NEAR = 0.5
 OUTSIDE = 2.0  # the miss of constants out of range: more than any other
 
+SCALER = (
+    "or, as it does so in powers of two, what was sent are multiples of gradients: a loss scale "
+    "that changes, as that of GradScaler"
+)
 TESTED = (  # constants beside the step size -> an optimiser with so many
     "a step size only",
     "momentum",
@@ -165,6 +169,12 @@ class Stepping:
         return shortest(float(np.median(self.rates)), max(self.miss, SPREAD / 10))
 
     @property
+    def _doubles(self) -> bool:
+        """Whether the step size changes in powers of two, as it seems if gradients are scaled."""
+        powers = np.log2(np.array(self.rates) / self.rates[0])
+        return bool(np.abs(powers - powers.round()).max() < SPREAD)
+
+    @property
     def text(self) -> str:
         """The optimiser and its constants in words."""
         chosen = self.optimiser
@@ -175,7 +185,10 @@ class Stepping:
             said.append(f"step size times clipping norm {self.rates[0]:.4g}")
         else:
             some = ", ".join(f"{rate:.3g}" for rate in self.rates[:4])
-            said.append(f"step size {some}, … (it changes)")
+            changes = "it changes"
+            if self._doubles:
+                changes = f"{changes}; {SCALER}"
+            said.append(f"step size {some}, … ({changes})")
         if chosen.momentum:
             kind = "Nesterov momentum" if chosen.nesterov else "momentum"
             said.append(f"{kind} {chosen.momentum:g}")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
 from leakaudit.capture.tap.fitting import fit, local, local_optimiser, records, stepping
+from leakaudit.capture.tap.fitting.factors import Factors, compare
 from leakaudit.capture.tap.fitting.records import Records
 from leakaudit.capture.tap.guessing import duals, gradients, hub, payloads
 from leakaudit.capture.tap.guessing.observed import Observed
@@ -37,6 +38,8 @@ class Model:
         optimiser: SGD as clients of a server use it, if it is proved.
         moved: distance by which every coordinate moves, if all move equally; else 0.
         records: how many records the gradients show at least; None if they do not show it.
+        factors: what the gradients of the whole run show of model, loss and factor; None if they
+            were not compared.
     """
 
     task: Task | None
@@ -49,6 +52,14 @@ class Model:
     optimiser: Optimiser = local.PLAIN
     moved: float = 0.0
     records: Records | None = None
+    factors: Factors | None = None
+
+    @property
+    def doubt(self) -> str:
+        """Why recomputed gradients prove nothing, in words; empty if they do, or do not show it."""
+        if self.found is not None or self.factors is None:
+            return ""
+        return self.factors.why
 
     @property
     def reused(self) -> str:
@@ -99,7 +110,7 @@ def explain(seen: Observed, task: Task | None) -> Explanation:
         return Explanation(seen, sent, model, None)
     sent = hub.payload(seen, server)
     samples = hub.samples(seen, server, sent.payload)
-    model = _model_behind(seen, sent, samples, task)
+    model = _model_behind(seen, sent, samples, task, hub.run(seen, server))
     model = _of_clients(model, sent, samples, hub.examples(seen))
     if sent.payload == "weights" or model.found is not None:
         model = counted(model, samples)
@@ -113,7 +124,8 @@ def _between_ranks(seen: Observed, task: Task | None) -> tuple[PayloadGuess, Mod
     if sent.sure == "unknown":
         tried = [replace(sent, payload="weights"), sent]
     for one in tried:
-        model = _model_behind(seen, one, gradients.samples(seen, one.payload), task)
+        samples = gradients.samples(seen, one.payload)
+        model = _model_behind(seen, one, samples, task, gradients.run(seen))
         if model.found is not None:
             why = one.why
             if one.sure == "unknown":
@@ -130,7 +142,8 @@ def _clipped(seen: Observed, stated: Private, task: Task | None) -> Explanation:
         if wire.op == "model" or wire.src in stated.silent:
             heard[wire] = stream
     some = replace(seen, streams=heard)
-    model = _model_behind(some, sent, gradients.samples(some, "gradients"), task)
+    samples = gradients.samples(some, "gradients")
+    model = _model_behind(some, sent, samples, task, gradients.run(some), clipped=True)
     model = counted(model, gradients.spread(some, "gradients"))
     return Explanation(seen, sent, model, None, stated)
 
@@ -154,6 +167,8 @@ def counted(model: Model, samples: Sequence[fit.GradientSample]) -> Model:
     shown = records.shown(model.task, samples)
     # Only gradients of one record each can contradict a model: it is recomputed from one record.
     contradicted = model.contradicted and shown is not None and shown.single
+    if model.doubt and model.factors is not None:
+        contradicted = contradicted or model.factors.loss_only
     return replace(model, records=shown, contradicted=contradicted)
 
 
@@ -186,13 +201,18 @@ def _model_behind(
     sent: PayloadGuess,
     samples: Sequence[fit.GradientSample],
     task: Task | None,
+    run: Iterable[fit.GradientSample],
+    clipped: bool = False,
 ) -> Model:
-    """Find the model behind the messages; task: the one given by the user."""
+    """Find the model behind the messages.
+
+    task: the one given by the user; run: gradients from the whole run, to verify the first ones.
+    """
     if seen.missing and not any(sample.part for sample in samples):
         # The gradient of a part of a model cannot be recomputed from what it shows, and a part that
         # looks like a small model is none: its inputs are not records.
         return Model(task)
-    first = [sample for sample in samples if sample.index == 0]
+    first = [sample for sample in samples if sample.base is None or sample.index == 0]
     tasks = [task] if task is not None else _tasks(seen, first)
     if not tasks:
         return Model(None)
@@ -208,11 +228,18 @@ def _model_behind(
         return Model(tasks[0])
     if sent.payload == "weights" and samples[0].base is not None:
         return _of_steps(found, samples)
-    if not _is_proved(found, solved):
+    factors = None
+    if sent.payload == "gradients":
+        ranks = len(seen.own)
+        factors = compare(found.task, found.point, run, ranks, gradients.rounds(seen), clipped)
+    proved = _is_proved(found, solved) if factors is None else factors.proved
+    if not proved:
         # With random masks, recomputed gradients cannot equal those that travel.
-        return Model(found.task, contradicted=not found.task.masked)
+        return Model(found.task, contradicted=not found.task.masked, factors=factors)
+    if factors is not None:
+        found = replace(found, step=factors.factor, spread=factors.spread, miss=factors.miss)
     task, levels = fit.normalised(found.task, samples)
-    return Model(task, levels, replace(found, task=task), solved)
+    return Model(task, levels, replace(found, task=task), solved, factors=factors)
 
 
 def _of_steps(found: fit.ModelFit, samples: Sequence[fit.GradientSample]) -> Model:
@@ -224,9 +251,11 @@ def _of_steps(found: fit.ModelFit, samples: Sequence[fit.GradientSample]) -> Mod
     task, levels = fit.normalised(found.task, samples)
     several = any(sample.index for sample in samples)
     if not several:
-        if found.miss > PROVED:
-            return Model(found.task)
-        return Model(task, levels, replace(found, task=task))
+        factors = compare(found.task, found.point, samples)
+        if not factors.proved:
+            return Model(found.task, factors=factors)
+        found = replace(found, task=task, step=factors.factor, spread=factors.spread)
+        return Model(task, levels, replace(found, miss=factors.miss), factors=factors)
     named = local_optimiser.identify(task, sorted(samples[0].thetas), samples)
     if named is None:
         return Model(found.task, contradicted=True)

@@ -9,7 +9,7 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from leakaudit.capture.tap.fitting import fit
+from leakaudit.capture.tap.fitting import factors, fit
 from leakaudit.capture.tap.guessing.observed import Observed
 from leakaudit.capture.tap.guessing.payloads import Payload, PayloadGuess
 from leakaudit.capture.tap.messages.arranged import round_of
@@ -25,6 +25,7 @@ CLEARLY_ALIKE = 0.99
 MEAN = 1e-3
 ROUNDS = 60  # exchanges whose models are compared: a choice, too
 SOME = 6  # exchanges to look at: a choice that bounds the time
+BUDGET = 50_000_000  # numbers of all gradients that are recomputed: also a choice
 
 
 @dataclass(frozen=True)
@@ -157,6 +158,18 @@ def samples(seen: Observed, hub: int, payload: Payload) -> list[fit.GradientSamp
         points = {POINT: one.down.double()}
         found.append(fit.GradientSample(step, points, rank=one.client, rounding=rounding))
     return found
+
+
+def run(seen: Observed, hub: int) -> Iterator[fit.GradientSample]:
+    """Yield the answers of a run, or as many of them as time allows, from first to last."""
+    pairs = _pairs(seen, hub)
+    most = max(SOME, BUDGET // seen.sizes[-1])
+    chosen = [pairs[k] for k in factors.spread(len(pairs), most)]
+    formats = [stream[0].dtype for stream in seen.streams.values()]
+    rounding = max((torch.finfo(dtype).eps for dtype in formats), default=0.0)
+    for one in exchanges(seen, hub, chosen):
+        points = {POINT: one.down.double()}
+        yield fit.GradientSample(one.up, points, None, one.client, one.round, rounding)
 
 
 def examples(seen: Observed) -> set[int]:

@@ -114,7 +114,8 @@ def star(
     for m in found:
         if m.src != roles.server and m.op in UP and m.dst in (None, roles.server):
             # Ranks divide what they contribute. The models that they start from are as they are.
-            node, scale = roles.place[m.src], description.scale
+            node = roles.place[m.src]
+            scale = description.scale_in(round_of(m, 1))
             sent.append(Sent(round_of(m, 1), node, (roles.hub,), up, m, scale))
         elif m.op in DOWN and roles.server in (m.src, None) and m.dst in (None, *roles.place):
             models.append(m)
@@ -264,8 +265,10 @@ def _with_step(plan: ArrangedLog, down: str, up: str) -> ArrangedLog:
                 "the server's optimiser is not known: with only some of the parameters, clipping "
                 "and a changing step size look alike",
             )
-        scale = plan.description.scale
-        same = left_out.follow(found, of_models, of_gradients, plan.slices, scale)
+        same = None
+        if not plan.description.scales:
+            scale = plan.description.scale
+            same = left_out.follow(found, of_models, of_gradients, plan.slices, scale)
         of_whom = OTHERS[same]
     plan = _noted(
         plan,
@@ -363,7 +366,8 @@ def _series(plan: ArrangedLog, down: str, up: str) -> tuple[list[Tensor], list[T
     means: list[Tensor] = []
     for of_round in gradients:
         held = [m.value(plan.slices).double() for m in of_round]
-        means.append(torch.stack(held).mean(0) * plan.description.scale)
+        scale = plan.description.scale_in(round_of(of_round[0], 1))
+        means.append(torch.stack(held).mean(0) * scale)
     return [m.value(plan.slices) for m in models], means
 
 

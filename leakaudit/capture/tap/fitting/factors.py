@@ -29,6 +29,7 @@ PRODUCTS = 2
 OF_MODELS = 8  # roundings of the models between which a step lies, as in `local`
 CEILING = 0.01  # no larger miss proves anything: a choice
 SMALL = 0.1  # slopes below which rounding may explain more than that: also a choice
+VANISHED = 1e-3  # relative size of a gradient below which its slopes are rounded: also a choice
 FINE = 1e-4  # if rounding allows more, a factor may hide another loss, and has to be a usual one
 HIDDEN = 0.01  # label smoothing that has to be visible: a choice
 ROWS = 1e-3  # relative size from which on a row of the first layer counts: also a choice
@@ -275,14 +276,16 @@ def compare(
     clipped: bool = False,
 ) -> Factors:
     """Compare the gradients of single records among some with recomputed ones."""
-    found: list[Compared] = []
+    found: list[tuple[float, Compared]] = []
     steps = False
     for sample in samples:
         steps = sample.base is not None
         one = _compared(task, point, sample)
         if one is not None:
-            found.append(one)
-    return Factors(tuple(found), ranks, rounds, clipped, steps)
+            found.append((float(sample.value.double().norm()), one))
+    largest = max((size for size, _ in found), default=0.0)
+    clear = tuple(one for size, one in found if size > VANISHED * largest)
+    return Factors(clear, ranks, rounds, clipped, steps)
 
 
 def _compared(task: Task, point: str, sample: fit.GradientSample) -> Compared | None:

@@ -40,10 +40,12 @@ def ran(
     loss: Loss = F.cross_entropy,
     scale: Callable[[int], float] = lambda t: 1.0,
     half: bool = False,
+    rate: Callable[[int], float] = lambda t: RATE,
 ) -> tuple[RankLog, ...]:
     """The log of two ranks with a hook, each of which trains on one record.
 
-    scale: the factor of what travels in a round; half: whether gradients are computed in bfloat16.
+    scale: the factor of what travels in a round; half: whether gradients are computed in bfloat16;
+    rate: the step size of a round.
     """
     logs = [Log(folder, rank, world=2) for rank in range(2)]
     random = Generator().manual_seed(3)
@@ -60,7 +62,7 @@ def ran(
                 g = g.bfloat16().float()
             sent.append(g)
             log.write("ddp", g * scale(t), at=t, sizes=SIZES, **NOTED)
-        w = w - RATE * torch.stack(sent).mean(0)
+        w = w - rate(t) * torch.stack(sent).mean(0)
     for log in logs:
         log.close()
     return read_logs(folder)
@@ -127,3 +129,18 @@ def test_a_short_number_format_is_called_that(tmp_path: Path) -> None:
     blurred = guess(ran(tmp_path / "blurred", 4, smoothed(0.1), half=True))
     assert "correct" not in words(blurred)
     assert blurred.description is None or blurred.description.scale == 1
+
+
+@pytest.mark.parametrize("last", [RATE, RATE / 10])
+def test_a_step_size_that_changes_late_is_not_called_constant(tmp_path: Path, last: float) -> None:
+    """A schedule lowers it after ten rounds; it was fitted to the first eight."""
+    logs = ran(tmp_path / "log", 14, rate=lambda t: RATE if t < 10 else last)
+    found = guess(logs)
+    assert found.description is not None
+    plan = wires.plan(found.description, logs)
+    if last == RATE:
+        assert plan.description.params["lr"] == RATE
+    else:
+        assert plan.description.params["server"] == "unknown"
+        assert "lr" not in plan.description.params
+        assert any("not the step of round 11" in note for note in plan.notes)

@@ -93,6 +93,7 @@ class Moves:
         gradients: (T, c) float64.
         norms: (T,) norms of the complete gradients.
         floor: The miss that rounding explains, relative to the smallest move.
+        rounding: That of the number formats alone.
     """
 
     models: Tensor
@@ -100,6 +101,7 @@ class Moves:
     gradients: Tensor
     norms: Tensor
     floor: float
+    rounding: float = 0.0
 
     def before(self, stop: int) -> Moves:
         """Return the moves of the rounds before one.
@@ -113,6 +115,7 @@ class Moves:
             gradients=self.gradients[:stop],
             norms=self.norms[:stop],
             floor=self.floor,
+            rounding=self.rounding,
         )
 
     @property
@@ -147,6 +150,19 @@ class Stepping:
         rates = torch.tensor(self.rates[: len(direction)], dtype=torch.float64)
         misses = (moves.moves - rates[:, None] * direction).norm(dim=1) / moves.moves.norm(dim=1)
         return float(misses.max()) < ROUNDINGS * max(moves.floor, self.miss)
+
+    def first_miss_of(self, moves: Moves) -> int | None:
+        """Return the first move of a whole run that a constant step size does not explain, if any.
+
+        Moves that are rounded more coarsely than `COARSE` show nothing.
+        """
+        direction = _directions(moves, self.optimiser, self.scaling.factors(moves.norms))
+        sizes = moves.moves.norm(dim=1).clamp_min(1e-300)
+        misses = (moves.moves - self.rates[0] * direction).norm(dim=1) / sizes
+        floors = moves.floor * sizes.min() / sizes
+        allowed = ROUNDINGS * floors.clamp_min(max(self.miss, moves.rounding))
+        wrong = ((misses > allowed) & (floors < COARSE)).nonzero()
+        return int(wrong[0]) if len(wrong) else None
 
     def shrinkage(self, base: Tensor, index: int) -> Tensor:
         """Return the part of a step of SGD without momentum that weight decay adds.
@@ -207,6 +223,7 @@ def observed(
     gradients: Sequence[Tensor],
     rounding: float,
     of_gradients: float = 0.0,
+    most: int = MOST,
 ) -> Moves:
     """Return models and gradients at the coordinates that move most, for `identify`.
 
@@ -216,8 +233,9 @@ def observed(
         gradients: The gradients (d,) of every round.
         rounding: Distance from 1 to the next number in the number format of the models.
         of_gradients: The same for the gradients, if their format is another one.
+        most: Rounds that are used.
     """
-    count = min(len(gradients), MOST)
+    count = min(len(gradients), most)
     moved = torch.stack([move.double() for move in moves[:count]])
     some = moved.abs().sum(0).topk(min(COORDINATES, moved.shape[1])).indices
     of_model = torch.stack([model[some].double() for model in models[:count]])
@@ -230,6 +248,7 @@ def observed(
         gradients=of_gradient,
         norms=torch.stack([gradient.double().norm() for gradient in gradients[:count]]),
         floor=max(rounding, of_gradients) + rounding * size / smallest,
+        rounding=max(rounding, of_gradients),
     )
 
 

@@ -144,3 +144,33 @@ def test_a_step_size_that_changes_late_is_not_called_constant(tmp_path: Path, la
         assert plan.description.params["server"] == "unknown"
         assert "lr" not in plan.description.params
         assert any("not the step of round 11" in note for note in plan.notes)
+
+
+@pytest.mark.parametrize("last", [RATE, RATE / 10])
+@pytest.mark.parametrize("rounds", [14, 60])
+def test_a_step_size_of_nodes_that_changes_late_is_not_called_constant(
+    tmp_path: Path, last: float, rounds: int
+) -> None:
+    """Nodes average models and take a step each; the constants were fitted to six rounds."""
+    folder = tmp_path / "log"
+    logs = [Log(folder, rank, world=3) for rank in range(3)]
+    random = Generator().manual_seed(3)
+    x = torch.randint(256, (3, 1, 1, 8, 8), generator=random) / 255
+    y = torch.arange(3)[:, None]
+    w = TASK.init(random).repeat(3, 1)
+    for t in range(rounds):
+        for rank, log in enumerate(logs):
+            for other in {0, 1, 2} - {rank}:
+                log.write("send", w[rank], peer=other)
+        rate = RATE if t < 10 else last
+        w = w.mean(0, keepdim=True) - rate * TASK.gradients(w, x, y)
+    for log in logs:
+        log.close()
+    found = guess(read_logs(folder))
+    if last == RATE:
+        assert found.description is not None
+        assert found.description.params["alpha"] == RATE
+    else:
+        assert found.description is None
+        assert "params.alpha" in found.said
+        assert "not step 11" in words(found)

@@ -326,6 +326,8 @@ def _add_weights(draft: Draft, model: Model) -> None:
     elif model.found is not None:
         params["alpha"] = _rounded(model.found.step, model.found.spread)
         alpha = Comment("of the first step; a log of one step does not show the optimiser")
+    if model.changed:
+        alpha = Comment(model.changed, known=False)
     comments["params.alpha"] = alpha
     params["order"] = "" if model.found is None else model.found.point
     comments["params.order"] = Comment(

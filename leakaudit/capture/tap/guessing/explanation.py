@@ -40,6 +40,7 @@ class Model:
         records: how many records the gradients show at least; None if they do not show it.
         factors: what the gradients of the whole run show of model, loss and factor; None if they
             were not compared.
+        changed: why an optimiser that explains the first steps is not named; empty if it is.
     """
 
     task: Task | None
@@ -53,12 +54,13 @@ class Model:
     moved: float = 0.0
     records: Records | None = None
     factors: Factors | None = None
+    changed: str = ""
 
     @property
     def doubt(self) -> str:
         """Why recomputed gradients prove nothing, in words; empty if they do, or do not show it."""
         if self.found is not None or self.factors is None:
-            return ""
+            return self.changed
         return self.factors.why
 
     @property
@@ -227,7 +229,7 @@ def _model_behind(
     if found is None:
         return Model(tasks[0])
     if sent.payload == "weights" and samples[0].base is not None:
-        return _of_steps(found, samples)
+        return _of_steps(seen, found, samples)
     factors = None
     if sent.payload == "gradients":
         ranks = len(seen.own)
@@ -242,7 +244,7 @@ def _model_behind(
     return Model(task, levels, replace(found, task=task), solved, factors=factors)
 
 
-def _of_steps(found: fit.ModelFit, samples: Sequence[fit.GradientSample]) -> Model:
+def _of_steps(seen: Observed, found: fit.ModelFit, samples: Sequence[fit.GradientSample]) -> Model:
     """Find the optimiser of nodes that send models, which proves the model as well.
 
     A log with a single step per node cannot tell one optimiser from another, so it is only taken
@@ -260,6 +262,15 @@ def _of_steps(found: fit.ModelFit, samples: Sequence[fit.GradientSample]) -> Mod
     if named is None:
         return Model(found.task, contradicted=True)
     point, optimiser = named
+    if optimiser.rate is not None:
+        whole = gradients.steps(seen)
+        wrong = local_optimiser.first_miss(optimiser, task, point, whole)
+        if wrong is not None:
+            why = (
+                f"{optimiser.text} explains the first steps, but not step {wrong + 1}: constants "
+                "that change, or other records"
+            )
+            return Model(found.task, changed=why)
     rate = 0.0 if optimiser.rate is None else optimiser.rate
     proved = fit.ModelFit(task, point, rate, optimiser.miss, optimiser.miss)
     return Model(task, levels, proved, stepping=optimiser)

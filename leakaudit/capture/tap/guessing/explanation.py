@@ -113,7 +113,8 @@ def explain(seen: Observed, task: Task | None) -> Explanation:
     sent = hub.payload(seen, server)
     samples = hub.samples(seen, server, sent.payload)
     model = _model_behind(seen, sent, samples, task, hub.run(seen, server))
-    model = _of_clients(model, sent, samples, hub.examples(seen))
+    whole = hub.steps(seen, server) if sent.payload == "weights" else samples
+    model = _of_clients(model, sent, samples, whole, hub.examples(seen))
     if sent.payload == "weights" or model.found is not None:
         model = counted(model, samples)
     return Explanation(seen, sent, model, server)
@@ -280,9 +281,12 @@ def _of_clients(
     model: Model,
     sent: PayloadGuess,
     samples: Sequence[fit.GradientSample],
+    whole: Sequence[fit.GradientSample],
     examples: set[int],
 ) -> Model:
     """Return the model if the same training explains every client; else without its constants.
+
+    whole: answers of the whole run, which the training of some has to explain.
 
     Half of the clients prove nothing here, because one sentence describes how all of them train.
     Neither does anything that looks like one record if the clients state that they have more.
@@ -298,6 +302,8 @@ def _of_clients(
     if moved is not None:
         return replace(unproved, moved=moved)
     trained = local.several(_alike(model.task), samples, hub.POINT)
+    if trained is not None:
+        trained = local.of_all(trained, whole, hub.POINT)
     if trained is None:
         return unproved
     task, levels = fit.normalised(trained.task, samples)

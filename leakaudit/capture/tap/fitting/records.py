@@ -113,7 +113,7 @@ def shown(task: Task, samples: Sequence[GradientSample], apart: bool) -> Records
         return None
     of_rank: dict[int, list[GradientSample]] = defaultdict(list)
     for sample in samples:
-        if sample.part is None:
+        if sample.part is None and bool(sample.value.isfinite().all()):
             of_rank[sample.rank].append(sample)
     found: list[Shown] = []
     for rank, some in of_rank.items():

@@ -8,10 +8,10 @@ from typing import Any
 
 from leakaudit.capture.tap.fitting import fit
 from leakaudit.capture.tap.fitting.digits import shortest
-from leakaudit.capture.tap.fitting.fit import ModelFit
+from leakaudit.capture.tap.fitting.factors import Factors
 from leakaudit.capture.tap.guessing import hub
 from leakaudit.capture.tap.guessing.duals import Solved
-from leakaudit.capture.tap.guessing.explanation import PROVED, Explanation, Model
+from leakaudit.capture.tap.guessing.explanation import Explanation, Model
 from leakaudit.capture.tap.guessing.observed import Observed
 from leakaudit.capture.tap.guessing.payloads import Payload, PayloadGuess
 from leakaudit.capture.tap.messages.description import USUAL
@@ -70,7 +70,11 @@ def drafted(explained: Explanation, changed: str = "", assumed: str = "") -> Dra
     _add_model(draft, model)
     if model.contradicted and seen.hooked and explained.stated is None:
         why = "another model, activation or loss: no recomputed gradient equals those of the hook"
-        draft.comments["model.name"] = Comment(why, known=False)
+        asked = "model.name"
+        if model.doubt:
+            why = model.doubt
+            asked = _open(model)
+        draft.comments[asked] = Comment(why, known=False)
     if assumed and model.found is None:
         draft.comments["model.loss"] = Comment(assumed, known=False)
     return draft
@@ -158,8 +162,8 @@ def _add_params(draft: Draft, payload: Payload, model: Model, hooked: bool) -> N
         usual = Comment("gradients are sent to a server, or added up")
         comments.setdefault("protocol", usual)
         if model.contradicted and not hooked:
-            _ask_payload(draft)
-        _add_scale(draft, model.found)
+            _ask_payload(draft, model)
+        _add_scale(draft, model.factors)
     _add_records(draft, model)
 
 
@@ -195,8 +199,11 @@ def _add_private(draft: Draft, stated: Private) -> None:
         draft.values.setdefault("messages", {})["scale"] = stated.scale
 
 
-def _ask_payload(draft: Draft) -> None:
+def _ask_payload(draft: Draft, model: Model) -> None:
     """Leave open what is sent: vectors that show single records, but equal no gradient."""
+    if model.factors is not None and model.factors.loss_only:
+        draft.comments[_open(model)] = Comment(model.doubt, known=False)
+        return
     draft.comments["payload"] = Comment(
         "gradients of several records or of another model (activation, loss), or updates after "
         "several steps: no recomputed gradient equals them",
@@ -205,10 +212,29 @@ def _ask_payload(draft: Draft) -> None:
     draft.comments["protocol"] = Comment(LIST, known=False)
 
 
-def _add_scale(draft: Draft, found: ModelFit | None) -> None:
+def _open(model: Model) -> str:
+    """Return the key that gradients leave open if they match none that is recomputed."""
+    if model.factors is None or not model.factors.loss_only:
+        return "model.name"
+    return "messages.scale" if model.factors.by_round else "model.loss"
+
+
+def _add_scale(draft: Draft, factors: Factors | None) -> None:
     """Add the factor of gradients, if a program sends multiples of them."""
-    if found is not None and found.step and abs(found.step - 1) > PROVED:
-        draft.values["messages"] = {"scale": _rounded(1 / found.step, found.spread)}
+    if factors is None or factors.clipped:
+        return
+    if not factors.proved:
+        if factors.fits and factors.by_round:
+            draft.values["messages"] = {"scale": 1.0}
+        return
+    if factors.is_loss_scale:
+        first, *later = factors.runs
+        draft.values["messages"] = {"scale": 1 / first[1]}
+        if later:
+            draft.values["messages"]["scales"] = {str(t): 1 / factor for t, factor in later}
+            draft.comments["messages.scales"] = Comment(factors.why)
+    elif abs(factors.factor - 1) > NEAREST:
+        draft.values["messages"] = {"scale": _rounded(1 / factors.factor, factors.spread)}
 
 
 def _add_samples(draft: Draft, model: Model, examples: set[int]) -> None:
@@ -303,6 +329,8 @@ def _add_weights(draft: Draft, model: Model) -> None:
     elif model.found is not None:
         params["alpha"] = _rounded(model.found.step, model.found.spread)
         alpha = Comment("of the first step; a log of one step does not show the optimiser")
+    if model.changed:
+        alpha = Comment(model.changed, known=False)
     comments["params.alpha"] = alpha
     params["order"] = "" if model.found is None else model.found.point
     comments["params.order"] = Comment(

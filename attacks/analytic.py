@@ -117,7 +117,7 @@ class Analytic(Attack):
         self, leak: GradientLeak, task: Task, judged: certify.Proven, ratio: float
     ) -> Reconstruction:
         """Report an input with its certificate and its label."""
-        x = judged.x.clamp(0, 1) if task.spec.is_image else judged.x
+        x, evidence = certify.reported(judged.x, judged.interval, task)
         x = x.reshape(1, *task.spec.shape).to(task.dtype)
         return Reconstruction(
             leak.node,
@@ -128,6 +128,7 @@ class Analytic(Attack):
             ratio,
             note=judged.note,
             interval=judged.interval,
+            evidence=evidence,
         )
 
 

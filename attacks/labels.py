@@ -6,12 +6,13 @@ derive the number of samples of each class from it in different ways (`label_cou
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from torch import Generator, Tensor
 
+from leakaudit._util.plural import counted
 from leakaudit.errors import AttackError
 from leakaudit.inversion.labels import label_counts, label_signs, read_labels
 from leakaudit.inversion.labels.label_counts import Head
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Labels(Attack):
     """Number of samples of each class, from the last layer's gradient.
+
+    Each gradient is read by itself, unless all are of the same samples as declared.
 
     The attack recovers labels but no inputs, so `auto` tries it last.
     """
@@ -93,9 +96,9 @@ class Labels(Attack):
             raise AttackError(f"labels cannot use this leak: {why}")
         batch = self.batch or leak.batch or 1
         step("labels", 0, 1)
-        found = self._read(leak, task, batch, generator)
+        found = self._of_all(leak, task, batch, generator)
         step("labels", 1, 1)
-        sure = found.off < read_labels.NEAR or found.off == read_labels.UNKNOWN
+        sure = _is_sure(found)
         off = ""
         if found.off != read_labels.UNKNOWN:
             off = f", counts within {found.off:.2g} of whole numbers"
@@ -108,6 +111,22 @@ class Labels(Attack):
             found.off,
             note=f"labels without inputs, by {found.how}{off}",
         )
+
+    def _of_all(self, leak: GradientLeak, task: Task, batch: int, generator: Generator) -> Read:
+        """Read the labels once if all gradients are of the same records, or else of each."""
+        rows = label_signs.plain_rows(leak)
+        if len(rows) == 1 or (leak.steady and leak.records is not None):
+            found = self._read(leak, task, batch, generator)
+            return replace(found, how=f"{found.how} of one gradient")
+        each = [self._read(leak.equation(k), task, batch, generator) for k in rows]
+        kept = [one for one in each if _is_sure(one)]
+        if not kept:
+            kept = [min(each, key=lambda one: one.off)]
+        y = torch.cat([one.y for one in kept])
+        if all(torch.equal(one.y, kept[0].y) for one in kept):
+            y = kept[0].y  # the same records, as far as labels show it
+        how = f"{kept[0].how} of {len(kept)} of {counted(len(rows), 'gradient')}, one by one"
+        return Read(y, max(one.off for one in kept), how)
 
     def _read(self, leak: GradientLeak, task: Task, batch: int, generator: Generator) -> Read:
         """Read the labels with the chosen method."""
@@ -143,3 +162,8 @@ class Labels(Attack):
             "rows": label_counts.by_rows,
         }
         return single[self.method](head)
+
+
+def _is_sure(found: Read) -> bool:
+    """Whether counts are close to whole numbers, or the method does not report how close."""
+    return found.off < read_labels.NEAR or found.off == read_labels.UNKNOWN

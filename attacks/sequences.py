@@ -42,24 +42,25 @@ class Sequences(Attack):
 
     1. The tree is complete, no guess lay between inside and outside, and r = K times its number of
        nodes. Its rows are thus a basis of the space.
-    2. K b L <= h - 2. (Normalised vectors have h - 1 free coordinates.)
+    2. r <= h - 2 (`prefixes.space`), and K b L is at most the number of neurons of that layer.
+       (Normalised vectors have h - 1 free coordinates.)
     3. The counts follow from the output layer, and from the last normalisation if the output layer
        is tied to the embedding, and agree with the tree.
     4. The recomputed gradient is the leaked one up to rounding.
 
-    Let another batch have the same gradient. The space lies in the span of its at most K b L rows.
-    If all of these lie in the space, and all of its tokens are candidates, its prefixes are nodes
-    of the tree. It has every node, because fewer rows could not span the space. The output layer's
-    gradient then determines its counts, and it is the same batch. This holds for a tied layer as
-    well: batches with the same nodes have the same tokens, whose rows are not used.
+    Let another batch have the same gradient. If the weights are in general position, the slopes of
+    its rows are independent, because there are no more rows than neurons, and so are the rows
+    themselves, up to h - 1 of them. Its gradient then has the rank of its number of rows, or h - 1
+    if that is less. The rank is r, so it has r rows, and they span the same space as those of the
+    tree. A row of the tree that is none of them would depend on r <= h - 2 rows, which general
+    position excludes. It thus has the nodes of the tree and no others, and the output layer's
+    gradient determines its counts: it is the same batch. This holds for a tied layer as well:
+    batches with the same nodes have the same tokens, whose rows are not used.
 
-    Otherwise, a row lies outside, or a token is no candidate, and this is where the argument needs
-    weights in general position. Rows of the tree and of the other batch are then independent as
-    long as there are less than h, so the batch has all nodes of the tree, and the slopes of every
-    row outside add up to zero. But the last row of a sequence has the slopes of one loss only, a
-    softmax minus a label, which is not zero. In the same way, the direction E[v] of a token that is
-    no candidate would have slopes that add up to zero. Weights drawn at random are in general
-    position with probability 1; trained weights are assumed to be.
+    Weights drawn at random are in general position with probability 1; trained weights are assumed
+    to be. If K b L is at most h - 2, independent slopes are not needed: rows outside the space
+    would have slopes that add up to zero, but the last row of a sequence has the slopes of one loss
+    only, a softmax minus a label, which is not zero.
     """
 
     exact: ClassVar[bool] = True
@@ -147,7 +148,7 @@ def _recovered(
             leak.node, "sequences", x, None, Certificate.APPROXIMATE, 1.0, note=note
         )
     residual, noise = _misfit(leak, task, found)
-    doubts = _doubts(tree, nodes * len(models), behind.rank, rows, width)
+    doubts = _doubts(tree, nodes * len(models), behind.rank, rows, len(parts[BEHIND]))
     if strange := decoders.reads_every_token(task, read):
         doubts.append(strange)
     if leak.batch is None:
@@ -192,15 +193,15 @@ def _counted(
     return found
 
 
-def _doubts(tree: prefixes.Tree, nodes: int, rank: int, rows: int, width: int) -> list[str]:
+def _doubts(tree: prefixes.Tree, nodes: int, rank: int, rows: int, neurons: int) -> list[str]:
     """Return which conditions of the certificate do not hold."""
     doubts = []
     if nodes != rank:
         doubts.append(f"the tree has {nodes} rows, but its space has {rank} dimensions")
     if tree.nearest < prefixes.OUTSIDE:
         doubts.append(f"a rejected prefix is only {tree.nearest:.0f} times the noise away")
-    if rows > width - 2:
-        doubts.append(f"{rows} tokens could occur, and the width is only {width}")
+    if rows > neurons:
+        doubts.append(f"{rows} tokens could occur, and their layer has only {neurons} neurons")
     return doubts
 
 

@@ -1,14 +1,15 @@
 """How often the gate of examples/ci-repo passes, fails and is inconclusive, end to end.
 
-python bench/gate.py [--runs N]        prints one JSON line per figure; N gates of each kind
-                                       (default 3; 50 take about ten minutes)
+python bench/gate.py [--runs N] [--only KIND ...] [--first SEED]
+    prints one JSON line per figure; N gates of each kind (default 3; 50 take about 15 minutes)
 
 unchanged: the same seeds, against the committed baseline. new seeds: unchanged code with other
 seeds each time. halved: sigma is halved, both in the noise drawn and in the declaration; or only in
 the noise drawn, while the recording still declares the full sigma. removed: no noise, while the
 recording still declares it; and without budgets and lint, so that only the baseline decides.
-broken: the attacks return uniform noise. All are judged against the committed baseline. seconds are
-those of one gate, on one thread: cpu is process time, wall is elapsed time.
+clipped: at 1.3, 1.5 or 2, while the recording declares 1. broken: the attacks return uniform noise.
+All are judged against the committed baseline, as with --strict. seconds are those of one gate, on
+one thread: cpu is process time, wall is elapsed time.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,7 @@ from leakaudit import registry
 from leakaudit.gate import files, judge
 from leakaudit.gate.baseline import Baseline
 from leakaudit.gate.config import Gate
+from leakaudit.gate.fidelity import MOST
 from leakaudit.gate.judge import Judged, Options
 from leakaudit.leak import GradientLeak
 from leakaudit.reconstruction import Certificate, Reconstruction
@@ -83,11 +86,27 @@ def broken() -> Iterator[None]:
             kind.__call__ = call
 
 
+@contextmanager
+def clipped(times: float) -> Iterator[None]:
+    """Clip gradients at a multiple of the declared norm."""
+    train: Any = sys.modules["train"]
+    kept, clip = train.gradient, times * train.CLIP
+
+    def gradient(*args: Any) -> Any:
+        with patched(CLIP=clip):
+            return kept(*args)
+
+    with patched(gradient=gradient):
+        yield
+
+
 def main() -> None:
     """Print how often each kind of gate ended with which code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=3, help="gates of each kind")
-    runs = parser.parse_args().runs
+    parser.add_argument("--only", nargs="+", help="kinds of gates", metavar="KIND")
+    parser.add_argument("--first", type=int, default=MOST, help="first seed, but of 'unchanged'")
+    args = parser.parse_args()
     gate = files.configured(EXAMPLE)
     committed, times = files.compared(gate), list[tuple[float, float]]()
     codes: dict[str, list[int]] = {}
@@ -100,23 +119,29 @@ def main() -> None:
     def count(name: str, judged: Judged) -> None:
         codes.setdefault(name, []).append(judged.code)
 
-    for k in range(runs):
-        count("unchanged", run(gate, 0, committed, times))
-        seed = gate.seeds * (k + 1)
-        count("new seeds", run(gate, seed, committed, times))
-        with patched(SIGMA=train.SIGMA / 2):
-            count("halved", run(gate, seed, committed, times))
-        with patched(
-            privatise=lambda model, rng: model + train.SIGMA / 2 * rng.normal(size=model.shape)
-        ):
-            count("halved, declared in full", run(gate, seed, committed, times))
-        with patched(privatise=lambda model, rng: model):
-            changed = run(gate, seed, committed, times)
-        count("removed", changed)
-        count("removed, baseline only", again(free, changed, committed))
-        with broken():
-            count("broken", run(gate, seed, committed, times))
-        print(f"{k + 1} of {runs}: {json.dumps(codes)}", file=sys.stderr)
+    changes: dict[str, Callable[[], AbstractContextManager[None]]] = {
+        "unchanged": nullcontext,
+        "new seeds": nullcontext,
+        "halved": partial(patched, SIGMA=train.SIGMA / 2),
+        "halved, declared in full": partial(
+            patched,
+            privatise=lambda model, rng: model + train.SIGMA / 2 * rng.normal(size=model.shape),
+        ),
+        "removed": partial(patched, privatise=lambda model, rng: model),
+        "clipped at 1.3": partial(clipped, 1.3),
+        "clipped at 1.5": partial(clipped, 1.5),
+        "clipped at 2": partial(clipped, 2.0),
+        "broken": broken,
+    }
+    for k in range(args.runs):
+        for name in args.only or changes:
+            seed = 0 if name == "unchanged" else args.first + MOST * k
+            with changes[name]():
+                judged = run(gate, seed, committed, times)
+            count(name, judged)
+            if name == "removed":
+                count("removed, baseline only", again(free, judged, committed))
+        print(f"{k + 1} of {args.runs}: {json.dumps(codes)}", file=sys.stderr)
     for name, found in codes.items():
         told = {str(code): n for code, n in sorted(Counter(found).items())}
         print(json.dumps({"gate": name, "runs": len(found), "codes": told}))

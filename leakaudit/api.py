@@ -170,14 +170,11 @@ def bound(
     Raises:
         LeakauditError: A file, a node or a number cannot be used.
     """
-    from dataclasses import replace
-
     from leakaudit._util.executor import IN_PROCESS
     from leakaudit.accounting import bounding, survey
     from leakaudit.accounting.adversaries import named
-    from leakaudit.accounting.compare import Comparisons, compare
+    from leakaudit.accounting.compare import Comparisons, compare, contradicted
     from leakaudit.adversary import Adversary, node_list
-    from leakaudit.evidence import Evidence, Origin
     from leakaudit.lint import assumptions
     from leakaudit.protocols.scenario import Scenario
 
@@ -200,10 +197,7 @@ def bound(
     if isinstance(source, Scenario):
         return Comparisons(found)
     unclear = assumptions.contradictions(assumptions.case_of(source))
-    if not unclear:
-        return Comparisons(found)
-    wrong = Evidence("messages", Origin.CONTRADICTED, "; ".join(unclear))
-    return Comparisons(replace(one, rests=(*one.rests, wrong)) for one in found)
+    return contradicted(found, unclear)
 
 
 @visible

@@ -41,7 +41,7 @@ class Certificate(Enum):
         "every value lies within its interval at 99 % confidence; "
         "the data have no grid that would make it exact"
     )
-    APPROXIMATE = "fits the leak, others may fit as well"
+    APPROXIMATE = "an estimate that is not proven: others may fit the leak as well or better"
     FAILED = "did not fit the leak; try more restarts or another attack"
 
 

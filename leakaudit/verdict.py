@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import Enum, StrEnum
 
 from leakaudit.display import Displayed
 
@@ -23,6 +23,29 @@ class Verdict(Displayed, Enum):
     def words(self) -> str:
         """The name as it is printed."""
         return self.name.replace("_", " ")
+
+
+class Holds(StrEnum):
+    """How the mu or epsilon of a view bound relates to what a record attains."""
+
+    EXACT = "exact"
+    AT_MOST = "at most"
+    DECLARED = "as declared, which the recording contradicts"
+    NONE = "no bound"
+
+    @classmethod
+    def read(cls, text: object) -> Holds:
+        """Return what a file says; every bound in a file that says nothing is an upper one."""
+        known = {str(one): one for one in (cls.EXACT, cls.DECLARED)}
+        return known.get(str(text), cls.AT_MOST)
+
+    def says(self, value: str) -> str:
+        """Return a value of a bound as every report says it, such as ``at most 3.2``."""
+        if self is Holds.AT_MOST:
+            return f"at most {value}"
+        if self is Holds.DECLARED:
+            return f"{value} {self}"
+        return value
 
 
 def against(exceeded: bool) -> Verdict:

@@ -13,6 +13,7 @@ from leakaudit.results import model
 from leakaudit.results.grading import Check, checks
 from leakaudit.results.model import RunRecord, Undetermined
 from leakaudit.results.wording import LIMITS, clean, provenance
+from leakaudit.results.worst_case import refuted
 from leakaudit.trace import Json
 
 
@@ -26,7 +27,7 @@ def render(results: Mapping[str, Json]) -> str:
     Returns:
         XML with one suite per adversary. Checks that are inconclusive, and nodes for which no leak
         is determined, are skipped cases. A run that examined nothing, or not everything that it
-        was to examine, has a case with an error.
+        was to examine, has a case with an error, as has one whose truth refutes its certificates.
     """
     record = model.of_run(results)
     suites: dict[str, list[Tree.Element]] = {}
@@ -38,6 +39,9 @@ def render(results: Mapping[str, Json]) -> str:
     nothing = not suites
     if nothing or not record.complete:
         suites.setdefault("nobody", []).append(_unexamined(record, nothing))
+    why = refuted(record)
+    if why:
+        suites.setdefault("nobody", []).append(_refuted(record, clean(why)))
     for adversary, cases in suites.items():
         root.append(_suite(record, adversary, cases))
     for total in ("tests", "failures", "errors"):
@@ -115,6 +119,13 @@ def _unexamined(record: RunRecord, nothing: bool) -> Tree.Element:
     case = Tree.Element("testcase", name=name, classname=_class(record, "run"), time="0.000")
     error = Tree.SubElement(case, "error", type="not examined", message=message)
     error.text = clean("; ".join([message, *record.not_tried]))
+    return case
+
+
+def _refuted(record: RunRecord, why: str) -> Tree.Element:
+    """The case of a run whose truth refutes its certificates, which concludes nothing."""
+    case = Tree.Element("testcase", name="truth", classname=_class(record, "run"), time="0.000")
+    Tree.SubElement(case, "error", type="refuted", message=why)
     return case
 
 

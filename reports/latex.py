@@ -11,6 +11,7 @@ from leakaudit.rendering import latex, plots
 from leakaudit.results import flat, model
 from leakaudit.results.model import Record, RunRecord, SweepRecord
 from leakaudit.results.wording import axis_value, short
+from leakaudit.results.worst_case import refuted
 from leakaudit.trace import Json
 
 EPSILON = r"$\varepsilon$"
@@ -84,6 +85,7 @@ COLUMNS = {
         Shown("adversary", "adversary"),
         Shown("mu", r"$\mu$", "value"),
         Shown("view_epsilon", r"$\varepsilon$ of the view", "epsilon"),
+        Shown("holds", "which is"),
         Shown("claimed_epsilon", r"$\varepsilon$ claimed", "epsilon"),
         Shown("verdict", "verdict"),
     ),
@@ -167,6 +169,9 @@ def render(results: Mapping[str, Json], table: str | None = None) -> str:
     said = [_about(record, made.name), *shared.values(), *_definitions(rows, columns)]
     if not rows:
         said.append(latex.escape(flat.without_rows(record)))
+    why = refuted(record) if isinstance(record, RunRecord) else ""
+    if why:
+        said.append(latex.escape(why))
     caption = " ".join(said)
     return latex.table(heads, cells, caption, f"tab:{made.name}-{_digest(record)[:6]}")
 

@@ -21,6 +21,7 @@ from leakaudit.results.model import (
     given,
 )
 from leakaudit.results.wording import LIMITS, clean
+from leakaudit.results.worst_case import refuted
 from leakaudit.trace import Json
 
 SCHEMA = (
@@ -67,7 +68,7 @@ def render(results: Mapping[str, Json]) -> str:
         "rules": [_rule(record, name) for name in rules],
     }
     invocation = {
-        "executionSuccessful": is_settled(record),
+        "executionSuccessful": is_settled(record) and not refuted(record),
         "commandLine": clean(record.provenance.command),
     }
     run = {

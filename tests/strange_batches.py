@@ -37,6 +37,8 @@ class Case:
     levels: the declared grid. view: what the network receives in a round. wire: what becomes of a
     gradient. tell: parameters of the recording; heard: whether the models are on the wires. start:
     changes the first model. ordinary: photographs, of which nearly all must be called exact.
+    hidden: neurons; 0 stands for a softmax regression. shape: of an input, if it is no vector.
+    attack: its name, if the number of records does not tell.
     """
 
     x: Tensor
@@ -51,10 +53,12 @@ class Case:
     view: View = lambda x, t, g: x
     wire: Wire = lambda v, g: v
     heard: bool = True
-    tell: dict[str, float] = field(default_factory=dict)
+    tell: dict[str, float | None] = field(default_factory=dict)
     start: Callable[[list[Tensor]], None] = lambda w: None
     smooth: float = 0.0
     decay: float = 0.0
+    shape: tuple[int, ...] = ()
+    attack: str = ""
 
 
 @dataclass
@@ -85,10 +89,10 @@ class Count:
 
 
 def gradient(w: list[Tensor], x: Tensor, y: Tensor, case: Case) -> Tensor:
-    """Return the gradient of the mean loss of a network with one hidden layer, by hand."""
+    """Return the gradient of the mean loss of a network with at most one hidden layer, by hand."""
     before = x @ w[0].T + w[1]
     inside = before.clamp_min(0)
-    out = inside @ w[2].T + w[3]
+    out = inside @ w[2].T + w[3] if case.hidden else before
     if case.loss == "cross_entropy":
         target = torch.nn.functional.one_hot(y, case.classes).to(D)
         target = target * (1 - case.smooth) + case.smooth / case.classes
@@ -98,6 +102,8 @@ def gradient(w: list[Tensor], x: Tensor, y: Tensor, case: Case) -> Tensor:
     else:
         slope = out - torch.nn.functional.one_hot(y, case.classes).to(D)
     slope = slope / len(x)
+    if not case.hidden:
+        return torch.cat([(slope.T @ x).flatten(), slope.sum(0)])
     first = (slope @ w[2]) * (before > 0)
     parts = [first.T @ x, first.sum(0), slope.T @ inside, slope.sum(0)]
     return torch.cat([part.flatten() for part in parts])
@@ -105,30 +111,50 @@ def gradient(w: list[Tensor], x: Tensor, y: Tensor, case: Case) -> Tensor:
 
 def attacked(case: Case, seed: int) -> Count:
     """Record a case, attack it, and compare the certificates with what the network received."""
+    clients, b, _ = case.x.shape
+    trace, received = recorded(case, seed)
+    attack = case.attack or ("exact" if b > 1 else "analytic")
+    found = la.attack(la.leaks(trace), attack, generator=Generator().manual_seed(seed))
+    total = Count(records=clients * b)
+    for one in found:
+        total.add(compared(one, torch.cat(received[one.node]), case.levels))
+    return total
+
+
+def recorded(
+    case: Case, seed: int, path: Path | None = None
+) -> tuple[la.Trace, list[list[Tensor]]]:
+    """Return the trace of a case, and what each client's network received in each round.
+
+    If it is written to a path, so is the truth.
+    """
     g = Generator().manual_seed(seed)
     clients, b, p = case.x.shape
     outputs = 1 if case.loss == "binary" else case.classes
     shapes = [(case.hidden, p), (case.hidden,), (outputs, case.hidden), (outputs,)]
-    scales = [p**-0.5, 0.1, case.hidden**-0.5, 0.1]
+    scales = [p**-0.5, 0.1, max(1, case.hidden) ** -0.5, 0.1]
+    if not case.hidden:
+        shapes, scales = [(outputs, p), (outputs,)], scales[:2]
     w = [torch.randn(s, generator=g, dtype=D) * a for s, a in zip(shapes, scales, strict=True)]
     case.start(w)
     spec = la.TaskSpec(
-        "mlp",
-        {"hidden": case.hidden},
-        shape=(p,),
+        "mlp" if case.hidden else "logistic",
+        {"hidden": case.hidden} if case.hidden else {},
+        shape=case.shape or (p,),
         classes=case.classes,
         levels=case.levels,
         loss=case.loss,
     )
+    told = {"lr": case.lr, "samples": b, **case.tell}
     graph = la.Graph(clients + 1, tuple((i, clients) for i in range(clients)))
     flat = torch.cat([part.flatten() for part in w]).to(case.dtype)
     received: list[list[Tensor]] = [[] for _ in range(clients)]
     with la.Recorder(
-        None,
+        path,
         protocol="fedsgd",
         task=spec,
         graph=graph,
-        params={"lr": case.lr, "samples": b, **case.tell},
+        params={name: value for name, value in told.items() if value is not None},
         dtype=case.dtype,
         public={"w0": flat} if case.heard else {},
         rounds=case.rounds,
@@ -147,12 +173,9 @@ def attacked(case: Case, seed: int) -> Count:
                 sent.append(case.wire(value.to(case.dtype), g).to(case.dtype))
                 r.send(round=t, src=i, dst=clients, kind="g", value=sent[i])
             flat = flat - case.lr * torch.stack(sent).mean(0)
-    attack = "exact" if b > 1 else "analytic"
-    found = la.attack(la.leaks(r.trace), attack, generator=Generator().manual_seed(seed))
-    total = Count(records=clients * b)
-    for one in found:
-        total.add(compared(one, torch.cat(received[one.node]), case.levels))
-    return total
+        for i in range(clients if path else 0):
+            r.truth(node=i, x=case.x[i].reshape(b, *spec.shape), y=case.y[i])
+    return r.trace, received
 
 
 def compared(found: la.Reconstruction, received: Tensor, levels: int) -> Count:
@@ -411,6 +434,21 @@ def _one_label(case: Case) -> Case:
     return replace(case, y=case.y[:, :1].expand_as(case.y).contiguous())
 
 
+def _zeros(w: list[Tensor]) -> None:
+    for part in w:
+        part.zero_()
+
+
+# Nobody says how many records there are; float32 would not tell similar ones apart.
+_SOFTMAX: dict[str, Any] = {
+    "hidden": 0,
+    "lr": 0.5,
+    "dtype": D,
+    "tell": {"samples": None},
+    "attack": "analytic",
+}
+
+
 def _no_outputs(w: list[Tensor]) -> None:
     """The neurons come in pairs that cancel, so the outputs of the first model are zero."""
     half = len(w[1]) // 2
@@ -522,9 +560,21 @@ FAMILIES: dict[str, Family] = {
     "unchanged models": lambda g: _photos(g, lr=1e-30),
     "a mean of two among three": _three_with_their_mean,
     "half of the light": _brighter,
+    "mirror pairs at a softmax regression": lambda g: _mirror_pairs(g),
+    "a softmax regression": lambda g: _photos(g, b=1, rounds=8, heard=True, **_SOFTMAX),
+    "table as pictures": _table(_standard, shape=(1, 4, 6)),
     "twins": _twins(6),
     "twins of one label": lambda g: _one_label(_twins(20)(g)),
 }
+
+
+def _mirror_pairs(g: np.random.Generator) -> Case:
+    """Pictures with their mirror images, of one label each, at models that began with zeros."""
+    case = _photos(g, b=1, rounds=6, heard=True, **_SOFTMAX)
+    even = (case.x * 255 / 4).floor() * 4 / 255
+    flipped = even.unflatten(2, (SIDE, SIDE)).flip(3).flatten(2)
+    x = torch.cat([even, flipped], dim=1)
+    return replace(case, x=x, y=case.y.expand(-1, 2), start=_zeros)
 
 
 def _with_ones(case: Case) -> Case:

@@ -23,7 +23,7 @@ from leakaudit.protocols.optimiser import DeclaredMemory, Optimiser
 from leakaudit.protocols.server import exchange
 from leakaudit.protocols.training_curves import Curves
 from leakaudit.registry import param, victim
-from leakaudit.relations import Relations
+from leakaudit.relations import Relations, Turns
 from leakaudit.trace import Graph
 from leakaudit.victim import Victim
 
@@ -50,6 +50,7 @@ class FedAvg(Victim):
     lr: float = param(0.1, "local step size", "eta")
     epochs: int = param(1, "passes over a client's records per round", "E")
     batch: int = param(0, "records per step; 0 uses all", "B")
+    steps: int = param(0, "gradient steps per round; 0: those of the epochs")
     decay: float = param(0.0, "weight decay of the local steps", "lambda")
     optimiser: Literal["sgd", "adam", "adamw", "adagrad"] = param(
         "sgd", "optimiser of the local steps, as in torch.optim"
@@ -70,6 +71,7 @@ class FedAvg(Victim):
         least(
             "fedavg",
             batch=self.batch,
+            steps=self.steps,
             decay=self.decay,
             clip=self.clip,
             sigma=self.sigma,
@@ -82,7 +84,7 @@ class FedAvg(Victim):
                 f"got {self.lr * self.decay:g}"
             )
 
-    def steps(self, samples: int) -> Steps:
+    def training(self, samples: int) -> Steps:
         """Return the local steps of a round.
 
         Args:
@@ -91,12 +93,14 @@ class FedAvg(Victim):
         Raises:
             LeakauditError: The number of steps depends on that of records, which is unknown.
         """
+        if self.steps:
+            return self._steps(self.steps)
         if not self.batch:
             return self._steps(self.epochs)
         if not samples:
             raise LeakauditError(
                 f"fedavg: with batch={self.batch} the number of steps per round depends on the "
-                "number of records per client; set samples=…"
+                "number of records per client; set samples=… or steps=…"
             )
         count = math.ceil(Fraction(samples, min(self.batch, samples)))
         return self._steps(self.epochs * count)
@@ -121,6 +125,12 @@ class FedAvg(Victim):
         """All rounds have the same relations."""
         return True
 
+    def turns(self, rounds: int) -> Turns | None:
+        """Return the turns: every epoch uses all records, in a new order. Needs `samples`."""
+        if not self.samples:
+            return None
+        return self.training(self.samples).turns(rounds, self.samples)
+
     def fits(self, task: Task, graph: Graph, samples: int) -> None:
         """Reject step sizes that diverge on the task's l2 term, and server=unknown."""
         if self.server != "mean":
@@ -144,7 +154,7 @@ class FedAvg(Victim):
         server = graph.nodes - 1
         w = recorder.public["w0"].to(problem.x.device)
         curves = Curves(recorder, problem)
-        local = LocalSteps(self.steps(problem.samples), problem, recorder, generator)
+        local = LocalSteps(self.training(problem.samples), problem, recorder, generator)
         recorder.state("w", 0, w.expand(server, -1))
         for t in range(1, rounds + 1):
             sent = local(t, w.expand(server, -1))
@@ -159,7 +169,7 @@ class FedAvg(Victim):
         """Declare the clients' steps from the server's model, and the mean of the results."""
         p = Relations(graph)
         server = graph.nodes - 1
-        steps = self.steps(self.samples)
+        steps = self.training(self.samples)
         memory = DeclaredMemory()
         w = p.public("w0")
         for _ in p.rounds(rounds):

@@ -44,14 +44,6 @@ class Ground(Enum):
     )
 
 
-class Holds(StrEnum):
-    """How the mu of a bound relates to what a record attains."""
-
-    EXACT = "exact"
-    AT_MOST = "at most"
-    NONE = "no bound"
-
-
 class Stronger(StrEnum):
     """Adversaries whose view determines another one's; the values continue "one who"."""
 

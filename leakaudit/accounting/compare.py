@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from leakaudit._util.executor import IN_PROCESS, Executor
 from leakaudit._util.plain import encoded
 from leakaudit.accounting.adversaries import Threat
-from leakaudit.accounting.basis import Holds
 from leakaudit.accounting.calibration import Calibration, calibrate
 from leakaudit.accounting.resting import rests_on
 from leakaudit.accounting.symmetry import Symmetry
@@ -26,7 +25,7 @@ from leakaudit.evidence import Evidence, Origin, weakest
 from leakaudit.progress import step
 from leakaudit.protocols.declared import Protocol
 from leakaudit.trace import Json
-from leakaudit.verdict import Verdict
+from leakaudit.verdict import Holds, Verdict
 
 # Default if neither the caller nor a claim specifies a value.
 DELTA = 1e-5
@@ -73,15 +72,20 @@ class Comparison(Displayed):
     sensitivity_from: str = ""
     rests: tuple[Evidence, ...] = ()
 
+    @property
+    def holds(self) -> Holds:
+        """How its mu relates to what a record attains: no stronger than the weakest input."""
+        holds = self.bound.holds
+        contradicted = any(one.origin is Origin.CONTRADICTED for one in self.rests)
+        if contradicted and holds is not Holds.NONE:
+            return Holds.DECLARED
+        return holds
+
     def __repr__(self) -> str:
         """One line: the view, its epsilon, the claim and the verdict."""
         epsilon = "none"
         if self.bound.epsilon is not None:
-            epsilon = f"{self.bound.epsilon:.4g}"
-            if self.bound.holds is Holds.AT_MOST:
-                epsilon = f"at most {epsilon}"
-            if any(one.origin is Origin.CONTRADICTED for one in self.rests):
-                epsilon = f"{epsilon} as declared, which the recording contradicts"
+            epsilon = self.holds.says(f"{self.bound.epsilon:.4g}")
         claimed = "none"
         if self.claim is not None and self.claim.epsilon is not None:
             claimed = f"{self.claim.epsilon:.4g}"
@@ -103,6 +107,7 @@ class Comparison(Displayed):
             same_as = {"node": self.like.node, "adversary": str(self.like.adversary)}
         return {
             **self.bound.to_json(),
+            "holds": str(self.holds),
             "sensitivity_from": self.sensitivity_from,
             "rests_on": [_plain_input(one) for one in self.rests],
             "weakest": _weakest(self.rests),
@@ -120,6 +125,14 @@ class Comparison(Displayed):
 
 class Comparisons(list[Comparison], Displayed):
     """A list of comparisons, which a notebook displays as a table."""
+
+
+def contradicted(found: Iterable[Comparison], how: Sequence[str]) -> Comparisons:
+    """Return comparisons of a recording with how its messages contradict the declaration."""
+    if not how:
+        return Comparisons(found)
+    wrong = Evidence("messages", Origin.CONTRADICTED, "; ".join(how))
+    return Comparisons(replace(one, rests=(*one.rests, wrong)) for one in found)
 
 
 def _plain_input(one: Evidence) -> dict[str, Json]:

@@ -19,7 +19,7 @@ import numpy as np
 
 from leakaudit import registry
 from leakaudit._util.plain import encoded
-from leakaudit.accounting.basis import Basis, Ground, Holds, Unit
+from leakaudit.accounting.basis import Basis, Ground, Unit
 from leakaudit.accounting.node_view import NodeView, Views, stronger_views
 from leakaudit.adversary import Adversary
 from leakaudit.bounds import gaussian
@@ -28,6 +28,7 @@ from leakaudit.progress import step
 from leakaudit.protocols.declared import Protocol
 from leakaudit.relations import Turns, account, drift, largest, reached
 from leakaudit.trace import Json
+from leakaudit.verdict import Holds
 
 # Most choices of batches for which a drift is computed; if there are more, a record is counted in
 # every gradient, which is an upper bound. A choice: each costs a pass over the declaration.
@@ -127,6 +128,14 @@ class ViewBound:
         if self.basis is None:
             return None
         return self.basis.unit
+
+    def multiple(self, mu: float | None) -> str:
+        """Return a mu in words; a multiple of the sensitivity S if that is unknown."""
+        if mu is None:
+            return "-"
+        if self.per_unit and 0 < mu < math.inf:
+            return f"{mu:.4g} S"
+        return f"{mu:.4g}"
 
     def to_json(self) -> dict[str, Json]:
         """Plain values; infinity is the text ``inf``."""
@@ -464,12 +473,7 @@ def _undeclared(
         own = views.certain(empty.node)
     if own is not None:
         turns = own.turns(protocol)
-        found = replace(
-            found,
-            certificate=own.bound.certificate,
-            gradients=own.count,
-            enters=_most(turns, own.count),
-        )
+        found = _counted(found, own, turns)
         if own.bound.leaking:
             return _with_epsilons(_leak(found, own))
         found = _reached(found, own, turns, smoothness)
@@ -480,16 +484,9 @@ def _undeclared(
     stronger = [view for view in stronger if not view.bound.leaking]
     if not stronger:
         return replace(found, refused=f"{missing}, also data of this node without noise")
-    first = stronger[0]
-    turns = first.turns(protocol)
+    turns = stronger[0].turns(protocol)
     if found.gradients is None:
-        count = first.count
-        found = replace(
-            found,
-            certificate=first.bound.certificate,
-            gradients=count,
-            enters=_most(turns, count),
-        )
+        found = _counted(found, stronger[0], turns)
     found = _least(found, stronger, turns, smoothness)
     if own is not None and own.lowest == 2 and not turns:
         attained = found.sensitivity * own.bound.attained
@@ -511,15 +508,8 @@ def _elsewhere(
     views = [view for view in stronger_views(protocol, empty.node) if not view.bound.leaking]
     if not views:
         raise LeakauditError(why)
-    first = views[0]
-    turns = first.turns(protocol)
-    count = len(first.targets)
-    found = replace(
-        empty,
-        certificate=first.bound.certificate,
-        gradients=count,
-        enters=_most(turns, count),
-    )
+    turns = views[0].turns(protocol)
+    found = _counted(empty, views[0], turns)
     found = _least(found, views, turns, smoothness)
     if found.basis is None:
         return found
@@ -544,9 +534,21 @@ def _faulty(protocol: Protocol, empty: ViewBound, smoothness: float | None) -> V
             leaking = _bound(Views(before, empty.adversary, [node]), empty, None)
             if leaking.mu == math.inf:
                 return leaking
-        raise LeakauditError(
-            f"{why}, and its noise then hides nothing; record a run without the fault"
-        ) from None
+        hides = "its noise then hides nothing"
+        if protocol.undeclared:
+            channel = protocol.undeclared[0]
+            hides = f"it is not declared what the messages {channel.kind!r} contain"
+        raise LeakauditError(f"{why}, and {hides}; record a run without the fault") from None
+
+
+def _counted(found: ViewBound, view: NodeView, turns: Turns | None) -> ViewBound:
+    """Return the bound with the gradients of a view, and how many of them a record enters."""
+    return replace(
+        found,
+        certificate=view.bound.certificate,
+        gradients=view.count,
+        enters=_most(turns, view.count),
+    )
 
 
 def _most(turns: Turns | None, every: int) -> int:

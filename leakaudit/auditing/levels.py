@@ -207,7 +207,7 @@ def _assumed(plan: AuditPlan, made: Protocol) -> tuple[float, AssumedSensitivity
     """Return delta and sensitivity.
 
     They come from the plan, otherwise from the first claim, otherwise delta is 1e-5 and the
-    sensitivity is that of the declared clip, or 1.
+    sensitivity is that of the declared clip. Without any, every mu is a multiple of it.
     """
     claims = _claims(made)
     delta = plan.delta or next((c.delta for c in claims if c.delta), DELTA)

@@ -122,8 +122,8 @@ def run(args: argparse.Namespace) -> int:
 
     Returns:
         The exit code; 3 if the recording is not what it declares, its reconstructions are neither
-        certified nor scored with a truth, or no node was examined, so that the result is
-        inconclusive, and 130 if the run was interrupted.
+        certified nor scored with a truth, the truth refutes every certificate, or no node was
+        examined, so that the result is inconclusive, and 130 if the run was interrupted.
     """
     from leakaudit.pipeline.attack_run import AttackOptions, attack_file
     from leakaudit.rendering import console, passages

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,13 +21,12 @@ from leakaudit.cli._options import (
     write,
 )
 from leakaudit.errors import LeakauditError
-from leakaudit.verdict import Verdict
+from leakaudit.verdict import Holds, Verdict
 
 if TYPE_CHECKING:
     from leakaudit._util.executor import Executor
     from leakaudit.accounting.adversaries import Threat
     from leakaudit.accounting.compare import Comparison
-    from leakaudit.accounting.view_bound import ViewBound
     from leakaudit.protocols.declared import Protocol
     from leakaudit.results.model import TraceSummary
 
@@ -136,7 +134,7 @@ def run(args: argparse.Namespace) -> int:
         The exit code; 3 if the messages of a trace contradict its declaration.
     """
     from leakaudit.accounting import bounding
-    from leakaudit.accounting.compare import alike, compare, worst
+    from leakaudit.accounting.compare import alike, compare, contradicted, worst
     from leakaudit.accounting.footnotes import footnotes
     from leakaudit.lint import assumptions
     from leakaudit.rendering import console
@@ -154,8 +152,9 @@ def run(args: argparse.Namespace) -> int:
     case = assumptions.case_of(args.source)
     with console.shown(chosen.progress):
         threats = _threats(args, protocol, last, executor)
-        found = list(compare(protocol, threats, executor=executor, **asked))
+        compared = list(compare(protocol, threats, executor=executor, **asked))
         unclear = assumptions.contradictions(case)
+    found: list[Comparison] = contradicted(compared, unclear)
     if form == "json":
         shown_all = [{**one.to_json(), "unclear": unclear} for one in found]
         write(json.dumps(shown_all, indent=2) + "\n", args)
@@ -271,15 +270,10 @@ def _network(protocol: Protocol) -> TraceSummary:
 
 
 def _row(one: Comparison, mark: str) -> list[str]:
-    from leakaudit.accounting.basis import Holds
-
     bound = one.bound
-    most = ""
-    if bound.holds is Holds.AT_MOST:
-        most = "<= "
     epsilon = delta = claim = noise = "-"
     if bound.epsilon is not None:
-        epsilon = f"{most}{bound.epsilon:.4g}"
+        epsilon = bound.holds.says(f"{bound.epsilon:.4g}")
         delta = f"{bound.delta:g}"
     if one.claim:
         claim = _number(one.claim.epsilon)
@@ -288,7 +282,7 @@ def _row(one: Comparison, mark: str) -> list[str]:
     return [
         str(bound.node),
         _who(one),
-        f"{most}{_mu(bound, bound.mu)}",
+        bound.holds.says(bound.multiple(bound.mu)),
         epsilon,
         delta,
         claim,
@@ -323,7 +317,7 @@ def _what(one: Comparison) -> str:
     if one.verdict in (Verdict.INCONCLUSIVE, Verdict.UNSUPPORTED):
         parts.append(f"({one.why})")
     verdict = " ".join(parts)
-    what = _unit(bound)
+    what = _unit(one)
     if bound.leaking:
         what = f"without noise: {', '.join(bound.leaking[:SHOWN])}"
     if len(bound.leaking) > SHOWN:
@@ -331,29 +325,21 @@ def _what(one: Comparison) -> str:
     return "; ".join(part for part in (verdict, what) if part)
 
 
-def _unit(bound: ViewBound) -> str:
+def _unit(one: Comparison) -> str:
     """Return the unit of the bound, whether it is exact, and what is known to be attained."""
-    from leakaudit.accounting.basis import Holds
-
+    bound = one.bound
     unit = bound.unit or ""
     if bound.mu is not None:
-        said = f"{unit}, {bound.holds}"
+        said = f"{unit}, {one.holds}"
         if bound.holds is Holds.AT_MOST and bound.linear is not None:
-            said += f"; constant gradients attain mu {_mu(bound, bound.linear)}"
+            said += f"; constant gradients attain mu {bound.multiple(bound.linear)}"
         return said
     node = ""
     if bound.node_epsilon is not None:
-        node = f", of the whole node {bound.node_epsilon:.4g}"
+        node = f", of the whole node {Holds.AT_MOST.says(f'{bound.node_epsilon:.4g}')}"
     elif bound.node_mu is not None:
-        node = f", of the whole node mu {_mu(bound, bound.node_mu)}"
+        node = f", of the whole node mu {Holds.AT_MOST.says(bound.multiple(bound.node_mu))}"
     return f"{unit}: no epsilon for records{node}"
-
-
-def _mu(bound: ViewBound, mu: float | None) -> str:
-    """Return a mu; a multiple of the sensitivity S if that is unknown."""
-    if bound.per_unit and mu and mu < math.inf:
-        return f"{mu:.4g} S"
-    return _number(mu)
 
 
 def _number(value: float | None) -> str:

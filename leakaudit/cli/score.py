@@ -74,12 +74,13 @@ def run(args: argparse.Namespace) -> int:
         args: The parsed arguments.
 
     Returns:
-        The exit code; 3 if the recording was not what it declares, or if no node was examined.
+        The exit code; 3 if the recording was not what it declares, if the truth refutes every
+        certificate, or if no node was examined.
     """
     from leakaudit.pipeline import attack_run as run
     from leakaudit.pipeline import rescoring
     from leakaudit.rendering import console
-    from leakaudit.results import record_file
+    from leakaudit.results import model, record_file, worst_case
     from leakaudit.scoring import lpips_weights
     from leakaudit.traces import trace_file
     from leakaudit.traces._storage import sidecar
@@ -115,7 +116,8 @@ def run(args: argparse.Namespace) -> int:
     sys.stdout.write(render(made, **fit).rstrip("\n") + "\n")
     say(f"{folder / RECORD}: scored again; no attack was run", args)
     examined = made["findings"] or made["undetermined"]
-    return INCONCLUSIVE if "unclear" in made or not examined else 0
+    refuted = worst_case.refuted(model.of_run(made))
+    return INCONCLUSIVE if "unclear" in made or refuted or not examined else 0
 
 
 def _named(record: dict[str, Json]) -> Path:

@@ -186,16 +186,23 @@ class Fidelity:
 
     def undecided(self) -> bool:
         """Return whether more recordings can distinguish gradients of the truth from others."""
-        fit = self.fit
-        count = len(self.seeds)
-        if self._wrong or not fit.power or count >= MOST:
+        if self._wrong or len(self.seeds) >= MOST:
             return False
-        # The standard error falls with the square root of the number of recordings.
-        if SURE * fit.error * math.sqrt(count / MOST) > AWAY:
+        longer = self._sent.unclipped
+        if self._can_tell(longer) and longer.shift + SURE * longer.error > AWAY:
+            return True
+        fit = self.fit
+        if not self._can_tell(fit):
             return False
         nodes = self._sent.nodes
         odd = fit.chance < ODD or any(one.chance < ODD / len(nodes) for one in nodes.values())
         return odd or abs(fit.shift) + SURE * fit.error > AWAY
+
+    def _can_tell(self, fit: Fit) -> bool:
+        """Return whether `MOST` recordings would make a coefficient precise enough."""
+        # The standard error falls with the square root of the number of recordings.
+        error = fit.error * math.sqrt(len(self.seeds) / MOST)
+        return fit.power > 0 and SURE * error <= AWAY
 
     def _complain(self, one: Deviation, status: RuleStatus, seed: int | None = None) -> None:
         """Keep the first complaint per subject; `seed` is None if several recordings show it."""

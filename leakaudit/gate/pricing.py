@@ -47,9 +47,8 @@ def price_views(
         omitted if it has no node to attack.
     """
     protocol = played(made.trace)
-    clip: float = getattr(protocol.victim, "clip", 0.0)
     assumed = assumed_sensitivity(protocol, protocol.claims, check.sensitivity)
-    short = _too_small(check, made, clip, assumed)
+    short = _too_small(check, made, protocol, assumed)
     views: dict[str, Priced] = {}
     for who in check.adversaries:
         if short:
@@ -129,30 +128,35 @@ def _doubt(
     return Doubt(_largest(larger), why)
 
 
-def _too_small(check: Check, made: Recorded, clip: float, assumed: AssumedSensitivity) -> str:
+def _too_small(
+    check: Check, made: Recorded, protocol: Protocol, assumed: AssumedSensitivity
+) -> str:
     """Explain that the sensitivity is unknown, or too small for the declared clip.
 
     Returns "" if neither is the case. `declared.clipped` computes how much exchanging one record
-    changes a gradient.
+    changes a gradient: if it is not stated of how many records a gradient is, that of one of them.
     """
     if not assumed.known:
         return (
             "it is not known how much one record changes a gradient, because neither a clip nor a "
             f"claim is declared; set sensitivity = S in [check.{check.name}]"
         )
-    if not clip > 0:
+    most = protocol.clipped
+    if most is None:
         return ""
-    counts = made.truth.node.bincount()
-    samples = int(constant(made.trace, "samples") or counts[counts > 0].min())
-    batch = int(constant(made.trace, "batch"))
-    needed = clipped(clip, samples, batch).sensitivity
-    if assumed.value >= needed * (1 - ROUNDING):
+    hint = ""
+    if "batch" in protocol.unstated:
+        hint = ", or record batch, which is 0 if every gradient is of all records of its node"
+    elif not constant(made.trace, "samples"):
+        counts = made.truth.node.bincount()
+        batch = int(constant(made.trace, "batch"))
+        clip: float = getattr(protocol.victim, "clip", 0.0)
+        most = clipped(clip, int(counts[counts > 0].min()), batch)
+    if assumed.value >= most.sensitivity * (1 - ROUNDING):
         return ""
-    parts = 2 * clip / needed
-    moves = f"exchanging one record changes a gradient by up to 2 * clip / {parts:g} = {needed:g}"
     return (
-        f"sensitivity = {assumed.value:g}, but with clip = {clip:g} {moves}; "
-        f"set sensitivity = {needed:g} in [check.{check.name}]"
+        f"sensitivity = {assumed.value:g}, but a gradient changes by up to {most.sensitivity:g}: "
+        f"{most.words}; set sensitivity = {most.sensitivity:g} in [check.{check.name}]{hint}"
     )
 
 

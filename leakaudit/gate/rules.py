@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 import numpy as np
 
 from leakaudit._util import averages, holm
-from leakaudit._util.plural import counted
+from leakaudit._util.plural import counted, named
 from leakaudit.gate import baseline, compare, measures
 from leakaudit.gate.baseline import Baseline, Block
 from leakaudit.gate.cells import Cell
@@ -379,16 +379,33 @@ def controls(cell: Cell, found: Iterable[Control]) -> list[Rule]:
 
 
 def attacked(cells: Iterable[Cell]) -> list[Rule]:
-    """Return a rule for every cell in which nothing was attacked.
+    """Return a rule for every cell in which a node was not attacked.
 
-    Such a cell stays within every limit only because nothing was examined. It is excused if the
-    check expects that the protocol determines nothing for its adversary; it then does not affect
-    the result.
+    If no node was, the cell stays within every limit only because nothing was examined. It is
+    excused if the check expects that the protocol determines nothing for its adversary; it then
+    does not affect the result. Nothing excuses messages that are not understood.
 
     Args:
         cells: cells whose runs were completed.
     """
-    return [_unattacked(cell) for cell in cells if cell.seeds and not cell.tried]
+    found = []
+    for cell in cells:
+        if cell.seeds and not cell.tried:
+            found.append(_unattacked(cell))
+        elif cell.seeds and cell.reasons:
+            found.append(_partly_attacked(cell))
+    return found
+
+
+def _partly_attacked(cell: Cell) -> Rule:
+    missing = sorted(cell.not_understood or cell.reasons)
+    says = f"{named(missing)} not attacked: {cell.reasons[missing[0]]}"
+    status = RuleStatus.UNTESTED
+    if cell.not_understood:
+        status = RuleStatus.VOID
+        says = f"it is not known what leaked: {says}"
+    nodes = tuple(sorted({*missing, *cell.adversary.corrupt}))
+    return Rule(RuleKind.ATTACKED, cell.name, "", status, says, nodes=nodes)
 
 
 def _unattacked(cell: Cell) -> Rule:

@@ -23,7 +23,7 @@ from torch import Generator, Tensor
 
 from leakaudit._util.plural import counted
 from leakaudit.evidence import Evidence, Origin
-from leakaudit.inversion.exact import first_layer_rows
+from leakaudit.inversion.exact import first_layer_rows, separation
 from leakaudit.inversion.exact.first_layer_rows import SPARE
 from leakaudit.inversion.exact.pixel_grid import Grid
 
@@ -59,19 +59,31 @@ class Shown:
 
     Attributes:
         node: The node that the gradients belong to.
-        gradients: Number of equations that were examined.
-        each: Different inputs in the gradient that shows most of them.
-        together: Different inputs in all of these gradients.
+        counts: Different inputs in each equation that was examined; 0 if none stands out.
+        together: Different inputs in all of these equations.
         samples: Different inputs behind each gradient, as declared; None if unknown.
         inputs: Different inputs behind all gradients, as declared; None if unknown.
+        clear: Whether known errors explain what these inputs leave of every equation.
+        apart: Whether the models would show that several inputs are several (`separation`).
     """
 
     node: int
-    gradients: int
-    each: int
+    counts: tuple[int, ...]
     together: int
     samples: int | None
     inputs: int | None
+    clear: bool
+    apart: bool
+
+    @property
+    def gradients(self) -> int:
+        """Number of equations that were examined."""
+        return len(self.counts)
+
+    @property
+    def each(self) -> int:
+        """Different inputs in the gradient that shows most of them."""
+        return max(1, *self.counts)
 
     @property
     def differ(self) -> bool:
@@ -99,7 +111,7 @@ class Shown:
             if self.inputs is not None:
                 said += f" and {self.inputs} behind all"
             return Evidence("samples", Origin.CONTRADICTED, f"{said} declared, but {self._found}")
-        if self.together == self.inputs:
+        if self.together == self.inputs and self.apart:
             return Evidence("samples", Origin.VERIFIED, self._found)
         return Evidence("samples", Origin.DECLARED)
 
@@ -129,32 +141,43 @@ def shown(leak: GradientLeak, task: Task) -> Shown | None:
         torch.linspace(0, len(leak.value) - 1, min(MOST, len(leak.value))).round().long().unique()
     )
     stack = first_layer_rows.rows(leak, task)[places]
-    blocks = [
-        _in_units_of_noise(rows, std) for rows, std in zip(stack, leak.std[places], strict=True)
-    ]
+    if not bool(stack.isfinite().all()):
+        return None
     random = Generator().manual_seed(0)
-    samples = leak.samples
-    declared = samples or 1
-    each = 0
+    declared = leak.samples or 1
+    blocks: list[Tensor] = []
+    counts: list[int] = []
     errors: list[float] = []
-    for block in blocks:
+    clear = True
+    for rows, std in zip(stack, leak.std[places], strict=True):
+        block = _in_units_of_noise(rows, std)
         room = min(int((block != 0).any(1).sum()), int((block != 0).any(0).sum()))
+        if not room:
+            continue  # a gradient that vanishes contains no input
         if declared + 1 > room // 2:
             return None
         sizes = first_layer_rows.largest(block, min(declared + SPARE, room), random)[0]
-        number = max(1, _before_drop(sizes, _edge(block), room // 2))
-        each = max(each, number)
+        number = _before_drop(sizes, _edge(block), room // 2)
         # With an unknown number of inputs, the gradient's own count takes its place.
-        end = samples or number
+        end = leak.samples or max(1, number)
         rounding = first_layer_rows.RESOLVED / MARGIN * float(sizes[0])
-        errors.append(max(_edge(block), rounding, float(sizes[min(end, len(sizes) - 1)])))
+        left = float(sizes[min(end, len(sizes) - 1)])
+        known = max(_edge(block), rounding)
+        clear = clear and number > 0 and left <= MARGIN * known
+        blocks.append(block)
+        counts.append(number)
+        errors.append(max(known, left))
+    if not blocks:
+        return None
+    each = max(1, *counts)
     limit = MARGIN * math.sqrt(sum(error**2 for error in errors))
     most = min(2 * max(declared, each) + SPARE, *torch.cat(blocks).shape)
-    sizes = first_layer_rows.largest(torch.cat(blocks), most, random)[0]
+    sizes, basis = first_layer_rows.largest(torch.cat(blocks), most, random)
     together = max(each, int((sizes > limit).sum()))
+    apart = separation.separated(leak, task, basis[:together])
     # Of mini-batches from an unknown number of records, nothing says that they are the same ones.
     inputs = None if leak.records is None else leak.inputs
-    return Shown(leak.node, len(blocks), each, together, samples, inputs)
+    return Shown(leak.node, tuple(counts), together, leak.samples, inputs, clear, apart)
 
 
 def uses(leak: GradientLeak, task: Task, x: Tensor) -> Tensor | None:

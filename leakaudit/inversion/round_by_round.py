@@ -72,7 +72,7 @@ def attack(leak: GradientLeak, task: Task, attempt: Attempt) -> Reconstruction:
         if any(one.origin is Origin.CONTRADICTED for one in evidence):
             wanted = None
         found = _Search(believed, task, attempt, wanted).result(found)
-    return replace(found, evidence=evidence)
+    return replace(found, evidence=(*found.evidence, *evidence))
 
 
 def _separable(leak: GradientLeak) -> bool:

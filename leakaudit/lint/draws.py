@@ -288,9 +288,9 @@ class Draws:
         if not self._named:
             return
         for family in (
+            self._lags,  # numbers that repeat have other sizes, too
             self._sizes,  # numbers without noise are equal up to signs, too
             self._rearranged,
-            self._lags,
             self._coordinate_pairs,
             self._equal_numbers,
             self._directions,

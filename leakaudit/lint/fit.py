@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from leakaudit.lint.substitute import CLOSE, Noise
+from leakaudit.lint.substitute import CLOSE, Floats, Noise
 
 
 @dataclass
@@ -37,10 +37,14 @@ class Fit:
         Args:
             one: the noise.
         """
-        self.along += float((one.rest * one.signal).sum())
-        self.power += float((one.signal**2).sum())
+        self.regress(one.rest, one.signal)
         self.beyond += float((one.rest * one.better).sum())
         self.margin += float((one.better**2).sum())
+
+    def regress(self, rest: Floats, signal: Floats) -> None:
+        """Add a remainder (k, c) and what may be in it (k, c), without a guess."""
+        self.along += float((rest * signal).sum())
+        self.power += float((signal**2).sum())
 
     @classmethod
     def total(cls, some: Iterable[Fit]) -> Fit:
@@ -73,3 +77,8 @@ class Fit:
         if not abs(self.shift) > CLOSE:
             return 1.0
         return math.erfc(abs(self.shift) / self.error / math.sqrt(2))
+
+    @property
+    def chance_above(self) -> float:
+        """Probability that pure noise shifts the coefficient as far upwards."""
+        return self.chance / 2 if self.shift > 0 else 1.0

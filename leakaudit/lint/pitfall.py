@@ -85,7 +85,7 @@ NAMES = {  # number -> name, fix; 1 to 17 as in docs/bounds.md
     22: (
         "recording not as declared",
         "record what the program sends, with the protocol, constants, rounds and records that it "
-        "uses; until then, no other result about this recording means anything",
+        "uses; until then, results that rest on what is contradicted may be wrong",
     ),
     23: (
         "unexplained remainder",

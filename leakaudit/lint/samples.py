@@ -209,6 +209,7 @@ def clear(noise: Noise) -> Noise:
         better=noise.better[rows],
         std=noise.std[rows],
         rounded=noise.rounded[rows],
+        longer=None if noise.longer is None else noise.longer[rows],
     )
 
 

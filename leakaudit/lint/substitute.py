@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -63,9 +64,13 @@ SOME_GRADIENTS = 1_000
 GRADIENTS = 20
 # Most numbers of gradients and records that are evaluated together: 8 MiB. A choice.
 AT_ONCE = 1 << 20
-# Kinds of gradients: those of the truth, none, and those of a guess; without noise, not those of a
-# guess, but those of the truth with their models added, to which an l2 term is proportional.
-KINDS = 3
+# Most kinds of gradients: those of the truth, none, those of a guess, and, if a clip is declared,
+# those of the truth with a clip that is `LONGER` times as large. Without noise, the third kind are
+# those of the truth with their models added, to which an l2 term is proportional, and the last one.
+KINDS = 4
+# A choice. Gradients between the two clips show it if they are not clipped, and those beyond the
+# larger one show a wrong clip in proportion to its excess.
+LONGER = 2.0
 # Allowed error of a relation, in rounding errors of its largest term, however many errors its terms
 # have accumulated: the same allowance as in `leakaudit.protocols.declared`.
 ROUNDED = 2000.0
@@ -117,6 +122,8 @@ class Noise:
         signal: (k, c) the contribution of the gradients, in the same units.
         better: (k, c) their contribution beyond that of the gradients of a guess, in the same
             units.
+        longer: (k, c) by how much a clip that is `LONGER` times as large would increase their
+            contribution, in the same units; None without a declared clip.
         gaussian: whether all are declared as normal.
         std: (k,) declared standard deviations.
         rounded: (k,) bounds of the rounding errors of the draws, as a root mean square, which grow
@@ -134,6 +141,7 @@ class Noise:
     std: Floats
     rounded: Floats
     margin: float = MARGIN
+    longer: Floats | None = None
 
 
 @dataclass(frozen=True)
@@ -204,11 +212,13 @@ def left(
     first, stop = made.trace.columns
     most = LARGEST if memory is None else min(LARGEST, memory // FLOAT)
     each = stop - first
-    all_at_once = KINDS * len(declared.vectors) * each  # a small run need not be counted
-    if all_at_once > most and _most_at_once(declared, known, rounds) * each > most:
+    gradients = _Gradients(made, guess=noisy)
+    kinds = gradients.kinds
+    all_at_once = kinds * len(declared.vectors) * each  # a small run need not be counted
+    if all_at_once > most and _most_at_once(declared, known, rounds, kinds) * each > most:
         return None
     eps = torch.finfo(made.trace.dtype).eps
-    done = _Substitution(declared, known, _Gradients(made, guess=noisy), rounds, eps)
+    done = _Substitution(declared, known, gradients, rounds, eps)
     drawn: dict[int, list[int]] = {}  # node -> its noise vectors
     for place, vector in enumerate(declared.vectors):
         if vector.kind == "noise" and vector.owner is not None and place in done.values:
@@ -236,11 +246,11 @@ def _recorded(made: Recording, declared: Relations, rounds: int) -> dict[int, Te
     return found
 
 
-def _most_at_once(declared: Relations, known: Mapping[int, Tensor], rounds: int) -> int:
+def _most_at_once(declared: Relations, known: Mapping[int, Tensor], rounds: int, kinds: int) -> int:
     """Return how many rows of values exist at once, from a substitution of single numbers."""
     numbers = dict.fromkeys(known, torch.zeros(1))
-    kept = _Substitution(declared, numbers, _no_gradients, rounds).most
-    return kept + 2 * KINDS + 2  # a sum and its next term, or a gradient while it is evaluated
+    kept = _Substitution(declared, numbers, partial(_no_gradients, kinds), rounds).most
+    return kept + 2 * kinds + 2  # a sum and its next term, or a gradient while it is evaluated
 
 
 # Returns gradients and their errors: see `_Gradients`.
@@ -265,6 +275,7 @@ class _Gradients:
         self.guess = guess
         self.left = SOME_GRADIENTS + GRADIENTS * len(made.trace)
         self.clip = constant(made.trace, "clip")
+        self.kinds = KINDS if guess and self.clip > 0 else KINDS - 1
         self.batch = int(constant(made.trace, "batch"))
         # What the gradients of one node need.
         numbers = made.trace.layout.size + made.truth.x.numel() // made.trace.graph.nodes
@@ -301,29 +312,33 @@ class _Gradients:
             places = [place for place, _, _ in group]
             y = torch.stack([y for _, _, y in group])
             x = torch.stack([x for _, x, _ in group])
-            rows = np.zeros((len(places), KINDS, models[places[0]].shape[1]))
+            rows = np.zeros((len(places), self.kinds, models[places[0]].shape[1]))
             at = np.stack([models[place][0] for place in places])
-            rows[:, 0] = self._evaluate(at, x, y)
+            rows[:, 0] = self._evaluate(at, x, y, self.clip)
             if self.guess:
                 guesses = torch.stack([self._guessed(owners[place]) for place in places])
-                last = np.stack([models[place][-1] for place in places])
-                rows[:, 2] = self._evaluate(last, guesses[:, None].expand_as(x), y)
+                others = [models[place][min(2, len(models[place]) - 1)] for place in places]
+                repeated = guesses[:, None].expand_as(x)
+                rows[:, 2] = self._evaluate(np.stack(others), repeated, y, self.clip)
             else:
                 rows[:, 2] = rows[:, 0] + at
+            if self.kinds == KINDS:
+                last = np.stack([models[place][-1] for place in places])
+                rows[:, 3] = self._evaluate(last, x, y, LONGER * self.clip)
             changes = [0.0] * len(places)
             if errors:
                 each = np.array([[errors[place] / math.sqrt(at.shape[1])] for place in places])
                 away = each * self._random.standard_normal(at.shape)
                 for moved in (at + away, at - away):
-                    apart = self._evaluate(moved, x, y) - rows[:, 0]
+                    apart = self._evaluate(moved, x, y, self.clip) - rows[:, 0]
                     changes = [max(norm(row), old) for row, old in zip(apart, changes, strict=True)]
             found |= dict(zip(places, zip(rows, changes, strict=True), strict=True))
         return found
 
-    def _evaluate(self, models: Floats, x: Tensor, y: Tensor) -> Floats:
+    def _evaluate(self, models: Floats, x: Tensor, y: Tensor, clip: float) -> Floats:
         """Return gradients (n, c) at models (n, c) of records (n, b, ...) with labels (n, b)."""
         thetas = torch.from_numpy(models)
-        found: Floats = clipping.gradients(self.made.task, thetas, x, y, self.clip).numpy()
+        found: Floats = clipping.gradients(self.made.task, thetas, x, y, clip).numpy()
         return found
 
     def _guessed(self, node: int) -> Tensor:
@@ -334,10 +349,13 @@ class _Gradients:
 
 
 def _no_gradients(
-    models: Mapping[int, Floats], owners: Mapping[int, int], errors: Mapping[int, float]
+    kinds: int,
+    models: Mapping[int, Floats],
+    owners: Mapping[int, int],
+    errors: Mapping[int, float],
 ) -> dict[int, tuple[Floats, float]]:
     """Return gradients of one coordinate, all zero."""
-    return {place: (np.zeros((KINDS, 1)), 0.0) for place in models}
+    return {place: (np.zeros((kinds, 1)), 0.0) for place in models}
 
 
 # --- one way through the relations ----------------------------------------------------------------
@@ -363,8 +381,8 @@ class _Error:
 class _Substitution:
     """Solves the relations one after another.
 
-    A value has a row for each kind of gradient: those of the truth, none, and, if the protocol adds
-    noise, those of a guess. It has a single row if it depends on no gradient. Values are kept until
+    A value has a row for each kind of gradient (`KINDS`), or a single row if it depends on no
+    gradient. Values are kept until
     the last relation or model that contains them, except noise, which is the result.
 
     Args:
@@ -501,7 +519,7 @@ class _Substitution:
             given = norm(total[1] - total[0]) if len(total) > 1 else None
             rounded = self._rounding(terms)
             self.over[at] = _Error(norm(total[0]), given, total.shape[1], rounded)
-            if given and len(total) == KINDS:
+            if given and len(total) == KINDS - 1:
                 rest, none, shifted = total
                 self.residual.add(rest, rest - none, shifted - rest, self._eps * rounded)
             return
@@ -600,9 +618,10 @@ def _noise(
     """Return the draws of one node."""
     vectors = [declared.vectors[place] for place in places]
     std = np.array([vector.std for vector in vectors])[:, None]
-    shape = (KINDS, done.values[places[0]].shape[1])
-    drawn = np.stack([np.broadcast_to(done.values[place], shape) for place in places])
-    rest, plain, guessed = np.moveaxis(drawn, 1, 0) / std
+    values = [done.values[place] for place in places]
+    shape = (max(3, *map(len, values)), values[0].shape[1])
+    drawn = np.stack([np.broadcast_to(value, shape) for value in values])
+    rest, plain, guessed, *longer = np.moveaxis(drawn, 1, 0) / std
     return Noise(
         node=node,
         labels=tuple(vector.label for vector in vectors),
@@ -614,4 +633,5 @@ def _noise(
         std=std[:, 0],
         rounded=eps * np.array([done.rounded[place] for place in places]) / math.sqrt(shape[1]),
         margin=_margin(eps),
+        longer=rest - longer[0] if longer else None,
     )

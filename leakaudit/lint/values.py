@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from leakaudit.lint.fit import Fit
-from leakaudit.lint.substitute import CLOSE, Left, Noise
+from leakaudit.lint.substitute import CLOSE, LONGER, Left, Noise
 from leakaudit.protocols.deviation import Deviation
 
 # Probability of a false alarm of each test, over all recordings: a hundredth of a gate's default
@@ -22,6 +22,9 @@ LEVEL = 1e-5
 # Share of the way from the gradients of the truth to those of a guess; beyond it, messages are
 # closer to the guess.
 HALF = 0.5
+
+_Chance = Callable[[Fit], float]
+_Report = Callable[[str, Fit, tuple[int, ...]], Deviation]
 
 
 def contradicted(found: Left) -> Iterator[Deviation]:
@@ -125,10 +128,13 @@ class Values:
 
     Attributes:
         nodes: How the noise of each node correlates with its gradients.
+        longer: The same with what a clip `LONGER` times as large would add to the gradients; of
+            nodes whose gradients are clipped.
         sizes: How much normal noise each part of the messages contains.
     """
 
     nodes: dict[int, Fit] = field(default_factory=dict)
+    longer: dict[int, Fit] = field(default_factory=dict)
     sizes: dict[_Part, _Size] = field(default_factory=dict)
 
     def add(self, found: Sequence[Noise]) -> None:
@@ -139,6 +145,8 @@ class Values:
         """
         for one in found:
             self.nodes.setdefault(one.node, Fit()).add(one)
+            if one.longer is not None:
+                self.longer.setdefault(one.node, Fit()).regress(one.rest, one.longer)
             if not one.gaussian:
                 continue
             for k, label in enumerate(one.labels):
@@ -151,6 +159,11 @@ class Values:
         """How the noise of all nodes correlates with the gradients."""
         return Fit.total(self.nodes.values())
 
+    @property
+    def unclipped(self) -> Fit:
+        """How the noise of all nodes correlates with what a larger clip would add."""
+        return Fit.total(self.longer.values())
+
     def signal(self, level: float = LEVEL) -> Iterator[Deviation]:
         """Test whether the rest correlates with the gradients.
 
@@ -159,18 +172,26 @@ class Values:
         Args:
             level: Probability of a false alarm.
         """
-        fit = self.fit
-        # Half of the level is for all nodes together, and half for the individual nodes.
-        if fit.chance < level / 2:
-            yield _multiple("the recorded messages contain", fit)
-            return
-        for node, one in sorted(self.nodes.items()):
-            if one.chance < level / (2 * len(self.nodes)):
-                yield _multiple(f"the messages of node {node} contain", one, (node,))
+        # A quarter of the level is for all nodes together, and a quarter for the individual nodes;
+        # the other half is for their clips. The less likely of both is reported.
+        families: list[tuple[dict[int, Fit], _Chance, _Report]] = [
+            (self.nodes, lambda one: one.chance, _multiple),
+            (self.longer, lambda one: one.chance_above, _longer),
+        ]
+        families.sort(key=lambda family: family[1](Fit.total(family[0].values())))
+        for some, chance, report in families:
+            every = Fit.total(some.values())
+            if chance(every) < level / 4:
+                yield report("the recorded messages contain", every, ())
                 return
+            for node, one in sorted(some.items()):
+                if chance(one) < level / (4 * len(some)):
+                    yield report(f"the messages of node {node} contain", one, (node,))
+                    return
         # If the messages belong to other records, they are about as close to the gradients of a
         # guess as to those of this truth, and the rest contains -1 times what the truth explains
         # better.
+        fit = self.fit
         if not fit.margin or fit.beyond >= -HALF * fit.margin:
             return
         # A normal number is as small as this with probability erfc(...) / 2.
@@ -228,10 +249,21 @@ class Values:
         return min(wrong, key=lambda part: (part.stated, wrong[part]))
 
 
-def _multiple(who: str, fit: Fit, nodes: tuple[int, ...] = ()) -> Deviation:
+def _multiple(who: str, fit: Fit, nodes: tuple[int, ...]) -> Deviation:
     """Report that messages contain a different multiple of the gradients than declared."""
     says = (
         f"{who} {1 + fit.shift:.2f} times the gradients of the truth, expected 1 "
         f"(+- {fit.error:.2g}): check the truth, labels, constants, clip and messages"
+    )
+    return Deviation("gradients", says, nodes)
+
+
+def _longer(who: str, fit: Fit, nodes: tuple[int, ...]) -> Deviation:
+    """Report that messages contain gradients that are longer than the declared clip."""
+    times = 1 + (LONGER - 1) * fit.shift
+    error = (LONGER - 1) * fit.error
+    says = (
+        f"{who} gradients that are longer than the declared clip, as of a clip that is about "
+        f"{times:.2f} times as large (+- {error:.2g}): check the clip"
     )
     return Deviation("gradients", says, nodes)

@@ -24,7 +24,7 @@ from leakaudit.pipeline.checkpoint import Checkpoint
 from leakaudit.pipeline.node_groups import Found
 from leakaudit.reconstruction import Certificate
 from leakaudit.rendering import pictures
-from leakaudit.results import findings, provenance
+from leakaudit.results import findings, model, provenance, worst_case
 from leakaudit.results import record_file as results
 from leakaudit.scoring import lpips_weights, scoring
 from leakaudit.scoring.scoring import Score
@@ -117,7 +117,8 @@ class Finished:
     Attributes:
         results: The content of results.json.
         interrupted: Whether Ctrl-C interrupted the run.
-        conclusive: Whether the recording is what it declares, as far as this could be checked.
+        conclusive: Whether the recording is what it declares, as far as this could be checked, and
+            the truth does not refute every certificate.
             Reconstructions that are neither certified nor scored with a truth decide nothing, nor
             does a run that examined no node.
     """
@@ -220,7 +221,8 @@ def attack_file(
         if record["complete"]:
             kept.clear()
     tried = bool(found.pairs or found.reasons)
-    conclusive = tried and not unclear and (confirmed or truth is not None)
+    refuted = worst_case.refuted(model.of_run(record))
+    conclusive = tried and not (unclear or refuted) and (confirmed or truth is not None)
     return Finished(record, found.interrupted, conclusive)
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Generator, Tensor
@@ -17,6 +17,8 @@ from leakaudit._util.plural import named
 from leakaudit.adversary import Adversary
 from leakaudit.claim import Claim
 from leakaudit.errors import LeakauditError
+from leakaudit.evidence import Origin
+from leakaudit.protocols.traffic import Channel, Traffic, compared, posts
 from leakaudit.relations import Relations, Residuals, Turns, Vector, residuals, secretless
 from leakaudit.relations.declare import Most, at_most, outline, outlined
 from leakaudit.relations.estimate import recorded
@@ -107,24 +109,6 @@ def clipped(clip: float, samples: int, batch: int) -> Clipped:
     return Clipped(
         2 * clip / max(1, smallest), f"clip = {clip:g}, one record replaced by another in {of}"
     )
-
-
-class Channel(NamedTuple):
-    """Recorded messages that the declaration does not contain.
-
-    Attributes:
-        kind: Name of their kind.
-        src: Sender.
-        dst: Receiver; None for everybody.
-        secure: Whether all of them were sent encrypted.
-        early: Whether some were sent before the first round.
-    """
-
-    kind: str
-    src: int
-    dst: int | None
-    secure: bool
-    early: bool
 
 
 @dataclass(frozen=True)
@@ -220,8 +204,11 @@ class Protocol:
         if not self.undeclared:
             return _relations(self.victim, self.graph, rounds, self.public)
         p = self.victim.relations(self.graph, rounds, self.public)
+        sent = {post for vector in p.vectors for post in posts(vector)}
         for channel in self.undeclared:
             for t in range(not channel.early, rounds + 1):
+                if (channel.post, t) in sent:
+                    continue
                 p.round = t
                 what = p.state(f"message {channel.kind}", channel.src, channel.dst)
                 kind = channel.kind
@@ -348,7 +335,11 @@ class Protocol:
     def batched(self) -> bool:
         """Whether a gradient may be of a mini-batch while `turns` does not say of which records."""
         batch = getattr(self.victim, "batch", 0)
-        return self.turns is None and batch > 0 and not 0 < self.records <= batch
+        said = [self.evidence.get(name) for name in ("batch", "samples")]
+        unknown = any(isinstance(one, list) and one[:1] == [Origin.UNKNOWN.name] for one in said)
+        if self.turns is not None or 0 < self.records <= batch:
+            return False
+        return batch > 0 or unknown
 
     @property
     def clipped(self) -> Clipped | None:
@@ -518,40 +509,28 @@ def played(trace: Trace) -> Protocol:
     missing = gaps.lost(trace)
     holds = max(gaps.sound(trace) or 0, 0) if missing else 0
     made = protocol_of(trace, trace.rounds)
-    made = replace(made, undeclared=_undeclared(trace, made))
+    traffic = _traffic(trace, made)
+    if traffic.absent is not None:
+        if not missing or traffic.absent <= holds:
+            holds = max(traffic.absent - 1, 0)
+        missing = missing or gaps.since(traffic.absent)
+    made = replace(made, undeclared=traffic.undeclared)
     if not trace.complete and _another(trace, made.victim):
         made = replace(made, rounds=trace.rounds + 1, begun=True)
     return replace(made, missing=missing, holds=holds)
 
 
-def _undeclared(trace: Trace, protocol: Protocol) -> tuple[Channel, ...]:
-    """Return the channels on which a recording has messages that its protocol does not send."""
+def _traffic(trace: Trace, protocol: Protocol) -> Traffic:
+    """Return how the messages of a recording differ from those that its protocol sends."""
     rounds = trace.rounds
     if protocol.victim.stationary:
         rounds = min(rounds, DECLARED)
-    declared: set[tuple[str, int | None, int | None]] = set()
     try:
         with outline():
             sent = replace(protocol, rounds=rounds).whole.vectors
     except LeakauditError:  # every view says so
-        return ()
-    for vector in sent:
-        if vector.kind == "message":
-            receivers: Sequence[int | None] = vector.dst or (None,)
-            declared.update((vector.name, vector.owner, dst) for dst in receivers)
-    found: dict[tuple[str, int, int | None], Channel] = {}
-    for table in trace.messages:
-        columns = (table.kind, table.src, table.dst, table.secure, table.round == 0)
-        for kind, src, dst, secure, early in torch.stack(columns, 1).unique(dim=0).tolist():
-            name = table.kinds[kind]
-            to = None if dst < 0 else dst
-            if (name, src, to) in declared or (name, src, None) in declared:
-                continue
-            before = found.get((name, src, to))
-            secure = bool(secure) and (before is None or before.secure)
-            early = bool(early) or (before is not None and before.early)
-            found[name, src, to] = Channel(name, src, to, secure, early)
-    return tuple(found.values())
+        return Traffic((), None)
+    return compared(trace, sent, rounds)
 
 
 def _another(trace: Trace, victim: Victim) -> bool:

@@ -35,8 +35,8 @@ def normal(like: Tensor, std: float, generator: Generator) -> Tensor:
 class Steps:
     """`count` steps of an optimiser per round; with SGD, w <- (1 - lr decay) w - lr_t g(w) + n.
 
-    In round t, lr_t = lr / (1 + slow (t - 1)), and n ~ N(0, std^2 I). A record is used again after
-    all others were used, within a round in the same order.
+    In round t, lr_t = lr / (1 + slow (t - 1)), and n ~ N(0, std^2 I). All records are used in a
+    random order, then in another one.
 
     Attributes:
         lr: Step size.
@@ -79,14 +79,13 @@ class Steps:
         if not 0 < self.batch < samples or samples % self.batch:
             return None
         parts = samples // self.batch
-        turns: list[list[list[int]]] = []
-        at = parts
-        for step in range(rounds * self.count):
-            if step % self.count == 0 and at >= parts:  # new orders are drawn only between rounds
-                turns.append([[] for _ in range(parts)])
-                at = 0
-            turns[-1][at % parts].append(step)
-            at = at % parts + 1
+        last = rounds * self.count
+        turns = []
+        for at in range(0, last, parts):
+            entered = [[step] for step in range(at, min(at + parts, last))]
+            if len(entered) < parts:
+                entered.append([])
+            turns.append(entered)
         return turns
 
     def declare(
@@ -171,11 +170,6 @@ class LocalSteps:
         lr = steps.lr / (1 + steps.slow * (t - 1))
         if not steps.keep:
             self._memory = Memory()
-        if not self.whole and self._at >= self.problem.samples:
-            shape = (self.problem.nodes, self.problem.samples)
-            drawn = torch.rand(shape, generator=self.generator)
-            self._order = drawn.argsort(1).to(base.device)
-            self._at = 0
         point = base if at is None else at
         for k in range(1, steps.count + 1):
             g = self._gradients(point)
@@ -212,8 +206,12 @@ class LocalSteps:
         The last one of an order is smaller if the size does not divide the number of records.
         """
         problem = self.problem
-        start = 0 if self._at >= problem.samples else self._at
-        self._at = start + self.steps.batch
+        if self._at >= problem.samples:
+            drawn = torch.rand((problem.nodes, problem.samples), generator=self.generator)
+            self._order = drawn.argsort(1).to(problem.x.device)
+            self._at = 0
+        start = self._at
+        self._at += self.steps.batch
         rows = self._order[:, start : self._at]
         nodes = torch.arange(problem.nodes, device=rows.device)[:, None]
         return problem.x[nodes, rows], problem.y[nodes, rows]

@@ -71,8 +71,8 @@ class Bound:
             view before it, so sensitivities at record level hold. 1: the point is a function of the
             view and of the node's own past gradients; record level requires a drift bound
             (`drift`), and mu refers to gradients that differ by at most the sensitivity wherever
-            they are evaluated. 0: hidden noise influences the point, or influences another gradient
-            that reacts to it; mu refers to gradients that do not depend on the model (`record` has
+            they are evaluated. 0: hidden noise influences the point, or that of a gradient of
+            another node; mu refers to gradients that do not depend on the model (`record` has
             stronger adversaries). Targets that are not gradients have 2, or 0 if another gradient
             reacts.
         fisher: (T, T) M, sparse beyond `DENSE` targets; None if mu is inf.

@@ -9,6 +9,7 @@ what is observed later depends on the gradient.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 
 from leakaudit.relations.expression import Expression, places
@@ -75,14 +76,15 @@ def certificates(
         targets: Gradients or other secrets of one node.
         others: Gradients that are not targets and reach the view. If the point of one of them is
             not a function of the view, it reacts to changes of everything declared before it, so
-            targets declared before it have 0.
+            targets declared before it have 0. If hidden noise moves that point, the gradient makes
+            of it another noise than the declared one, so all targets have 0.
     """
     wanted = set(places(targets))
     seen = Past(worst, worst.known)
     own = Past(worst, worst.known | wanted)
     points = worst.declared.points
     level = dict.fromkeys(wanted, 2)
-    reacts = -1  # the last gradient of others that reacts
+    reacts: float = -1  # the last gradient of others that reacts
     for k in sorted(points):
         if k not in wanted and k not in others:
             continue
@@ -90,11 +92,12 @@ def certificates(
         seen.advance(point.before)
         if seen.holds(point.at, k):  # a function of the view: certificate 2
             continue
+        own.advance(point.before)
+        moved_only_by_targets = own.holds(point.at, k)
         if k in wanted:
-            own.advance(point.before)
-            level[k] = int(own.holds(point.at, k))
+            level[k] = int(moved_only_by_targets)
         else:
-            reacts = k
+            reacts = max(reacts, k if moved_only_by_targets else math.inf)
     for k in wanted:
         if k < reacts:
             level[k] = 0

@@ -158,6 +158,8 @@ class SharedView:
         reacts = int(np.flatnonzero(others & ~seen).max(initial=-1))
         level = np.where(seen[own], 2, decided.free[own].astype(int))
         level[own < reacts] = 0
+        if (others & ~decided.free).any():  # hidden noise passes through a loss of another node
+            level[:] = 0
         return tuple(level.tolist())
 
 

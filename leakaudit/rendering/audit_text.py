@@ -35,7 +35,7 @@ from leakaudit.results.wording import (
     refusal,
     test_words,
 )
-from leakaudit.verdict import MOST_TRIALS, Verdict
+from leakaudit.verdict import MOST_TRIALS, Holds, Verdict
 
 STYLES = {
     Verdict.REFUTED: "bold red",
@@ -272,9 +272,10 @@ def counted(figures: Figures | None) -> str:
 def _compared(figures: ViewFigures) -> str:
     """The view bound and the claim; "" if there is no epsilon."""
     if figures.exact == "inf":
-        return "exact epsilon inf"
-    exact = decoded(figures.exact)
+        return "epsilon inf"
+    bounded = decoded(figures.exact)
     claimed = decoded(figures.claimed)
-    if exact is None or claimed is None:
+    if bounded is None or claimed is None:
         return ""
-    return f"exact epsilon {exact:.4g}, claimed {claimed:.4g}"
+    epsilon = Holds.read(figures.holds).says(f"{bounded:.4g}")
+    return f"epsilon {epsilon}, claimed {claimed:.4g}"

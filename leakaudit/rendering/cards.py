@@ -318,13 +318,13 @@ def _compared(found: Sequence[Comparison]) -> str:
         claimed = None
         if one.claim is not None:
             claimed = one.claim.epsilon
-        reason = f"{one.bound.holds}; {one.why or one.bound.refused}"
+        reason = f"{one.holds}; {one.why or one.bound.refused}"
         rows.append(
             [
                 str(one.bound.node),
                 str(one.bound.adversary),
-                _number(one.bound.mu),
-                _number(one.bound.epsilon),
+                one.bound.holds.says(one.bound.multiple(one.bound.mu)),
+                one.bound.holds.says(_number(one.bound.epsilon)),
                 _number(claimed),
                 one.verdict.words,
                 reason,

@@ -74,7 +74,8 @@ def finding(
 
 def _batch(leak: GradientLeak, found: Reconstruction) -> int:
     """Return the number of inputs: the declared one, unless the messages contradict it."""
-    wrong = any(one.origin is Origin.CONTRADICTED for one in found.evidence)
+    about = [one.origin for one in found.evidence if one.subject == "samples"]
+    wrong = Origin.CONTRADICTED in about
     if leak.inputs is None or wrong:
         return len(found.x)
     return leak.inputs

@@ -318,6 +318,8 @@ def _of_verdicts(audit: AuditPart) -> Table:
         row.update({"hits": hits, "trials": trials, **_rate("rate", hits, trials)})
         for name in COUNTS:
             row[name] = _number(one.figures.get(name))
+        holds = one.figures.get("holds")
+        row["holds"] = holds if isinstance(holds, str) else None
         row.update({"p": one.p, "level": one.level, "needs": one.needs})
         row.update({"reason": one.says, "power": one.power})
         rows.append(row)
@@ -363,6 +365,7 @@ def _of_views(audit: AuditPart) -> Table:
                 "adversary": view.adversary,
                 "mu": decoded(view.mu),
                 "view_epsilon": decoded(exact),
+                "holds": view.holds,
                 "claim": None,
                 "claimed_epsilon": None,
                 "verdict": view.verdict,

@@ -627,9 +627,10 @@ class ViewFigures(_Open, frozen=True, kw_only=True):
         mu: mu of one record.
         node_mu: mu of a whole node.
         rounds_priced: The number of rounds that these values cover; None in a record of version 1.
-        exact: Epsilon of one record.
+        exact: Epsilon of one record, exact if `holds` says so.
         claimed: The claimed epsilon.
-        ratio: Exact epsilon divided by the claimed one.
+        ratio: The former divided by the latter.
+        holds: A `leakaudit.verdict.Holds`; None in a record of an earlier version.
     """
 
     mu: Extended
@@ -638,6 +639,7 @@ class ViewFigures(_Open, frozen=True, kw_only=True):
     exact: Extended
     claimed: Extended
     ratio: Extended
+    holds: str | None = None
 
 
 class SensitivityFigures(_Open, frozen=True, kw_only=True):
@@ -742,7 +744,8 @@ class ViewEntry(_Open, frozen=True, kw_only=True):
         adversary: The adversary.
         mu: mu of the Gaussian view.
         epsilon: Epsilon of one record.
-        exact: Epsilon of one record by the exact relation; preferred over `epsilon`.
+        exact: Epsilon of one record at the claim's delta; preferred over `epsilon`.
+        holds: A `leakaudit.verdict.Holds`; None in a record of an earlier version.
         verdict: Name of a `leakaudit.verdict.Verdict`.
         why: The reason.
         claim: The claim.
@@ -753,6 +756,7 @@ class ViewEntry(_Open, frozen=True, kw_only=True):
     mu: Extended = None
     epsilon: Extended = None
     exact: Extended = None
+    holds: str | None = None
     verdict: VerdictName | None = None
     why: str | None = None
     claim: ClaimEntry | None = None

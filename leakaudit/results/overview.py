@@ -46,7 +46,7 @@ from leakaudit.results.worst_case import (
     whom,
     worst_case,
 )
-from leakaudit.verdict import Verdict
+from leakaudit.verdict import Holds, Verdict
 
 MOST = 3  # most recommendations: more are not read
 _SCORE = "leakaudit score results.json --truth trace.truth.pt"
@@ -176,7 +176,7 @@ def _attack(record: RunRecord) -> Overview:
 
 
 def _attack_facts(record: RunRecord, finding: Finding | None) -> tuple[tuple[str, str], ...]:
-    claim = ("claim", "not part of an attack: `leakaudit bound` shows claimed and exact epsilon")
+    claim = ("claim", "not part of an attack: `leakaudit bound` compares it with each view")
     if finding is None:
         return (claim,)
     leaking: set[int] = set()
@@ -328,9 +328,9 @@ def _audit_certainty(record: AuditRecord, one: VerdictEntry) -> str:
 
 def _audit_facts(record: AuditRecord, one: VerdictEntry) -> tuple[tuple[str, str], ...]:
     facts = [("who leaks to whom", f"node {one.node} to {whom(one.adversary)}")]
-    claimed, exact = _claimed_and_exact(record, one)
+    claimed, bounded = _claimed_and_bounded(record, one)
     facts.append(("claimed epsilon", claimed))
-    facts.append(("exact epsilon", exact))
+    facts.append(("epsilon of the view", bounded))
     tests = ", ".join(
         f"{sum(each.verdict == v.name for each in record.audit.verdicts)} {v.words}"
         for v in VERDICT_ORDER
@@ -341,7 +341,7 @@ def _audit_facts(record: AuditRecord, one: VerdictEntry) -> tuple[tuple[str, str
     return tuple(facts)
 
 
-def _claimed_and_exact(record: AuditRecord, one: VerdictEntry) -> tuple[str, str]:
+def _claimed_and_bounded(record: AuditRecord, one: VerdictEntry) -> tuple[str, str]:
     """The claim and the view bound of the same node, adversary and point."""
     for other in record.audit.verdicts:
         same = (other.node, other.adversary, other.epsilon) == (
@@ -353,7 +353,10 @@ def _claimed_and_exact(record: AuditRecord, one: VerdictEntry) -> tuple[str, str
             continue
         figures = other.read_figures()
         if isinstance(figures, ViewFigures):
-            return _number(figures.claimed), _number(figures.exact)
+            bounded = _number(figures.exact)
+            if figures.exact not in (None, "inf"):
+                bounded = Holds.read(figures.holds).says(bounded)
+            return _number(figures.claimed), bounded
     return "none", "not computed"
 
 
@@ -535,7 +538,8 @@ def _gate_facts(
         facts.append((measured(rule.measure), f"{value}, at most {limit} allowed"))
     budget = _epsilon_rule(record)
     if budget is not None:
-        facts.append(("epsilon", f"exact {_number(budget.value)}, limit {_number(budget.limit)}"))
+        value = Holds.AT_MOST.says(_number(budget.value))
+        facts.append(("epsilon", f"{value}, limit {_number(budget.limit)}"))
     broken = sum(one.status in (RuleStatus.OVER, RuleStatus.REGRESSION) for one in gate.rules)
     contradicted = sum(one.status is RuleStatus.CONTRADICTED for one in gate.rules)
     counts = f"{broken} of {len(gate.rules)} exceeded"

@@ -21,6 +21,7 @@ from leakaudit.results.model import (
     EvidenceEntry,
     Finding,
     NumberColumn,
+    RunRecord,
     Scores,
     Undetermined,
     given,
@@ -44,6 +45,9 @@ CURIOUS = 4  # most curious nodes that a sentence lists
 ALTERED = "Either the program changes records before it uses them (augmentation)"
 FAILURE = "A failed attack is not evidence of privacy."
 
+
+# What evidence is about, in words.
+DECLARED = {"samples": "number of records", "shape": "shape of a record"}
 
 NOT_EXAMINED = EvidenceEntry(subject="samples", origin="UNKNOWN", detail="")
 
@@ -130,7 +134,7 @@ def worst_case(
         return WorstCase(
             f"{who(top.adversary)} recovered training data of {named(top.nodes)} to within narrow "
             "intervals.",
-            "The intervals are certain without seeing the originals.",
+            "The intervals are certain without seeing the originals." + _not_as_declared(intervals),
             Outcome.INTERVAL,
             top,
             proven=True,
@@ -308,6 +312,12 @@ def _exact(findings: Sequence[Finding], noun: str) -> WorstCase | None:
     )
 
 
+def refuted(record: RunRecord) -> str:
+    """Return why an attack concludes nothing: the truth refutes its certificates; else empty."""
+    case = worst_case(record.findings, record.undetermined, record.trace.shape)
+    return f"{case.says} {case.certainty}" if case.outcome is Outcome.CONTRADICTED else ""
+
+
 def _contradicted(findings: Sequence[Finding]) -> WorstCase | None:
     """The worst case if the truth contradicts certificates; None if it does not."""
     wrong = [(finding, _tally(finding).wrong) for finding in findings]
@@ -345,6 +355,7 @@ def _shown_by_messages(chosen: Sequence[Finding], exact: int, noun: str, owners:
         one.origin == Origin.VERIFIED.name
         for finding in chosen
         for one in given(finding.evidence, ()) or (NOT_EXAMINED,)
+        if one.subject == "samples"
     )
     total = _total(_tally(finding) for finding in chosen)
     if verified and total is not None:
@@ -371,11 +382,12 @@ def _explained(finding: Finding) -> int:
 
 
 def _not_as_declared(findings: Sequence[Finding]) -> str:
-    """Say which number of records the messages contradict; empty if they contradict none."""
+    """Say what the messages contradict of the declaration; empty if they contradict nothing."""
     for finding in findings:
         for one in given(finding.evidence, ()):
             if one.origin == Origin.CONTRADICTED.name:
-                return f" The number of records is not as declared: {one.detail}."
+                what = DECLARED.get(one.subject, one.subject)
+                return f" The {what} is not as declared: {one.detail}."
     return ""
 
 
@@ -529,9 +541,9 @@ def _unscored(top: Finding, noun: str) -> WorstCase:
         says = f"{someone} recovered nothing that explains what {named(top.nodes)} sent."
         return WorstCase(says, FAILURE, Outcome.NOTHING, top)
     return WorstCase(
-        f"{someone} computed inputs that explain what {named(top.nodes)} sent.",
-        f"Whether these are the training {noun}s is not known: other inputs may explain it as "
-        "well, and there was no truth file to compare with.",
+        f"{someone} computed possible inputs of {named(top.nodes)}, of which none is proven.",
+        f"Whether these are training {noun}s is not known: they may not explain what was sent, or "
+        "others explain it as well, and there was no truth file to compare with.",
         Outcome.FITS,
         top,
     )

@@ -105,6 +105,9 @@ class Job:
         mine = [n for n in wanted if n not in adversary.corrupt]
         heard = Deduction(trace, adversary)
         leaks = hearing.deduce(heard, mine, cell.plan.gradients, incomplete=True)
+        if leaks.not_understood:
+            node = min(leaks.not_understood)
+            raise LeakauditError(f"node {node}: {leaks.undetermined[node]}")
         fit, unusable = _usable(cell, list(hearing.each_sum_once(leaks)), task)
         made = _attacked(cell, fit, task)
         scores = score([one.found for one in made], truth)

@@ -105,8 +105,13 @@ def lost(trace: Trace) -> str:
     if last is None and not trace.provenance.get("missing"):
         return ""
     if type(last) is int and 0 <= last < trace.rounds:
-        return f"messages of round {last + 1} or later are missing"
+        return since(last + 1)
     return "messages are missing"
+
+
+def since(first: int) -> str:
+    """Return the statement that messages are missing from some round on."""
+    return f"messages of round {first} or later are missing"
 
 
 def between(m: Messages, first: int, last: int) -> Messages:

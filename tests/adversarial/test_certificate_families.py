@@ -8,6 +8,7 @@ other cases: 10 of each family are about 5,000 records.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +20,8 @@ import leakaudit as la
 from leakaudit.inversion.exact import certify, proof, slopes, uniqueness
 from leakaudit.inversion.exact.duals_to_inputs import KnownInputs
 from leakaudit.inversion.exact.uniqueness import Rows
+from leakaudit.protocols import recording
+from leakaudit.protocols.scenario import Scenario
 from leakaudit.reconstruction import Certificate
 
 D = torch.float64
@@ -158,6 +161,74 @@ def test_slopes_that_are_proportional_in_one_round_only_are_told_apart_by_the_ot
     found = gaussian(3, 20, 2)
     found[1, :, 1] = found[1, :, 0]
     assert slopes._tells_apart(found, 1e-3 * found.norm(dim=1))
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "binary", "squared"])
+@pytest.mark.parametrize("model", ["mlp", "logistic"])
+def test_slopes_are_the_gradients_of_the_first_biases(loss: str, model: str) -> None:
+    """Of every image alone with every target, for a difference of two gradients."""
+    args = {"hidden": 9} if model == "mlp" else {}
+    spec = la.TaskSpec(model, args, loss, (1, 3, 3), 2, mean=(0.3,), std=(0.7,))
+    task = la.Task.build(spec, dtype=D)
+    theta = torch.stack([task.init(Generator().manual_seed(k)) for k in range(2)])
+    leak = la.GradientLeak(
+        node=0,
+        rounds=torch.arange(2),
+        combination=torch.tensor([[1.0, -2.0]], dtype=D),
+        value=torch.zeros(1, task.layout.size, dtype=D),
+        std=torch.zeros(1),
+        columns=(0, task.layout.size),
+        theta=theta,
+        batch=3,
+    )
+    x = gaussian(3, 9)
+    found, _ = slopes._slopes(leak, task, 0, x)
+    targets = list(torch.arange(2)[:, None])
+    if loss == "binary":
+        targets = [y.to(D) for y in targets]
+    elif loss == "squared":
+        targets = [torch.zeros(1, 2, dtype=D), *torch.eye(2, dtype=D)[:, None]]
+    assert task.first_linear is not None
+    assert task.first_linear[1] is not None
+    bias = task.layout.slices[task.first_linear[1]]
+    assert found.shape[:2] == (3, len(targets))
+    for k, image in enumerate(x.reshape(3, 1, 1, 3, 3)):
+        for c, y in enumerate(targets):
+            first, second = (task.gradient(w, image, y)[bias] for w in theta)
+            torch.testing.assert_close(found[k, c], first - 2 * second)
+
+
+def test_many_classes_and_rounds_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A limit on their number once made the models count as unknown here."""
+    verdicts = []
+
+    def agree(*given: Any) -> bool | None:
+        verdicts.append(compared(*given))
+        return verdicts[-1]
+
+    compared = slopes.agree
+    monkeypatch.setattr(slopes, "agree", agree)
+    x = strange_batches.pictures()[:12].reshape(3, 4, -1) / 255
+    case = strange_batches.Case(x, torch.arange(12).reshape(3, 4), 255, classes=100, rounds=12)
+    count = strange_batches.attacked(case, 0)
+    assert (count.exact, count.false) == (12, 0)
+    assert verdicts == [True] * 3
+
+
+def test_a_saturated_round_does_not_contradict_a_photograph() -> None:
+    """A probability near 1 minus 1 is rounded in the program, by more than the message states."""
+    run = Scenario(
+        victim="dpsgd",
+        nodes=3,
+        graph="ring",
+        rounds=8,
+        data="faces",
+        model="logistic",
+        set={"alpha": 0.3},
+    )
+    trace = recording.record(recording.plan(run), None).trace
+    found = la.attack(la.leaks(trace), "analytic", generator=Generator())
+    assert [one.certificate for one in found] == [Certificate.EXACT] * 3
 
 
 def test_rows_that_do_not_determine_a_dual_do_not_fit_it() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -187,3 +189,41 @@ def test_an_estimate_under_noise_states_its_error() -> None:
         assert found.certificate is Certificate.APPROXIMATE
         expected = float(found.note.split("expected error ")[1].split()[0])
         assert 0.4 < error / expected < 2.5
+
+
+@pytest.mark.parametrize("unknown", ["batch", "samples", None])
+def test_a_bound_without_a_known_batch_is_at_most(unknown: str | None) -> None:
+    """A tap says so in the trace; mini-batches are then priced as if each had the record."""
+    from leakaudit.protocols import recording
+    from leakaudit.protocols.scenario import Scenario
+
+    constants = {"sigma": 1.0, "clip": 1.0, "hidden": 8}
+    case = Scenario("fedsgd", 3, "star", 4, "faces", samples=2, model="mlp", set=constants)
+    trace = recording.record(recording.plan(case), None).trace
+    if unknown:
+        said = {"evidence": {unknown: [Origin.UNKNOWN.name, "8 gradients show 4 records each"]}}
+        trace = replace(trace, provenance={**trace.provenance, **said})
+    (view,) = la.bound(trace, [la.Adversary()], nodes=[0])
+    assert view.bound.mu is not None
+    assert 0 < view.bound.mu < math.inf
+    assert view.bound.every_batch is (unknown is not None)
+
+
+@pytest.mark.parametrize("dead", [0, 3])
+def test_a_gradient_that_vanishes_hides_no_other_record(dead: int) -> None:
+    trace, _ = recorded(fresh)
+    (leak, *_) = la.leaks(trace)
+    value = leak.value.clone()
+    value[dead] = 0
+    shown = inputs_shown.shown(replace(leak, value=value), la.Task.build(trace.task))
+    assert shown is not None
+    assert shown.clear
+    assert (shown.gradients, shown.each, shown.together) == (ROUNDS - 1, 1, ROUNDS - 1)
+
+
+def test_gradients_under_unknown_noise_are_not_called_clear() -> None:
+    trace, _ = recorded(same, sigma=1e-3)
+    (leak, *_) = la.leaks(trace)
+    shown = inputs_shown.shown(leak, la.Task.build(trace.task))
+    assert shown is not None
+    assert not shown.clear

@@ -363,7 +363,7 @@ CASES = {
     ),
     "half the sensitivity": Case(
         3,
-        r"sensitivity = 1, but with clip = 1 .*set sensitivity = 2 in \[check.ring\]",
+        r"sensitivity = 1, but a gradient .* by up to 2: clip = 1, .*set sensitivity = 2 in ",
         (),
         gate=(("sensitivity = 2.0", "sensitivity = 1.0"),),
     ),
@@ -378,8 +378,19 @@ CASES = {
     ),
     "twice the clip": Case(
         3,
-        "with clip = 2 .*set sensitivity = 4",
+        "by up to 4: clip = 2, .*set sensitivity = 4",
         (("STEP, CLIP = 0.1, 1.0", "STEP, CLIP = 0.1, 2.0"),),
+    ),
+    "four records, and no word of how many are in a gradient": Case(
+        3,
+        "a mean of an undeclared number of records; set sensitivity = 2 .*, or record batch",
+        (
+            ('"samples": 1', '"samples": 4'),
+            ("picture = x[row]", "picture = x[row].reshape(1, -1).repeat(4, 0)"),
+            (".reshape(1, 1, SIDE, SIDE)\n", ".reshape(4, 1, SIDE, SIDE)\n"),
+            ("y=y[row : row + 1], index=[row]", "y=y[row : row + 1].repeat(4), index=[row] * 4"),
+        ),
+        gate=(("sensitivity = 2.0", "sensitivity = 0.5"),),
     ),
     # noise that is shared
     "noise keyed by seed + node + round": Case(1, "reused noise", generated("1000 * seed + k + t")),

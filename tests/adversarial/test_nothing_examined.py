@@ -7,14 +7,20 @@ from __future__ import annotations
 
 import csv
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 import torch
+from invoked import SWEEP
 
 import leakaudit as la
 from leakaudit.cli import main
+from leakaudit.extraction import hearing
+from leakaudit.extraction.deduction import Deduction
 from leakaudit.gate.cells import Cell
 from leakaudit.gate.config import Check
 from leakaudit.gate.rules import attacked
@@ -162,6 +168,39 @@ def test_relations_of_which_none_was_checked_are_not_verified(
 def test_an_attack_that_was_not_tried_refused_nothing() -> None:
     assert refusal(0, 0) == "not run"
     assert (refusal(2, 0), refusal(2, 1)) == ("none", "1 of 2")
+
+
+def test_a_gate_says_which_nodes_were_not_attacked() -> None:
+    check = Check("ring", "m:f", adversaries=("node:1",), undetermined=("node:1",))
+    for known, status, says in (
+        (set(), RuleStatus.UNTESTED, "nodes 0, 2 not attacked: why"),
+        ({2}, RuleStatus.VOID, "it is not known what leaked: node 2 not attacked: because"),
+    ):
+        reasons = {0: "why", 2: "because"}
+        some = {"reasons": reasons, "not_understood": known, "tried": 3}
+        (rule,) = attacked([Cell(check, "node:1", "analytic", [0], **some)])
+        assert (rule.status, rule.says) == (status, says)
+    assert not attacked([Cell(check, "node:1", "analytic", [0], tried=4)])
+
+
+def test_a_sweep_counts_nothing_of_a_cell_that_is_not_understood(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    deduce = hearing.deduce
+
+    def unclear(heard: Deduction, nodes: Sequence[int], *rest: Any, **named: Any) -> la.Leaks:
+        leaks = deduce(heard, nodes[1:], *rest, **named)
+        reasons = {nodes[0]: "its messages are not understood"}
+        return replace(leaks, undetermined=reasons, not_understood=frozenset(reasons))
+
+    plan = tmp_path / "plan.toml"
+    plan.write_text(SWEEP)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(hearing, "deduce", unclear)
+    assert main(["sweep", str(plan), "--workers", "0", "-q", "-f", "json"]) == 3
+    cells = json.loads(capsys.readouterr().out)["sweep"]["cells"]
+    assert {cell["status"] for cell in cells} == {"failed"}
+    assert all("its messages are not understood" in cell["says"] for cell in cells)
 
 
 def test_a_gate_does_not_excuse_what_is_not_understood() -> None:

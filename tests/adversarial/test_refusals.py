@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from leakaudit.adversary import Adversary
+from leakaudit.auditing import panels
 from leakaudit.auditing.canary import Guesses
 from leakaudit.auditing.evidence import Successes
 from leakaudit.auditing.levels import levels
@@ -99,7 +100,7 @@ def test_refused_nodes_count_as_the_mean_image(
 
 
 def test_the_more_nodes_an_attack_refuses_the_less_it_gets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """SSIM and the relative error too; none came back is no measurement, as before."""
+    """SSIM and the relative error, too."""
     means: dict[str, list[float]] = {"psnr": [], "ssim": [], "relative_error": []}
     for count in range(3):
         with monkeypatch.context() as patch:
@@ -112,8 +113,26 @@ def test_the_more_nodes_an_attack_refuses_the_less_it_gets(monkeypatch: pytest.M
     assert means["psnr"] == sorted(means["psnr"], reverse=True)
     assert means["ssim"] == sorted(means["ssim"], reverse=True)
     assert means["relative_error"] == sorted(means["relative_error"])
+
+
+def test_an_attack_that_refuses_everywhere_is_drawn_as_the_blind_guess(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its line in the panels of pictures was missing, as if nothing had been attacked."""
+    plan = replace(PLAN, seeds=1)
     refusing(monkeypatch, lambda *_: True)
-    assert made().values("psnr", 0, Adversary(), "analytic") is None
+    part = made(plan)
+    assert not part.outcomes
+    wanted = median(v for node in (0, 1, 2) for v in blind(part.truth, node))
+    found = part.values("psnr", 0, Adversary(), "analytic")
+    assert found is not None
+    assert found.median == pytest.approx(wanted, rel=1e-5)
+    axes = panels.figure(plan, levels(plan), part, []).axes
+    shown = {one.get_title("left"): [line.get_ydata() for line in one.lines] for one in axes}
+    psnr = next(lines for title, lines in shown.items() if "PSNR" in title)
+    assert any(np.allclose(line, [wanted], rtol=1e-5) for line in psnr)
+    identified = next(lines for title, lines in shown.items() if "identified" in title)
+    assert any(np.array_equal(line, [0.0]) for line in identified)
 
 
 def test_a_seed_that_was_refused_is_a_trial_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:

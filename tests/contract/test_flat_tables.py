@@ -85,7 +85,7 @@ def test_a_table_says_what_the_record_says() -> None:
     assert (measure["measure"], measure["seed"], measure["value"]) == ("psnr", 0, 30.0)
 
 
-# --- every column by hand ---------------------------------------------------------------------------------------------
+# --- every column by hand -------------------------------------------------------------
 
 
 def measured(best: float, median: float, mean: float, *others: float) -> Record:
@@ -293,7 +293,7 @@ def test_an_unknown_table_is_refused_with_the_known_ones() -> None:
         rendered("csv", RECORDS["gate"], table="findings")
 
 
-# --- comma-separated values -------------------------------------------------------------------------------------------
+# --- comma-separated values -----------------------------------------------------------
 
 
 @pytest.mark.parametrize("text", FORMULAS)
@@ -321,7 +321,7 @@ def test_any_text_is_one_cell(text: str) -> None:
     assert not read[1][0].startswith(("=", "+", "-", "@"))
 
 
-# --- LaTeX ------------------------------------------------------------------------------------------------------------
+# --- LaTeX ----------------------------------------------------------------------------
 
 
 @settings(max_examples=200, derandomize=True)
@@ -379,7 +379,7 @@ def test_tables_compile(tmp_path: Path) -> None:
     assert "longtable" in parts[len(TABLES)]
 
 
-# --- data frames ------------------------------------------------------------------------------------------------------
+# --- data frames ----------------------------------------------------------------------
 
 
 def test_results_become_data_frames() -> None:

@@ -805,7 +805,7 @@ def test_max_bytes_is_the_largest_size_that_is_read(ending: str, tmp_path: Path)
 
 
 def test_an_npz_may_unpack_to_64_mib_and_not_to_more(tmp_path: Path) -> None:
-    """The files compress 1,000 times; that they lack the other arrays is only seen if they are read."""
+    """The files compress 1,000 times; only if they are read is it seen what they lack."""
     header = 128
     for name, more in (("at.npz", 0), ("above.npz", 1)):
         array = np.zeros((64 << 20) - header + more, np.uint8)

@@ -147,7 +147,9 @@ READS = {
     "leakaudit/protocols/declared.py:constants": FORMAT,
     "leakaudit/protocols/expected.py:_dtype_name": TORCH,
     "leakaudit/gate/judge.py:_is_own": MODULE,
-    "leakaudit/gate/described.py": "texts that a program wrote in its description, for the number of their digits",
+    "leakaudit/gate/described.py": (
+        "texts that a program wrote in its description, for the number of their digits"
+    ),
     "leakaudit/gate/program.py:_library": NAMED,
     "leakaudit/gate/program.py:_outcome": ERROR,
     "leakaudit/gate/program.py:imported": TYPED,

@@ -27,7 +27,8 @@ from leakaudit.reconstruction import Certificate, Reconstruction
 from leakaudit.rendering.markdown import escape
 from leakaudit.rendering.pictures import Pair, grid, pair_up, save
 from leakaudit.reports.text import render as render_text
-from leakaudit.results import record_file
+from leakaudit.results import record_file, wording
+from leakaudit.results.model import Finding, fitted
 from leakaudit.results.wording import clean
 from leakaudit.scoring.scoring import score
 from leakaudit.trace import TaskSpec, Truth
@@ -170,8 +171,8 @@ def test_the_sentence_names_the_worst_case_first_and_what_was_not_tried() -> Non
     assert RECORDS["scored"]["summary"] == (
         "An eavesdropper recovered 1 of the 2 training images of nodes 0, 1 exactly. "
         "This was found by comparison with the originals. The attack also proves 1 other result to "
-        "be exact that differ from the originals. Either the program changes records before it uses "
-        "them (augmentation), the truth is that of another run, or the attack is wrong. "
+        "be exact that differ from the originals. Either the program changes records before it "
+        "uses them (augmentation), the truth is that of another run, or the attack is wrong. "
         "By analytic from a difference; a record recovered bit for bit from 1 of 3 nodes; "
         "certificates of the 2 nodes attacked: 2 exact; no leak determined for 1 node; "
         "not tried: dlg, coalitions of nodes."
@@ -433,3 +434,30 @@ def test_what_is_no_picture_is_refused() -> None:
         grid([Pair("node 0", None, None, None, "failed")])
     with pytest.raises(LeakauditError, match="1 or 3"):
         grid([Pair("node 0", torch.zeros(22), None, None, "failed")])
+
+
+@pytest.mark.parametrize(
+    ("labels", "cell"),
+    [
+        ([0, 1, 2, 3], "4 of 4 right"),
+        ([1, 0, 3, 2], "0 of 4 right, 4 of 4 as a set"),
+        ([1, 0, 3, 9], "0 of 4 right, 3 of 4 as a set"),
+        ([0, 1, 3, 9], "2 of 4 right, 3 of 4 as a set"),
+    ],
+)
+def test_labels_are_scored_in_order_and_as_a_set(labels: list[int], cell: str) -> None:
+    task = TaskSpec("mlp", {"hidden": 4}, shape=(1, 4, 4), classes=10)
+    x = torch.rand(4, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+    owners = torch.zeros(4, dtype=torch.int64)
+    truth = Truth("", task, x, torch.arange(4), owners, torch.arange(4), x[:0])
+    found = Reconstruction(0, "exact", x, torch.tensor(labels), Certificate.APPROXIMATE, 0.0)
+    (measured,) = score(found, truth)
+    assert measured.labels_found is not None
+    scored = records.finding(0, labels=[float(one) for one in labels], batch=4)
+    scored["scores"] |= {
+        "labels_found": measured.labels_found,
+        "label_correct": column(*(measured.label_correct or ())),
+        "matched": list(measured.matched),
+    }
+    headings, (row,) = wording.table([fitted(scored, Finding)])
+    assert row[headings.index("label")] == cell

@@ -37,6 +37,8 @@ parser.add_argument("--clip", type=float, help="norm to which the mean gradient 
 parser.add_argument("--cosine", action="store_true", help="use a schedule of step sizes")
 parser.add_argument("--autocast", action="store_true", help="compute in bfloat16")
 parser.add_argument("--accumulate", type=int, default=1, help="records whose gradients are added")
+parser.add_argument("--batch", type=int, default=1, help="records per step")
+parser.add_argument("--own", type=int, help="records of a process, shuffled (default: --batch)")
 parser.add_argument("--powersgd", type=int, help="first step in which PowerSGD sends factors")
 parser.add_argument("--steps", type=int, default=6)
 args = parser.parse_args()
@@ -44,9 +46,11 @@ args = parser.parse_args()
 dist.init_process_group("gloo")
 rank, ranks = dist.get_rank(), dist.get_world_size()
 random = torch.Generator().manual_seed(0)
-mine = slice(rank * args.accumulate, (rank + 1) * args.accumulate)
-x = torch.randint(256, (ranks * args.accumulate, 1, 8, 8), generator=random)[mine] / 255
-y = torch.randint(10, (ranks * args.accumulate,), generator=random)[mine]
+owned = args.own or args.batch * args.accumulate
+mine = slice(rank * owned, (rank + 1) * owned)
+x = torch.randint(256, (ranks * owned, 1, 8, 8), generator=random)[mine] / 255
+y = torch.randint(10, (ranks * owned,), generator=random)[mine]
+order = torch.arange(owned)
 torch.manual_seed(0)
 net = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
 plain = copy.deepcopy(net)
@@ -74,9 +78,10 @@ def vector(parameters: Iterable[Tensor]) -> Tensor:
 
 
 def loss(module: nn.Module, k: int) -> Tensor:
-    """Return the loss of a record."""
+    """Return the loss of a batch."""
+    some = order[k * args.batch : (k + 1) * args.batch]
     with torch.autocast("cpu", torch.bfloat16, enabled=args.autocast):
-        return nn.functional.cross_entropy(module(x[k : k + 1]), y[k : k + 1])
+        return nn.functional.cross_entropy(module(x[some]), y[some])
 
 
 def own() -> Tensor:
@@ -90,6 +95,8 @@ def own() -> Tensor:
 
 kept: dict[str, list[Tensor]] = {"models": [], "gradients": []}
 for _ in range(args.steps):
+    if args.own:
+        order = torch.randperm(owned, generator=random)
     kept["models"].append(vector(net.parameters()))
     nn.utils.vector_to_parameters(kept["models"][-1].clone(), plain.parameters())
     kept["gradients"].append(own())

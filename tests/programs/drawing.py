@@ -22,13 +22,14 @@ parser.add_argument("--own", type=int, default=12, help="records of a rank")
 parser.add_argument("--steps", type=int, default=9)
 parser.add_argument("--optimiser", default="sgd", choices=["sgd", "momentum", "adam"])
 parser.add_argument("--lr", type=float, default=0.05)
+parser.add_argument("--seed", type=int, default=0, help="of the records and their order")
 args = parser.parse_args()
 
 dist.init_process_group("gloo")
 rank, ranks = dist.get_rank(), dist.get_world_size()
 torch.manual_seed(0)
 net = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 4))
-random = torch.Generator().manual_seed(1 + rank)
+random = torch.Generator().manual_seed(1000 * args.seed + 1 + rank)
 x = torch.randint(256, (args.own, 1, 8, 8), generator=random) / 255
 y = torch.randint(4, (args.own,), generator=random)
 kept: dict[str, list[Tensor]] = {"used": [], "gradients": [], "models": []}

@@ -29,6 +29,8 @@ Config = dict[str, Any]
 parser = argparse.ArgumentParser(description="Flower: faces, NumPyClient")
 parser.add_argument("--clients", type=int, default=3)
 parser.add_argument("--rounds", type=int, default=3)
+parser.add_argument("--records", type=int, default=1, help="pictures of a client")
+parser.add_argument("--batch", type=int, help="pictures of a round, drawn anew (default: all)")
 parser.add_argument("--norm", action="store_true", help="use a model with batch normalisation")
 parser.add_argument("--record-clients", help="record the clients in this folder")
 parser.add_argument("--record-server", help="record the server in this folder")
@@ -37,9 +39,9 @@ args = parser.parse_args()
 
 
 def records(client: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a client's picture (1, 1, 25, 25), k/255, and whether it is a face."""
+    """Return a client's pictures (n, 1, 25, 25), k/255, and whether they are faces."""
     pictures, faces = np.round(lfw_subset() * 255) / 255, np.arange(200) < 100
-    mine = np.random.default_rng(11).permutation(200)[client : client + 1]
+    mine = np.random.default_rng(11).permutation(200)[client * args.records :][: args.records]
     return torch.tensor(pictures[mine, None], dtype=torch.float32), torch.tensor(
         faces[mine], dtype=torch.int64
     )
@@ -59,11 +61,17 @@ def arrays(net: nn.Module) -> list[np.ndarray]:
     return [value.cpu().numpy() for _, value in net.state_dict().items()]
 
 
+# Of every client, whose objects live for one round only in a simulation of one process.
+DRAWS = [torch.Generator().manual_seed(k) for k in range(args.clients)]
+USED: list[list[torch.Tensor]] = [[] for _ in range(args.clients)]
+
+
 class FaceClient(NumPyClient):
-    """A client with one picture."""
+    """A client with some pictures."""
 
     def __init__(self, number: int) -> None:
         self.number = number
+        self.random, self.used = DRAWS[number], USED[number]
         self.net = build()
 
     def fit(self, parameters: Arrays, config: Config) -> tuple[Arrays, int, Config]:
@@ -72,6 +80,10 @@ class FaceClient(NumPyClient):
         state = {name: torch.tensor(a) for name, a in zip(names, parameters, strict=True)}
         self.net.load_state_dict(state)
         x, y = records(self.number)
+        order = torch.randperm(len(x), generator=self.random)[: args.batch]
+        x, y = x[order], y[order]
+        self.used.append(x)
+        torch.save({"x": torch.cat(self.used)}, f"kept{self.number}.pt")
         optimiser = torch.optim.SGD(self.net.parameters(), lr=0.1, momentum=0.9)
         nn.functional.cross_entropy(self.net(x), y).backward()
         optimiser.step()

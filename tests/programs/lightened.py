@@ -19,6 +19,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 parser = argparse.ArgumentParser(description="Lightning")
 parser.add_argument("--optimiser", default="sgd", choices=["sgd", "momentum", "adam"])
+parser.add_argument("--batch", type=int, default=1, help="records per process and step")
+parser.add_argument("--own", type=int, help="records per process, shuffled (default: --batch)")
 parser.add_argument("--steps", type=int, default=6)
 args = parser.parse_args()
 
@@ -38,7 +40,7 @@ class Classifier(LightningModule):
         found = torch.autograd.grad(
             nn.functional.cross_entropy(copied(x), y), list(copied.parameters())
         )
-        self.kept["x"].append(x[0])
+        self.kept["x"].append(x)
         self.kept["models"].append(torch.cat([p.detach().flatten() for p in copied.parameters()]))
         self.kept["gradients"].append(torch.cat([g.flatten() for g in found]))
         return nn.functional.cross_entropy(self.net(x), y)
@@ -52,14 +54,15 @@ class Classifier(LightningModule):
 
     def on_train_end(self) -> None:
         """Keep what this process knows."""
-        state = {name: torch.stack(values) for name, values in self.kept.items()}
-        torch.save(state, f"kept{self.global_rank}.pt")
+        state = {name: torch.stack(values) for name, values in self.kept.items() if name != "x"}
+        torch.save({"x": torch.cat(self.kept["x"]), **state}, f"kept{self.global_rank}.pt")
 
 
 if __name__ == "__main__":
     random = torch.Generator().manual_seed(0)
-    x = torch.randint(256, (2, 1, 8, 8), generator=random) / 255
-    y = torch.randint(10, (2,), generator=random)
+    owned = 2 * (args.own or args.batch)
+    x = torch.randint(256, (owned, 1, 8, 8), generator=random) / 255
+    y = torch.randint(10, (owned,), generator=random)
     torch.manual_seed(0)
     trainer = Trainer(
         accelerator="cpu",
@@ -71,4 +74,5 @@ if __name__ == "__main__":
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    trainer.fit(Classifier(), DataLoader(TensorDataset(x, y), batch_size=1))
+    data = TensorDataset(x, y)
+    trainer.fit(Classifier(), DataLoader(data, batch_size=args.batch, shuffle=bool(args.own)))

@@ -86,12 +86,48 @@ def test_several_steps_of_fedprox_are_said_to_be_not_known(local: Callable[..., 
     assert not (run.folder / "trace.pt").exists()
 
 
-def test_training_on_two_records_is_said_to_be_not_known(local: Callable[..., Run]) -> None:
-    run = local(FACES, "--records", "2")
+@pytest.mark.parametrize("records", [2, 4])
+def test_training_on_several_records_is_said_to_be_not_known(
+    local: Callable[..., Run], records: int
+) -> None:
+    run = local(FACES, "--records", str(records))
     assert run.code == 3
     assert "to be filled in: params.lr, params.epochs, params.batch" in run.said
     assert run.description["protocol"] == "fedavg"
     assert not (run.folder / "trace.pt").exists()
+
+
+@pytest.mark.parametrize(("records", "batch"), [(2, 2), (12, 4), (12, 1)])
+def test_what_is_exact_of_shuffled_pictures_was_used(
+    local: Callable[..., Run], records: int, batch: int
+) -> None:
+    program = HERE / "flower_numpy.py"
+    run = local(program, "--records", str(records), "--batch", str(batch), "--rounds", "5")
+    described = run.description
+    assert (described["payload"], described["protocol"]) == ("weights", "fedavg")
+    assert run.code == (3 if batch > 1 else 0), run.said
+    model = ("--model", "mlp", "--set", "hidden=32", "--set", "act=sigmoid")
+    shape = ("--shape", "1,25,25", "--classes", "2")
+    leakaudit(run.folder, "tap", "describe", "trace.tap", *model, *shape, "-o", "mine.toml")
+    text = (run.folder / "mine.toml").read_text()
+    text = text.replace('lr = "NOT KNOWN"', "lr = 0.1").replace('batch = "NOT KNOWN"', "batch = 0")
+    text = text.replace('epochs = "NOT KNOWN"', "epochs = 1")
+    if "\nsteps" not in text:
+        text = text.replace("\nbatch = 0", f"\nsteps = 1\nbatch = {batch}")
+    (run.folder / "mine.toml").write_text(text)
+    leakaudit(run.folder, "tap", "merge", "trace.tap", "--describe", "mine.toml", "-o", "mine.pt")
+    found = la.attack(
+        la.leaks(la.load(run.folder / "mine.pt")), generator=torch.Generator().manual_seed(0)
+    )
+    exact = 0
+    for one in found:
+        own = run.kept(one.node)["x"]
+        for x in one.x[: one.certified]:
+            assert any(torch.equal(x.float(), used) for used in own)
+        exact += one.certified
+        assert one.certificate.name != "EXACT" or one.certified == len(one.x)
+    distinct = sum(len(run.kept(one.node)["x"].flatten(1).unique(dim=0)) for one in found)
+    assert exact == distinct if batch == 1 else exact <= distinct
 
 
 def test_a_step_of_adam_shows_only_signs(local: Callable[..., Run]) -> None:

@@ -31,7 +31,9 @@ def test_the_sentences_of_all_ranks_come_back(options: tuple[str, ...], tmp_path
     assert (model["shape"], model["classes"], model["loss"]) == ([19], 256, "next_token")
     attacked(run, "APPROXIMATE")
     description = tmp_path / "trace.toml"
-    description.write_text(description.read_text().replace("# samples = 1", "samples = 2"))
+    text = description.read_text()
+    assert "# samples = …" in text
+    description.write_text(text.replace("# samples = …", "samples = 2  #"))
     leakaudit(tmp_path, "tap", "merge", "trace.tap", "--describe", "trace.toml", "-o", "trace.pt")
     attacked(run, "EXACT")
 

@@ -5,13 +5,16 @@ Every verdict is compared with what each process computed itself by autograd.
 
 from __future__ import annotations
 
+import re
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
-from tapping import Run, tapped, torchrun
+from tapping import Run, leakaudit, tapped, torchrun
+
+import leakaudit as la
 
 pytestmark = pytest.mark.slow
 
@@ -79,6 +82,36 @@ def test_gradients_optimiser_and_pictures_are_those_of_the_program(
     # Lightning gives the records to other processes in every epoch, so a rank has several.
     assert params["batch" if framework == "lightning" else "samples"] == 1
     check_gradients(seen)
+
+
+@pytest.mark.parametrize("framework", PROGRAMS)
+@pytest.mark.parametrize("options", [("--batch", "2"), ("--batch", "4", "--own", "12")], ids=str)
+def test_batches_are_recorded_and_no_number_of_records_is_claimed(
+    tmp_path: Path, framework: str, options: tuple[str, ...]
+) -> None:
+    """Two records of a rank in every step, or four of twelve in a new order."""
+    seen = train(tmp_path, framework, *options)
+    assert seen.code == 3, seen.said
+    assert (seen.description["payload"], seen.description["protocol"]) == ("gradients", "fedsgd")
+    assert {"samples", "batch"}.isdisjoint(seen.description["params"])
+    check_sent(seen)
+    model = ("--model", "mlp", "--set", "hidden=32", "--shape", "1,8,8", "--classes", "10")
+    leakaudit(tmp_path, "tap", "describe", "trace.tap", *model, "-o", "mine.toml")
+    leakaudit(tmp_path, "tap", "merge", "trace.tap", "--describe", "mine.toml", "-o", "mine.pt")
+    trace = la.load(tmp_path / "mine.pt")
+    assert trace.params["lr"] == pytest.approx(0.05)
+    assert (trace.params["server"], trace.params["momentum"]) == ("sgd", 0)
+    evidence = trace.provenance["evidence"]
+    assert isinstance(evidence, dict)
+    assert evidence["samples"][0] == "UNKNOWN"
+    shown = re.search(r"show at least (\d+)", evidence["samples"][1])
+    assert shown is not None
+    assert 1 < int(shown[1]) <= int(options[1])
+    for found in la.attack(la.leaks(trace), generator=torch.Generator().manual_seed(0)):
+        own = seen.kept(found.node)["x"]
+        count = len(found.x) if found.certificate.name == "EXACT" else found.certified
+        for x in found.x[:count]:
+            assert any(torch.equal(x.float(), one) for one in own)
 
 
 def test_a_mean_gradient_that_is_clipped_gets_no_wrong_optimiser(tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
-"""Decisions of bounds and views that other tests only see from afar: each fails if its line is wrong."""
+"""Decisions of bounds and views that other tests only see from afar: each fails if its line is
+wrong.
+"""
 
 import math
 

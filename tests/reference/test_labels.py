@@ -330,3 +330,41 @@ def test_without_a_bias_in_the_leak_nothing_is_claimed() -> None:
     leak, _ = difference(task, x[:1], y[:1], 0.05, 0.0, 0)
     part = replace(leak, value=leak.value[:, :-6], columns=(0, task.layout.size - 6))
     assert last_layer.solve(objectives.target(part, task, 1, D), task) is None
+
+
+def changing_batches(rounds: int = 4) -> tuple[GradientLeak, Task, list[Tensor]]:
+    """Gradients of two pictures each, other ones in every round; and their labels in order."""
+    task, x, y = crops("lenet")
+    g = torch.Generator().manual_seed(3)
+    theta = task.init(g)
+    order = torch.randperm(len(x), generator=g)[: 2 * rounds].reshape(rounds, 2)
+    value = torch.stack([task.gradient(theta, x[some], y[some]) for some in order])
+    leak = GradientLeak(
+        node=0,
+        rounds=torch.arange(1, rounds + 1),
+        combination=torch.eye(rounds, dtype=D),
+        value=value,
+        std=torch.zeros(rounds, dtype=D),
+        columns=(0, task.layout.size),
+        theta=theta.expand(rounds, -1),
+        batch=2,
+    )
+    return leak, task, [y[some].sort().values for some in order]
+
+
+@pytest.mark.parametrize("records", [None, 8])
+def test_the_labels_of_every_gradient_are_read_if_records_change(records: int | None) -> None:
+    leak, task, labels = changing_batches()
+    attack = registry.get("attacks", "labels")()
+    found = attack(replace(leak, records=records), task, torch.Generator())
+    assert torch.equal(found.y, torch.cat(labels))
+    assert "of 4 of 4 gradients, one by one" in found.note
+
+
+def test_labels_of_the_same_records_are_read_once_and_the_note_says_so() -> None:
+    leak, task, labels = changing_batches()
+    attack = registry.get("attacks", "labels")()
+    same = replace(leak, value=leak.value[:1].expand(4, -1), records=2)
+    found = attack(same, task, torch.Generator())
+    assert torch.equal(found.y, labels[0])
+    assert "of one gradient" in found.note

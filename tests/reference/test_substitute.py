@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 
 from leakaudit.lint import conformance, substitute
 from leakaudit.lint.substitute import Left, left
+from leakaudit.lint.values import Values
 from leakaudit.protocols import recording
 from leakaudit.protocols.declared import protocol_of
 from leakaudit.protocols.scenario import Scenario
@@ -80,17 +82,31 @@ def test_gradients_one_at_a_time(clip: float, monkeypatch: pytest.MonkeyPatch) -
         np.testing.assert_allclose(one.better, other.better, rtol=0, atol=1e-10)
 
 
+@pytest.mark.parametrize("times", [1.0, 1.5, 2.0])
+def test_gradients_beyond_the_declared_clip_are_told(times: float) -> None:
+    made = recorded(clip=0.3 * times, sigma=0.006)
+    declared = replace(made.trace, params={**made.trace.params, "clip": 0.3})
+    values = Values()
+    values.add(remainder(replace(made, trace=declared)).noise)
+    found = [one.says for one in values.signal()]
+    assert len(found) == (times > 1)
+    for says in found:
+        told = re.search("longer than the declared clip, .* about ([0-9.]+) times as large", says)
+        assert told is not None, says
+        assert float(told[1]) == pytest.approx(times, abs=0.2)
+
+
 def test_values_are_kept_as_long_as_they_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Far fewer than all at once, and as many as were counted before."""
     made = recorded(sigma=0.0)
     declared = protocol_of(made.trace).whole
     known = substitute._recorded(made, declared, made.trace.rounds)
-    counted = substitute._most_at_once(declared, known, made.trace.rounds)
     gradients = substitute._Gradients(made, guess=True)
+    counted = substitute._most_at_once(declared, known, made.trace.rounds, gradients.kinds)
     monkeypatch.setattr(gradients, "together", 1)
     done = substitute._Substitution(declared, known, gradients, made.trace.rounds)
-    assert done.most + 2 * substitute.KINDS + 2 == counted
-    assert counted < substitute.KINDS * len(done.norms) / 2
+    assert done.most + 2 * gradients.kinds + 2 == counted
+    assert counted < gradients.kinds * len(done.norms) / 2
     assert not done.values  # no noise, and everything else was used
 
 

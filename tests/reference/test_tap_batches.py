@@ -79,7 +79,7 @@ def payloads(trace: Trace, kind: str) -> dict[tuple[int, int], Tensor]:
     }
 
 
-# --- a factor of the gradients ----------------------------------------------------------------------------------------
+# --- a factor of the gradients --------------------------------------------------------
 
 
 def private(kept: dict[str, list[Tensor]]) -> Write:
@@ -180,7 +180,7 @@ def test_the_models_of_a_server_are_as_they_were_sent(tmp_path: Path, payload: s
     assert torch.equal(payloads(trace, up)[2, 1], 2 * start())
 
 
-# --- how many records ---------------------------------------------------------------------------------------
+# --- how many records -----------------------------------------------------------------
 
 
 def stepping(batch: int, owned: int, rounds: int = 9, momentum: float = 0.0) -> Write:
@@ -246,7 +246,8 @@ def test_origins_of_the_numbers_of_records_are_in_the_trace(tmp_path: Path) -> N
     assert samples.origin is Origin.CONTRADICTED
     assert "8 different records" in samples.detail
     kept = merge.write(replace(wires.plan(found, logs), evidence=wrong), logs, tmp_path / "t.pt")
-    assert kept.provenance["evidence"]["samples"][0] == "CONTRADICTED"  # type: ignore[index, call-overload]
+    stored: Any = kept.provenance["evidence"]
+    assert stored["samples"][0] == "CONTRADICTED"
 
 
 @pytest.mark.parametrize("batch", [2, 4])
@@ -295,7 +296,7 @@ def test_noise_shows_no_number_of_records(tmp_path: Path) -> None:
     assert explain(collect(logs, TASK), TASK).model.records is None
 
 
-# --- what is sent -----------------------------------------------------------------------------------------------
+# --- what is sent ---------------------------------------------------------------------
 
 
 def test_models_that_diverge_are_not_called_gradients(tmp_path: Path) -> None:
@@ -408,8 +409,8 @@ def test_numbers_that_are_nan_in_the_program_are_called_that(
     described = description.of({"payload": "gradients", "model": MODEL})
     (note,) = [note for note in wires.plan(described, logs).notes if "NaN" in note]
     assert note == (
-        f"{5 - at} of 10 messages contain NaN or infinity, as the program computed them: first that "
-        f"of rank 1 in round {1 + at}"
+        f"{5 - at} of 10 messages contain NaN or infinity, as the program computed them: first "
+        f"that of rank 1 in round {1 + at}"
     )
     op = "ddp" if hook else "allreduce"
     said = (
@@ -418,7 +419,7 @@ def test_numbers_that_are_nan_in_the_program_are_called_that(
     assert said in found.evidence
 
 
-# --- too few steps ----------------------------------------------------------------------------------------------
+# --- too few steps --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("steps", [2, 3, 4, 5, 6, 8])

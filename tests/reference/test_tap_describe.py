@@ -811,7 +811,7 @@ def test_a_model_with_one_output_is_guessed_from_the_lengths_of_its_tensors(
     if payload != "duals" and hidden == 4:  # noise: not of rank one
         assert "model.name" in found.said
         return
-    assert (model["name"], model["shape"]) == ("mlp" if hidden else "logistic", [1, 3, 3])
+    assert (model["name"], model["shape"]) == ("mlp" if hidden else "logistic", [9])
     assert (model["loss"], model["classes"]) == ("NOT KNOWN", 2)
     assert any("one output fits loss binary as well as squared" in e for e in found.evidence)
 

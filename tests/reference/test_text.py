@@ -191,6 +191,19 @@ def test_no_batch_is_certified_falsely(change: Change, dtype: torch.dtype) -> No
         assert found.certificate is Certificate.EXACT
 
 
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("change", [forked, shared])
+def test_texts_that_share_prefixes_are_certified_in_a_narrow_model(
+    change: Change, tied: bool
+) -> None:
+    """64 tokens, and a width of 48; the number of different prefixes counts."""
+    x, y = change(*texts(4))
+    made = task(width=48, tied=tied)
+    found = recovered(planted(made, x, y), made)
+    assert is_right(found, x, y)
+    assert found.certificate is Certificate.EXACT
+
+
 def test_a_gradient_of_another_batch_is_not_certified() -> None:
     """Neither a wrong size of the batch nor a changed or noisy gradient gets a certificate."""
     x, y = texts(4)

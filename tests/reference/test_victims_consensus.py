@@ -279,9 +279,7 @@ def test_fedavg_steps_on_mini_batches_that_hold_every_record_once_an_epoch() -> 
     for epoch in ((1, 2, 3), (4, 5, 6)):  # at a step of 1e-9 the model stands still
         mean = torch.stack([states[f"g.{k}"][1] for k in epoch]).mean(0)
         np.testing.assert_allclose(mean.numpy(), whole, atol=1e-6)
-    torch.testing.assert_close(
-        states["g.1"][1], states["g.4"][1], rtol=1e-6, atol=1e-6
-    )  # one split a round
+    assert not torch.allclose(states["g.1"][1], states["g.4"][1])  # each epoch has a new order
     assert not torch.allclose(states["g.1"][1], states["g.1"][2])
     (leak,) = la.leaks(run.trace, nodes=[2])
     total = torch.stack([states[f"g.{k}"][1, 2] for k in range(1, 7)]).sum(0)

@@ -28,7 +28,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Generator, Tensor
 
-from leakaudit.inversion.exact import first_layer_rows, grid_lattice, slopes, uniqueness
+from leakaudit.evidence import Evidence, Origin
+from leakaudit.inversion.exact import (
+    first_layer_rows,
+    grid_lattice,
+    separation,
+    slopes,
+    uniqueness,
+)
 from leakaudit.inversion.exact.pixel_errors import SURE, UNEVEN, Estimates, wrong_pixel
 from leakaudit.inversion.exact.pixel_grid import Grid, others_between
 from leakaudit.reconstruction import Certificate
@@ -212,7 +219,7 @@ def single(
     """
     found = estimates(leak, stack, white, row[None])
     x = found.pixels(grid)
-    why = scarce(leak, task, white, 1)
+    why = scarce(leak, task, white, row[None])
     if not alone:
         why = "the second singular value is larger than message rounding explains"
     elif signs(stack):
@@ -270,6 +277,26 @@ def interval(
     if small:
         said += f"; {small} of {len(size)} columns have values that are hardly larger than that"
     return Proven(Certificate.INTERVAL, x, width.reshape(-1, *task.spec.shape), said)
+
+
+def reported(x: Tensor, interval: Tensor | None, task: Task) -> tuple[Tensor, tuple[Evidence, ...]]:
+    """Return values (b, p) as they are reported, and what shows that the data are no pictures.
+
+    Estimates of a picture are shown within [0, 1]. Values that have an interval are never changed.
+    """
+    if not task.spec.is_image:
+        return x, ()
+    if interval is None:
+        return x.clamp(0, 1), ()
+    width = interval.reshape(x.shape).to(x)
+    outside = int(((x < -width) | (x > 1 + width)).sum())
+    if not outside:
+        return x, ()
+    shape = "x".join(map(str, task.spec.shape))
+    why = (
+        f"{outside} of {x.numel()} values lie outside [0, 1], so the inputs are no {shape} pictures"
+    )
+    return x, (Evidence("shape", Origin.CONTRADICTED, why),)
 
 
 def batch(heard: Heard, x: Tensor, estimates: Tensor) -> Batch:
@@ -498,24 +525,26 @@ def ends(span: Span, white: Tensor) -> bool:
     return span.white or float(span.sizes[span.batch]) < of_noise
 
 
-def scarce(leak: GradientLeak, task: Task, white: Tensor, inputs: int) -> str:
+def scarce(leak: GradientLeak, task: Task, white: Tensor, span: Tensor) -> str:
     """Explain why the rows may come from more samples than the number of visible inputs.
 
     Rows of rank r could come from any number of samples if there were only r of them: a stack of
     one row has rank one whatever it contains. Therefore, unless the batch size is known, there must
     be more independent rounds than inputs. The neurons of a single round are not evidence: at a
     model without outputs all samples have the same slopes, and so has an average of the samples.
+    Nor are rounds at models that cannot tell the samples apart (`separation`).
 
     Args:
         leak: Source of the rows.
         task: The learning task.
         white: (m, H, p + 1) whitened rows.
-        inputs: Rank of the rows.
+        span: (r, p + 1) inputs or directions that span the rows.
 
     Returns:
         The reason; empty if they cannot.
     """
     samples = leak.samples
+    inputs = len(span)
     known = samples if leak.steady else None
     if known is None and inputs == leak.records:
         known = inputs  # every record of the node is visible
@@ -533,6 +562,8 @@ def scarce(leak: GradientLeak, task: Task, white: Tensor, inputs: int) -> str:
     least = uniqueness.TIMES if known is not None else MOVED
     independent = int((spread > max(noise, least * float(spread[0]))).sum())
     if independent >= max(inputs, samples or inputs) + MARGIN:
+        if known is None and samples != 1 and not separation.separated(leak, task, span):
+            return separation.REASON
         if known is None and float(spread[0]) < TWINS * noise:
             how = "the batch size is unknown" if samples is None else "batches change"
             return (
@@ -555,7 +586,7 @@ def _unclear(heard: Heard) -> str:
     """Explain why the rows do not reveal the number of inputs with certainty; empty if they do."""
     if not ends(heard.span, heard.white):
         return "a singular value after those of the batch is larger than message rounding explains"
-    return scarce(heard.leak, heard.task, heard.white, heard.span.batch)
+    return scarce(heard.leak, heard.task, heard.white, heard.span.basis)
 
 
 def _independent(x: Tensor, heard: Heard) -> Tensor:

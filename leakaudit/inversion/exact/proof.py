@@ -79,7 +79,8 @@ def reconstruction(name: str, proof: Proof, heard: Heard) -> Reconstruction:
     task = heard.task
     wanted = heard.span.batch
     certificate, sentence = verdict(proof, wanted)
-    x = proof.x.clamp(0, 1) if task.spec.is_image else proof.x
+    interval = proof.interval if certificate is Certificate.INTERVAL else None
+    x, evidence = certify.reported(proof.x, interval, task)
     x = x.reshape(-1, *task.spec.shape).to(task.dtype)
     seen = f"batch of {wanted} by a drop of {heard.span.clear:.0e} in the singular values"
     if leak.inputs not in (None, wanted):
@@ -103,7 +104,8 @@ def reconstruction(name: str, proof: Proof, heard: Heard) -> Reconstruction:
         _residual(proof.x, heard.white, heard.grid),
         note="; ".join(filter(None, (sentence, proof.why, *others, seen))),
         certified=proof.exact,
-        interval=proof.interval if certificate is Certificate.INTERVAL else None,
+        interval=interval,
+        evidence=evidence,
         choices=shown,
     )
 

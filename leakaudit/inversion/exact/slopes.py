@@ -18,8 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
-from torch.func import jacrev, vmap
+from torch import Tensor, nn
 
 from leakaudit.inversion.exact import first_layer_rows
 from leakaudit.inversion.search import priors
@@ -33,10 +32,11 @@ if TYPE_CHECKING:
 
 # Maximum number of batches whose slopes are compared, ...
 TRIALS = 20_000
-# ... and of slopes of single images, for one target and round each, that this may require: seconds.
-GRADIENTS = 2_000
-# ... and of numbers in these gradients: seconds, whatever the size of the model. A choice.
-NUMBERS = 100_000_000
+# ... and of numbers to compare: slopes of single neurons, for one target and for each image and
+# model, or each batch. This takes a minute.
+NUMBERS = 250_000_000
+# Number of batches that are compared at once, which bounds the memory.
+CHUNK = 1_000
 
 # Maximum part of an input's slopes that errors of the known models may explain; those of another
 # image differ by 1e-2 and more.
@@ -89,21 +89,21 @@ def agree(leak: GradientLeak, task: Task, basis: Tensor, rows: Tensor, grid: Gri
         determined.
     """
     plain = (leak.combination.count_nonzero(dim=1) == 1).nonzero().flatten()
-    every = len(rows) * _targets(task) * len(plain)
-    if not _reproducible(leak, task) or not len(plain) or every > GRADIENTS:
-        return None
-    if every * task.layout.size > NUMBERS:
+    if not _reproducible(leak, task) or not len(plain):
         return None
     duals = torch.linalg.inv(rows @ basis.T)
     found = (first_layer_rows.rows(leak, task)[plain] @ basis.T) @ duals  # (m, H, b)
+    if found.numel() * _targets(task) > NUMBERS:
+        return None
     noise = leak.std[plain].double()[:, None] * duals.norm(dim=0) * math.sqrt(found.shape[1])
     allowed = FITS * noise + ALLOWED * found.norm(dim=1)  # (m, b)
     images = rows[:, :-1] / rows[:, -1:] * grid.std + grid.mean
     labels = torch.ones(len(rows), _targets(task), dtype=torch.bool)  # those that fit so far
     for t, row in enumerate(plain.tolist()):
-        expected = _slopes(leak, task, row, images) / (leak.batch or 1)
+        expected, rounded = (some / (leak.batch or 1) for some in _slopes(leak, task, row, images))
         if not bool(expected.isfinite().all()):
             return None
+        allowed[t] += FITS * rounded
         for k, mine in enumerate(found[t].T):
             fits = _fits(mine, expected[k], float(allowed[t, k]), task.spec.loss)
             labels[k] &= fits
@@ -204,13 +204,13 @@ def by_slopes(heard: Heard, x: Tensor, choices: Mapping[int, Tensor]) -> Tensor 
     size = leak.value.double().norm(dim=1)
     row = int((size / leak.std.clamp_min(torch.finfo(torch.float64).tiny)).argmax())
     models = int(leak.combination[row].count_nonzero())
-    if sum(map(len, images)) * task.spec.classes * models > GRADIENTS:
-        return None
     rows = first_layer_rows.rows(leak, task)[row]
+    if max(sum(map(len, images)) * models, number) * _targets(task) * len(rows) > NUMBERS:
+        return None
     rounding = torch.finfo(leak.value.dtype).eps * float(rows.square().mean().sqrt())
     noise = max(float(leak.std[row]), rounding)
     # For each position, (1 + k, classes, H)
-    expected = [_slopes(leak, task, row, some) for some in images]
+    expected = [_slopes(leak, task, row, some)[0] for some in images]
     places = torch.cartesian_prod(*[torch.arange(len(some)) for some in images])
     places = places.reshape(-1, len(x))
     inside = [heard.stored(some) @ basis.T for some in images]
@@ -218,10 +218,11 @@ def by_slopes(heard: Heard, x: Tensor, choices: Mapping[int, Tensor]) -> Tensor 
     duals, failed = torch.linalg.inv_ex(batches)
     found = (rows @ basis.T) @ duals  # (trials, H, b)
     worst = torch.zeros(len(places), dtype=torch.float64)
-    for k in range(len(x)):
-        wrong = found[:, None, :, k] - expected[k][places[:, k]] / len(x)
-        off = wrong.square().mean(2).amin(1).sqrt() / (noise * duals[:, :, k].norm(dim=1))
-        worst = torch.maximum(worst, off.nan_to_num(torch.inf))
+    for some in torch.arange(number).split(CHUNK):
+        for k in range(len(x)):
+            wrong = found[some, None, :, k] - expected[k][places[some, k]] / len(x)
+            off = wrong.square().mean(2).amin(1).sqrt() / (noise * duals[some, :, k].norm(dim=1))
+            worst[some] = torch.maximum(worst[some], off.nan_to_num(torch.inf))
     worst[failed != 0] = torch.inf
     best = int(worst.argmin())
     chosen = torch.stack([images[k][places[best, k]] for k in range(len(x))])
@@ -248,7 +249,7 @@ def _targets(task: Task) -> int:
     return 2
 
 
-def _slopes(leak: GradientLeak, task: Task, row: int, images: Tensor) -> Tensor:
+def _slopes(leak: GradientLeak, task: Task, row: int, images: Tensor) -> tuple[Tensor, Tensor]:
     """Compute the slopes of images' losses in the first layer's neurons, for one row of the leak.
 
     The slope in a neuron is the derivative in its bias: that of the loss in the outputs, times that
@@ -262,28 +263,45 @@ def _slopes(leak: GradientLeak, task: Task, row: int, images: Tensor) -> Tensor:
 
     Returns:
         (b, targets, H): one target per label for cross-entropy and binary loss; for squared loss,
-        whose slopes are affine in the target, zero and all unit vectors.
+        whose slopes are affine in the target, zero and all unit vectors. And (b,) the error that
+        rounding in the program causes: a probability near 1 minus 1 has no relative precision.
     """
     if leak.theta is None or task.first_linear is None or task.first_linear[1] is None:
         raise ValueError("slopes require known models and a first layer with bias")
-    place = task.layout.slices[task.first_linear[1]]
     x = images.reshape(-1, *task.spec.shape)
     total: Tensor | None = None
+    errors = torch.zeros(len(x), dtype=torch.float64)
+    precision = max(leak.wire, torch.finfo(leak.value.dtype).eps)
     for model in leak.combination[row].nonzero().flatten().tolist():
-        theta = leak.theta[model].double()
-
-        def outputs(bias: Tensor, one: Tensor, theta: Tensor = theta) -> Tensor:
-            whole = torch.cat([theta[: place.start], bias, theta[place.stop :]])
-            return task.logits(whole, one[None])[0]
-
-        out = task.logits(theta, x).detach()
-        inside = vmap(jacrev(outputs), (None, 0))(theta[place], x).detach()  # (b, outputs, H)
+        out, inside = _outputs(task, task.first_linear[0], leak.theta[model].double(), x)
         weight = leak.combination[row, model].double()
         one = weight * _output_slopes(task, out) @ inside
         total = one if total is None else total + one
+        terms = out.abs().clamp_min(1.0) if task.spec.loss == "squared" else torch.ones_like(out)
+        errors += precision * (weight * terms[:, :, None] * inside).flatten(1).norm(dim=1)
     if total is None:
         raise ValueError("a row that combines no gradient has no slopes")
-    return total
+    return total, errors
+
+
+def _outputs(task: Task, weight: str, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return outputs (b, k) and their derivatives (b, k, H) in the neurons of a weight's layer.
+
+    Images do not influence each other's outputs, so one backward pass per output serves them all.
+    """
+    layer = task.module.get_submodule(weight.rpartition(".")[0])
+    shift = x.new_zeros(len(x), task.layout.split(theta)[weight].shape[0], requires_grad=True)
+
+    def shifted(layer: nn.Module, inputs: tuple[Tensor, ...], out: Tensor) -> Tensor:
+        return out + shift.reshape(out.shape)
+
+    with torch.enable_grad(), layer.register_forward_hook(shifted):
+        out = task.logits(theta, x)
+        inside = [
+            torch.autograd.grad(one.sum(), shift, retain_graph=True, materialize_grads=True)[0]
+            for one in out.T
+        ]
+    return out.detach(), torch.stack(inside, dim=1)
 
 
 def _output_slopes(task: Task, out: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from msgspec.structs import asdict
 from leakaudit.results import grading
 from leakaudit.results.model import AuditRecord, ClaimEntry, RunRecord
 from leakaudit.results.wording import point_of, test_words
-from leakaudit.verdict import Verdict
+from leakaudit.verdict import Holds, Verdict
 
 FEW = 12  # up to this number, all verdicts are expanded; a choice
 
@@ -76,6 +76,7 @@ def views(record: RunRecord) -> list[Mapping[str, object]]:
                     "claim": claim.source,
                     "claimed": claim.epsilon,
                     "exact": view.epsilon if view.exact is None else view.exact,
+                    "most": Holds.read(view.holds).says(""),
                     "mu": view.mu,
                     "verdict": Verdict[view.verdict].words if view.verdict else "-",
                     "why": view.why,

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 from leakaudit import __version__
 from leakaudit._util.plural import counted, named
-from leakaudit.accounting.basis import Holds
 from leakaudit.accounting.compare import Comparison
 from leakaudit.accounting.footnotes import Footnotes
 from leakaudit.accounting.view_bound import ViewBound
@@ -19,7 +17,7 @@ from leakaudit.results.model import TraceSummary
 from leakaudit.results.overview import Advice
 from leakaudit.results.wording import LIMITS
 from leakaudit.results.worst_case import who, whom
-from leakaudit.verdict import Verdict
+from leakaudit.verdict import Holds, Verdict
 
 SHOWN = 500  # most views in the table; the JSON format has all
 _LEAKING = 5  # shade of a node with a combination of gradients that is sent without noise
@@ -103,7 +101,7 @@ def _first(found: Sequence[Comparison], network: TraceSummary, unclear: Sequence
     elif bound.epsilon is not None:
         says = (
             f"Against {someone}, a record of {owner} has epsilon "
-            f"{_most(bound)}{bound.epsilon:.4g} at delta {bound.delta:g}."
+            f"{worst.holds.says(f'{bound.epsilon:.4g}')} at delta {bound.delta:g}."
         )
     elif bound.per_unit:
         says = (
@@ -114,7 +112,8 @@ def _first(found: Sequence[Comparison], network: TraceSummary, unclear: Sequence
     elif bound.node_epsilon is not None:
         says = (
             f"Against {someone}, all data of {owner} together have epsilon "
-            f"{bound.node_epsilon:.4g} at delta {bound.delta:g}; there is no bound for one record."
+            f"{Holds.AT_MOST.says(f'{bound.node_epsilon:.4g}')} at delta {bound.delta:g}; there is "
+            "no bound for one record."
         )
         level, badge = "warning", "Per node only"
     else:
@@ -171,7 +170,17 @@ def _shade(one: Comparison, unclear: bool) -> tuple[int, str]:
         return _REFUTED, one.verdict.words
     if one.bound.refused:
         return _REFUSED, "no bound"
-    return _BOUNDED, f"mu {_mu(one.bound, one.bound.largest)}"
+    return _BOUNDED, f"mu {_largest(one.bound)}"
+
+
+def _largest(bound: ViewBound) -> str:
+    """Return the mu that compares views: of a record, else of the node, else what is attained."""
+    said = bound.multiple(bound.largest)
+    if bound.mu is not None:
+        return bound.holds.says(said)
+    if bound.node_mu is not None:
+        return f"{Holds.AT_MOST.says(said)} of the node"
+    return f"at least {said}"
 
 
 def _facts(found: Sequence[Comparison], worst: Comparison) -> list[tuple[str, str]]:
@@ -187,7 +196,7 @@ def _facts(found: Sequence[Comparison], worst: Comparison) -> list[tuple[str, st
     exact = bound.epsilon if worst.exact is None else worst.exact
     said = "none per record"
     if exact is not None:
-        said = f"{_most(bound)}{exact:.4g} per record at delta {bound.delta:g}"
+        said = f"{worst.holds.says(f'{exact:.4g}')} per record at delta {bound.delta:g}"
     facts.append(("epsilon", said))
     facts.append(("views", str(len(found))))
     return facts
@@ -234,16 +243,11 @@ def _advice(worst: Comparison) -> list[Advice]:
     return advice
 
 
-def _most(bound: ViewBound) -> str:
-    """Return what precedes an upper bound that is not known to be attained."""
-    return "at most " if bound.holds is Holds.AT_MOST else ""
-
-
 def _row(one: Comparison, mark: str) -> Mapping[str, object]:
     bound = one.bound
     says = one.why
     if bound.holds is Holds.AT_MOST and bound.linear is not None:
-        says = f"{says}; constant gradients attain mu {_mu(bound, bound.linear)}"
+        says = f"{says}; constant gradients attain mu {bound.multiple(bound.linear)}"
     if bound.refused:
         says = bound.refused
     elif bound.leaking:
@@ -259,19 +263,14 @@ def _row(one: Comparison, mark: str) -> Mapping[str, object]:
         "level": level,
         "node": bound.node,
         "adversary": who(str(bound.adversary)),
-        "mu": _most(bound) + _mu(bound, bound.mu),
-        "epsilon": _most(bound) + _number(bound.epsilon),
+        "mu": bound.holds.says(bound.multiple(bound.mu)),
+        "epsilon": bound.holds.says(_number(bound.epsilon)),
         "claimed": _number(None if one.claim is None else one.claim.epsilon),
         "ratio": _number(one.ratio),
         "noise": "-" if one.calibration is None else one.calibration.words,
         "verdict": one.verdict.words,
         "says": f"{says} {mark}".strip(),
     }
-
-
-def _mu(bound: ViewBound, mu: float | None) -> str:
-    """Return a mu; a multiple of the sensitivity S if that is unknown."""
-    return f"{mu:.4g} S" if bound.per_unit and mu and mu < math.inf else _number(mu)
 
 
 def _number(value: float | None) -> str:

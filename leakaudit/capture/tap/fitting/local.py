@@ -40,7 +40,8 @@ OUTSIDE = 2.0  # the miss of constants out of range: more than any other
 # rounding below, another number of steps by 1e-2, and two records that look like one by 5e-3.
 ROUNDINGS = 8  # of the models, that an answer may miss by
 FLOOR = 1e-5  # relative miss that is allowed whatever the rounding is: a choice
-CEILING = 0.01  # and one that is not
+# And one that is not: a step size that is 2 % too large hides label smoothing of .02 up to 1e-3.
+CEILING = 1e-4
 CLEARER = 5  # times that another number of steps must miss by
 SAME = 0.01  # relative distance of a client's step size from that of another
 
@@ -77,10 +78,14 @@ def tolerance(sample: fit.GradientSample, point: str) -> float:
         sample: what a client subtracted from the server's model.
         point: name of the theta from which it started.
     """
+    return min(max(FLOOR, _rounding(sample, point)), CEILING)
+
+
+def _rounding(sample: fit.GradientSample, point: str) -> float:
+    """Return the rounding of the models, relative to the move between them."""
     # Models travel in float32; what travels in float64 is more accurate still.
     rounding = torch.finfo(torch.float32).eps * sample.thetas[point].norm()
-    relative = float(ROUNDINGS * rounding / sample.value.norm().clamp_min(1e-300))
-    return min(max(FLOOR, relative), CEILING)
+    return float(ROUNDINGS * rounding / sample.value.norm().clamp_min(1e-300))
 
 
 def is_step(found: fit.ModelFit, samples: Sequence[fit.GradientSample]) -> bool:
@@ -123,7 +128,7 @@ def several(
             tried.extend(_fits(models, longest, point, family, allowed))
         best = _clearest(tried, allowed)
         if best is not None:
-            return _of_all(best, samples, point)
+            return of_all(best, samples, point)
         models = _possible(models, tried)
     return None
 
@@ -173,10 +178,15 @@ def _clearest(tried: Iterable[LocalFit], allowed: float) -> LocalFit | None:
     return ordered[0]
 
 
-def _of_all(found: LocalFit, samples: Sequence[fit.GradientSample], point: str) -> LocalFit | None:
-    """Return the fit with its largest miss; None if it does not explain every sample."""
+def of_all(found: LocalFit, samples: Sequence[fit.GradientSample], point: str) -> LocalFit | None:
+    """Return the fit with its largest miss; None if it does not explain every sample.
+
+    Answers that moved by hardly more than their rounding show nothing.
+    """
     worst = found.miss
     for sample in samples:
+        if _rounding(sample, point) > CEILING:
+            continue
         run = _Training.of(found.task, sample, point, bool(found.optimiser.decay))
         if run is None:
             return None

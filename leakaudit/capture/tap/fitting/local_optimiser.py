@@ -49,6 +49,19 @@ def identify(
     return None
 
 
+def first_miss(
+    found: stepping.Stepping, task: Task, point: str, samples: Sequence[GradientSample]
+) -> int | None:
+    """Return the first step of a node's whole run that an optimiser does not explain, if any."""
+    misses: list[int] = []
+    for moves in _moves(task, point, samples, most=len(samples)):
+        wrong = found.first_miss_of(moves)
+        if wrong is None:
+            return None
+        misses.append(wrong)
+    return max(misses, default=None)
+
+
 def _also_explains(
     found: stepping.Stepping, task: Task, point: str, others: Sequence[Sequence[GradientSample]]
 ) -> bool:
@@ -69,14 +82,16 @@ def _of_node(task: Task, point: str, samples: Sequence[GradientSample]) -> stepp
     return None
 
 
-def _moves(task: Task, point: str, samples: Sequence[GradientSample]) -> Iterator[stepping.Moves]:
+def _moves(
+    task: Task, point: str, samples: Sequence[GradientSample], most: int = stepping.MOST
+) -> Iterator[stepping.Moves]:
     """Yield a node's moves with recomputed gradients, for some assumptions about its records.
 
     Either each step uses the record that it reveals, or all use the one that the first step
     reveals. The first step is the only one that contains neither momentum nor other records. Both
     without and with weight decay, of which the first step shows the better one.
     """
-    found = list(_assumed(task, point, samples))
+    found = list(_assumed(task, point, samples, most))
     best = min((miss for miss, _ in found), default=0.0)
     for miss, moves in found:
         if miss <= max(CLEARER * best, 2 * moves.floor):
@@ -84,7 +99,7 @@ def _moves(task: Task, point: str, samples: Sequence[GradientSample]) -> Iterato
 
 
 def _assumed(
-    task: Task, point: str, samples: Sequence[GradientSample]
+    task: Task, point: str, samples: Sequence[GradientSample], most: int
 ) -> Iterator[tuple[float, stepping.Moves]]:
     """Yield the moves for every assumption, with the miss of the first one."""
     plain = [sample.value.double() for sample in samples]
@@ -98,7 +113,7 @@ def _assumed(
             gradients = list(_gradients(task, point, samples, records))
             if len(gradients) < len(samples):
                 continue
-            moves = stepping.observed(models, plain, gradients, rounding)
+            moves = stepping.observed(models, plain, gradients, rounding, most=most)
             miss = stepping.first_miss(moves)
             if miss > FIRST:
                 continue

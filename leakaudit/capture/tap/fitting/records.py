@@ -1,51 +1,62 @@
-"""How many records are behind gradients, as far as their first layer shows it.
+"""How many records are behind the gradients of a log, as far as their first layer shows it.
 
-The rows of a first fully connected layer's gradient are combinations of its inputs, so their rank
-is a lower bound on the number of different records: of one gradient, and of several together.
+`leakaudit.inversion.inputs_shown` counts them rank by rank; here they are put together in words.
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Generator, Tensor
 
 from leakaudit._util.plural import counted
+from leakaudit.capture.tap.fitting import fit
 from leakaudit.capture.tap.fitting.fit import GradientSample
+from leakaudit.inversion import inputs_shown
+from leakaudit.inversion.exact import separation
+from leakaudit.inversion.inputs_shown import Shown
+from leakaudit.leak import GradientLeak
 from leakaudit.tasks.task import Task
 
-WIDTH = 128  # random combinations to which columns are reduced: a choice that bounds the time
-FEWEST = 3  # rows that are not zero: fewer have a small rank whatever the records are
 # A gradient in float32 was summed up in another order than ours: it is rounded this many times more
 # coarsely than its format. Measured: 1 to 10.
-ROUNDINGS = 100.0
+ROUNDINGS = 10.0
 
 
 @dataclass(frozen=True)
-class Shown:
+class Records:
     """Lower bounds on the number of different records behind gradients.
 
     Attributes:
-        gradients: Gradients that were compared.
-        least: Different records in the gradient that shows fewest.
-        most: Different records in the gradient that shows most.
-        together: Different records in all gradients of a rank, of the rank that shows most.
-        of_rank: Gradients of that rank.
+        ranks: What the gradients of each rank show.
+        apart: Whether gradients at the models would show that several records are several.
     """
 
-    gradients: int
-    least: int
-    most: int
-    together: int
-    of_rank: int
+    ranks: tuple[Shown, ...]
+    apart: bool
+
+    @property
+    def most(self) -> int:
+        """Different records in the gradient that shows most."""
+        return max(rank.each for rank in self.ranks)
+
+    @property
+    def together(self) -> int:
+        """Different records in all gradients of a rank, of the rank that shows most."""
+        return self._largest.together
+
+    @property
+    def alike(self) -> bool:
+        """Whether every gradient has the rank of one record, and nothing above its rounding."""
+        return self.most == 1 and all(rank.clear for rank in self.ranks)
 
     @property
     def single(self) -> bool:
-        """Whether every gradient shows one record only."""
-        return self.most == 1
+        """Whether this proves one record: several would have shown in some rank's gradients."""
+        return self.alike and self.apart
 
     @property
     def differ(self) -> bool:
@@ -55,92 +66,95 @@ class Shown:
     @property
     def repeats(self) -> bool:
         """Whether each rank's gradients, several of one rank at least, show the same record."""
-        return self.together == 1 and self.of_rank > 1
+        return self.single and self.together == 1 and self._largest.gradients > 1
 
     @property
     def text(self) -> str:
         """What the gradients show, in words."""
-        each = "one record"
-        if not self.single:
-            each = f"at least {self.least} records"
-            if self.least < self.most:
-                each = f"at least {self.least} to {self.most} records"
-        found = f"{counted(self.gradients, 'gradient')} show {each} each"
-        if self.of_rank < 2:
+        least = min(min(rank.counts) for rank in self.ranks)
+        each = f"at least {counted(least, 'record')}"
+        if self.alike:
+            each = "one record"
+        elif least < self.most:
+            each = f"at least {least} to {self.most} records"
+        number = counted(sum(rank.gradients for rank in self.ranks), "gradient")
+        found = f"{number} show {each} each"
+        if self.alike and not self.apart:
+            found += ", or the mean of several with equal slopes"
+        largest = self._largest
+        if largest.gradients < 2:
             return found
-        if self.repeats:
+        if self.alike and largest.together == 1:
             return f"{found}, and those of a rank the same one"
-        several = counted(self.together, "different record")
+        several = counted(largest.together, "different record")
         if self.single:
-            return f"{found}, and {self.of_rank} of a rank {several}: later steps use new ones"
-        return f"{found}, and {self.of_rank} of a rank at least {several}"
+            return f"{found}, and {largest.gradients} of a rank {several}: later steps use new ones"
+        return f"{found}, and {largest.gradients} of a rank at least {several}"
+
+    @property
+    def _largest(self) -> Shown:
+        """What the rank shows whose gradients contain most records."""
+        return max(self.ranks, key=lambda rank: (rank.together, rank.gradients))
 
 
-def shown(task: Task, samples: Sequence[GradientSample]) -> Shown | None:
+def shown(task: Task, samples: Sequence[GradientSample], apart: bool) -> Records | None:
     """Count the records that gradients show at least.
 
     Args:
         task: the model.
         samples: vectors that are gradients up to a factor.
+        apart: whether several records would show (`separated`).
 
     Returns:
-        None if the model begins with another layer, or if the rank of a gradient is above half of
-        its rows or columns: then they show noise, or too many records to be counted.
+        None if the model begins with another layer, or if no record stands out in a gradient: it
+        then shows noise, or too many records to be counted.
     """
-    blocks: dict[int, list[tuple[Tensor, float]]] = defaultdict(list)
+    if task.first_linear is None:
+        return None
+    of_rank: dict[int, list[GradientSample]] = defaultdict(list)
     for sample in samples:
-        found = _block(task, sample)
-        if found is not None:
-            blocks[sample.rank].append(found)
-    each: list[int] = []
-    together: list[tuple[int, int]] = []
-    for of_rank in blocks.values():
-        for block, edge in of_rank:
-            rank = _rank(block, edge)
-            if 2 * rank > min(block.shape):
-                return None
-            each.append(rank)
-        stack = torch.cat([block for block, _ in of_rank])
-        edge = sum(edge**2 for _, edge in of_rank) ** 0.5
-        together.append((_rank(stack, edge), len(of_rank)))
-    if not each:
+        if sample.part is None and bool(sample.value.isfinite().all()):
+            of_rank[sample.rank].append(sample)
+    found: list[Shown] = []
+    for rank, some in of_rank.items():
+        one = inputs_shown.shown(_leak(rank, some, task), task)
+        if one is not None:
+            found.append(one)
+    if not found or any(0 in one.counts for one in found):
         return None
-    return Shown(len(each), min(each), max(each), *max(together))
+    return Records(tuple(found), apart)
 
 
-def _block(task: Task, sample: GradientSample) -> tuple[Tensor, float] | None:
-    """Return the first layer's rows (h, n + 1), of norm 1, and the norm of their rounding."""
-    if task.first_linear is None or sample.part is not None:
-        return None
-    value = sample.value.double()
-    names = [name for name in task.first_linear if name is not None]
-    rows = task.layout.shapes[task.layout.names.index(names[0])][0]
-
-    def taken(vector: Tensor) -> Tensor:
-        parts = [vector[task.layout.slices[name]].reshape(rows, -1) for name in names]
-        return torch.cat(parts, dim=1)
-
-    block = taken(value)
-    active = (block != 0).any(1)
-    if int(active.sum()) < FEWEST:
-        return None
-    size = float(block.norm())
-    # A step is rounded like the models between which it lies.
-    models = [float(taken(model.double()).norm()) for model in sample.thetas.values()]
-    rounding = max(sample.rounding, torch.finfo(torch.float32).eps)
-    edge = ROUNDINGS * rounding * max([size, *models])
-    return _reduced(block[active] / size), edge / size
+def separated(task: Task, samples: Sequence[GradientSample], point: str) -> bool:
+    """Decide whether each rank's first gradient would show that several records are several."""
+    first: dict[int, GradientSample] = {}
+    for sample in samples:
+        first.setdefault(sample.rank, sample)
+    for sample in first.values():
+        x = fit.record(task, sample.value)
+        if x is None:
+            return False
+        row = torch.cat([task.normalise(x).flatten(), x.new_ones(1)])[None]
+        if not separation.separates(task, sample.thetas.get(point), row):
+            return False
+    return bool(first)
 
 
-def _reduced(block: Tensor) -> Tensor:
-    """Return random combinations of the columns, the same for every block."""
-    if block.shape[1] <= WIDTH:
-        return block
-    random = Generator().manual_seed(0)
-    mixed = torch.randn(block.shape[1], WIDTH, generator=random, dtype=block.dtype)
-    return torch.mm(block, mixed / WIDTH**0.5)
-
-
-def _rank(block: Tensor, edge: float) -> int:
-    """Return how many singular values exceed an error."""
-    return int((torch.linalg.svdvals(block) > edge).sum())
+def _leak(rank: int, samples: Sequence[GradientSample], task: Task) -> GradientLeak:
+    """Return the gradients of a rank, of which nobody declares the records."""
+    value = torch.stack([sample.value.double() for sample in samples])
+    stds: list[float] = []
+    for sample in samples:
+        # A step is rounded like the models between which it lies.
+        sizes = [float(one.double().norm()) for one in (sample.value, *sample.thetas.values())]
+        rounding = max(sample.rounding, torch.finfo(torch.float32).eps)
+        stds.append(ROUNDINGS * rounding * max(sizes) / math.sqrt(value.shape[1]))
+    count = len(samples)
+    return GradientLeak(
+        node=rank,
+        rounds=torch.arange(1, count + 1),
+        combination=torch.eye(count),
+        value=value,
+        std=torch.tensor(stds),
+        columns=(0, task.layout.size),
+    )

@@ -43,6 +43,10 @@ WORSE = 1.1  # factor by which a constant may worsen the miss when it is simplif
 NEAR = 0.5
 OUTSIDE = 2.0  # the miss of constants out of range: more than any other
 
+SCALER = (
+    "or, as it does so in powers of two, what was sent are multiples of gradients: a loss scale "
+    "that changes, as that of GradScaler"
+)
 TESTED = (  # constants beside the step size -> an optimiser with so many
     "a step size only",
     "momentum",
@@ -89,6 +93,7 @@ class Moves:
         gradients: (T, c) float64.
         norms: (T,) norms of the complete gradients.
         floor: The miss that rounding explains, relative to the smallest move.
+        rounding: That of the number formats alone.
     """
 
     models: Tensor
@@ -96,6 +101,7 @@ class Moves:
     gradients: Tensor
     norms: Tensor
     floor: float
+    rounding: float = 0.0
 
     def before(self, stop: int) -> Moves:
         """Return the moves of the rounds before one.
@@ -109,6 +115,7 @@ class Moves:
             gradients=self.gradients[:stop],
             norms=self.norms[:stop],
             floor=self.floor,
+            rounding=self.rounding,
         )
 
     @property
@@ -144,6 +151,19 @@ class Stepping:
         misses = (moves.moves - rates[:, None] * direction).norm(dim=1) / moves.moves.norm(dim=1)
         return float(misses.max()) < ROUNDINGS * max(moves.floor, self.miss)
 
+    def first_miss_of(self, moves: Moves) -> int | None:
+        """Return the first move of a whole run that a constant step size does not explain, if any.
+
+        Moves that are rounded more coarsely than `COARSE` show nothing.
+        """
+        direction = _directions(moves, self.optimiser, self.scaling.factors(moves.norms))
+        sizes = moves.moves.norm(dim=1).clamp_min(1e-300)
+        misses = (moves.moves - self.rates[0] * direction).norm(dim=1) / sizes
+        floors = moves.floor * sizes.min() / sizes
+        allowed = ROUNDINGS * floors.clamp_min(max(self.miss, moves.rounding))
+        wrong = ((misses > allowed) & (floors < COARSE)).nonzero()
+        return int(wrong[0]) if len(wrong) else None
+
     def shrinkage(self, base: Tensor, index: int) -> Tensor:
         """Return the part of a step of SGD without momentum that weight decay adds.
 
@@ -165,6 +185,12 @@ class Stepping:
         return shortest(float(np.median(self.rates)), max(self.miss, SPREAD / 10))
 
     @property
+    def _doubles(self) -> bool:
+        """Whether the step size changes in powers of two, as it seems if gradients are scaled."""
+        powers = np.log2(np.array(self.rates) / self.rates[0])
+        return bool(np.abs(powers - powers.round()).max() < SPREAD)
+
+    @property
     def text(self) -> str:
         """The optimiser and its constants in words."""
         chosen = self.optimiser
@@ -175,7 +201,10 @@ class Stepping:
             said.append(f"step size times clipping norm {self.rates[0]:.4g}")
         else:
             some = ", ".join(f"{rate:.3g}" for rate in self.rates[:4])
-            said.append(f"step size {some}, … (it changes)")
+            changes = "it changes"
+            if self._doubles:
+                changes = f"{changes}; {SCALER}"
+            said.append(f"step size {some}, … ({changes})")
         if chosen.momentum:
             kind = "Nesterov momentum" if chosen.nesterov else "momentum"
             said.append(f"{kind} {chosen.momentum:g}")
@@ -194,6 +223,7 @@ def observed(
     gradients: Sequence[Tensor],
     rounding: float,
     of_gradients: float = 0.0,
+    most: int = MOST,
 ) -> Moves:
     """Return models and gradients at the coordinates that move most, for `identify`.
 
@@ -203,8 +233,9 @@ def observed(
         gradients: The gradients (d,) of every round.
         rounding: Distance from 1 to the next number in the number format of the models.
         of_gradients: The same for the gradients, if their format is another one.
+        most: Rounds that are used.
     """
-    count = min(len(gradients), MOST)
+    count = min(len(gradients), most)
     moved = torch.stack([move.double() for move in moves[:count]])
     some = moved.abs().sum(0).topk(min(COORDINATES, moved.shape[1])).indices
     of_model = torch.stack([model[some].double() for model in models[:count]])
@@ -217,6 +248,7 @@ def observed(
         gradients=of_gradient,
         norms=torch.stack([gradient.double().norm() for gradient in gradients[:count]]),
         floor=max(rounding, of_gradients) + rounding * size / smallest,
+        rounding=max(rounding, of_gradients),
     )
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import chain
 
 from leakaudit import registry
-from leakaudit.capture.tap.fitting import fit, local, local_optimiser, stepping
+from leakaudit.capture.tap.fitting import factors, fit, local, local_optimiser, stepping
 from leakaudit.capture.tap.fitting.part import Misses
 from leakaudit.capture.tap.guessing import duals, gradients, hub, observed
 from leakaudit.capture.tap.guessing.draft import SPREADS
@@ -132,7 +132,9 @@ def is_proved(described: Description, seen: observed.Observed) -> bool:
         solved = duals.solve(seen, [described.task])
         return solved is not None and _is_solved(solved)
     found = _gradient(described, seen)
-    return found is not None and _is_one(found.step * described.scale)
+    if found is None:
+        return False
+    return all(_is_one(one.factor * described.scale_in(one.index)) for one in found.compared)
 
 
 def _of_axes(described: Description, logs: Sequence[RankLog]) -> Iterator[str]:
@@ -189,23 +191,32 @@ def _of_weights(described: Description, seen: observed.Observed) -> Iterator[str
         yield from _unequal("alpha", declared["alpha"], named.rate, named.miss)
 
 
-def _gradient(described: Description, seen: observed.Observed) -> fit.ModelFit | None:
+def _gradient(described: Description, seen: observed.Observed) -> factors.Factors | None:
     """Return how recomputed gradients equal those that were sent; None if they do not."""
     samples = gradients.samples(seen, "gradients")
     found = fit.fit([described.task], samples)
-    if found is None or found.miss >= PROVED:
+    if found is None:
         return None
-    return found
+    run = gradients.run(seen)
+    ranks = len(seen.own)
+    rounds = gradients.rounds(seen)
+    shown = factors.compare(described.task, found.point, run, ranks, rounds)
+    return shown if shown.proved else None
 
 
 def _of_gradients(described: Description, seen: observed.Observed) -> Iterator[str]:
     """Compare the factor of gradients: a program may send multiples of them."""
     found = _gradient(described, seen)
-    if found is not None and not _is_one(found.step * described.scale):
-        yield (
-            f"messages.scale: {described.scale:g} contradicts the messages, which are "
-            f"{found.step:.6g} times the recomputed gradients and need {1 / found.step:.6g}"
-        )
+    if found is None:
+        return
+    for one in found.compared:
+        scale = described.scale_in(one.index)
+        if not _is_one(one.factor * scale):
+            yield (
+                f"messages.scale: {scale:g} contradicts the messages of round {one.index}, which "
+                f"are {one.factor:.6g} times the recomputed gradients and need {1 / one.factor:.6g}"
+            )
+            return
 
 
 def _of_private(described: Description, stated: Private) -> Iterator[str]:
@@ -244,10 +255,10 @@ def _of_clients(described: Description, seen: observed.Observed) -> Iterator[str
     proved = local.several([described.task], samples, hub.POINT)
     if proved is None:
         return
-    if declared["epochs"] != proved.steps and not declared["batch"]:
+    name = "steps" if declared["steps"] else "epochs"
+    if declared[name] != proved.steps and (declared["steps"] or not declared["batch"]):
         yield (
-            f"params.epochs: {declared['epochs']} contradicts the messages, "
-            f"which show {proved.steps}"
+            f"params.{name}: {declared[name]} contradicts the messages, which show {proved.steps}"
         )
     for name in ("momentum", "decay"):
         shown = getattr(proved.optimiser, name)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
+from leakaudit.capture.tap.fitting import fit
 from leakaudit.capture.tap.fitting.digits import shortest
-from leakaudit.capture.tap.fitting.fit import ModelFit
+from leakaudit.capture.tap.fitting.factors import Factors
 from leakaudit.capture.tap.guessing import hub
 from leakaudit.capture.tap.guessing.duals import Solved
-from leakaudit.capture.tap.guessing.explanation import PROVED, Explanation, Model
+from leakaudit.capture.tap.guessing.explanation import Explanation, Model
 from leakaudit.capture.tap.guessing.observed import Observed
 from leakaudit.capture.tap.guessing.payloads import Payload, PayloadGuess
 from leakaudit.capture.tap.messages.description import USUAL
@@ -68,7 +70,11 @@ def drafted(explained: Explanation, changed: str = "", assumed: str = "") -> Dra
     _add_model(draft, model)
     if model.contradicted and seen.hooked and explained.stated is None:
         why = "another model, activation or loss: no recomputed gradient equals those of the hook"
-        draft.comments["model.name"] = Comment(why, known=False)
+        asked = "model.name"
+        if model.doubt:
+            why = model.doubt
+            asked = _open(model)
+        draft.comments[asked] = Comment(why, known=False)
     if assumed and model.found is None:
         draft.comments["model.loss"] = Comment(assumed, known=False)
     return draft
@@ -156,8 +162,8 @@ def _add_params(draft: Draft, payload: Payload, model: Model, hooked: bool) -> N
         usual = Comment("gradients are sent to a server, or added up")
         comments.setdefault("protocol", usual)
         if model.contradicted and not hooked:
-            _ask_payload(draft)
-        _add_scale(draft, model.found)
+            _ask_payload(draft, model)
+        _add_scale(draft, model.factors)
     _add_records(draft, model)
 
 
@@ -170,7 +176,8 @@ def _add_records(draft: Draft, model: Model) -> None:
         params["samples"] = 1
         comments["params.samples"] = Comment(f"records per rank: {model.reused}")
         return
-    if model.found is not None and (shown is None or shown.single):
+    single = shown.single if shown is not None else model.apart
+    if model.found is not None and single:
         params["batch"] = 1
         comments["params.batch"] = Comment("records per gradient")
     if shown is not None:
@@ -192,20 +199,42 @@ def _add_private(draft: Draft, stated: Private) -> None:
         draft.values.setdefault("messages", {})["scale"] = stated.scale
 
 
-def _ask_payload(draft: Draft) -> None:
+def _ask_payload(draft: Draft, model: Model) -> None:
     """Leave open what is sent: vectors that show single records, but equal no gradient."""
+    if model.factors is not None and model.factors.loss_only:
+        draft.comments[_open(model)] = Comment(model.doubt, known=False)
+        return
     draft.comments["payload"] = Comment(
-        "gradients of another model (activation, loss), or updates after several steps: no "
-        "recomputed gradient equals them",
+        "gradients of several records or of another model (activation, loss), or updates after "
+        "several steps: no recomputed gradient equals them",
         known=False,
     )
     draft.comments["protocol"] = Comment(LIST, known=False)
 
 
-def _add_scale(draft: Draft, found: ModelFit | None) -> None:
+def _open(model: Model) -> str:
+    """Return the key that gradients leave open if they match none that is recomputed."""
+    if model.factors is None or not model.factors.loss_only:
+        return "model.name"
+    return "messages.scale" if model.factors.by_round else "model.loss"
+
+
+def _add_scale(draft: Draft, factors: Factors | None) -> None:
     """Add the factor of gradients, if a program sends multiples of them."""
-    if found is not None and found.step and abs(found.step - 1) > PROVED:
-        draft.values["messages"] = {"scale": _rounded(1 / found.step, found.spread)}
+    if factors is None or factors.clipped:
+        return
+    if not factors.proved:
+        if factors.fits and factors.by_round:
+            draft.values["messages"] = {"scale": 1.0}
+        return
+    if factors.is_loss_scale:
+        first, *later = factors.runs
+        draft.values["messages"] = {"scale": 1 / first[1]}
+        if later:
+            draft.values["messages"]["scales"] = {str(t): 1 / factor for t, factor in later}
+            draft.comments["messages.scales"] = Comment(factors.why)
+    elif abs(factors.factor - 1) > NEAREST:
+        draft.values["messages"] = {"scale": _rounded(1 / factors.factor, factors.spread)}
 
 
 def _add_samples(draft: Draft, model: Model, examples: set[int]) -> None:
@@ -244,16 +273,17 @@ def _add_server(draft: Draft, sent: PayloadGuess, model: Model, is_mean: bool | 
         comments["params.optimiser"] = Comment("adam, adamw or adagrad", known=False)
         size = f"{model.moved:.3g} for one step of Adam, half of it for two"
         comments["params.lr"] = Comment(size, known=False)
-    params["epochs"] = model.steps
-    comments["params.epochs"] = Comment("passes over a client's records in a round", proved)
+    new = model.records is not None and model.records.single and model.records.differ
+    if proved and new and model.steps == 1:
+        params["steps"] = 1
+        comments["params.steps"] = Comment("steps in a round; later ones use new records")
+        params["batch"] = 1
+        comments["params.batch"] = Comment("records per step")
+    else:
+        _add_epochs(draft, model, proved)
     for name in ("momentum", "nesterov", "decay"):
         if getattr(model.optimiser, name):
             params[name] = getattr(model.optimiser, name)
-    params["batch"] = 0
-    all_ = "records per step; 0: all of them"
-    if model.records is not None and model.records.differ:
-        all_ = "a step uses all records of its round; how a round draws them is not known"
-    comments["params.batch"] = Comment(all_, proved)
     said = {
         True: Comment("the server's next model is the mean of all answers"),
         False: Comment("the next model is not the plain mean of all clients' answers"),
@@ -261,6 +291,17 @@ def _add_server(draft: Draft, sent: PayloadGuess, model: Model, is_mean: bool | 
     }
     params["server"] = "mean" if is_mean else "unknown"
     comments["params.server"] = said[is_mean]
+
+
+def _add_epochs(draft: Draft, model: Model, proved: bool) -> None:
+    """Add the passes over all records of a client, or over those of a round."""
+    draft.values["params"] |= {"epochs": model.steps, "batch": 0}
+    passes = "passes over a client's records in a round"
+    draft.comments["params.epochs"] = Comment(passes, proved)
+    all_ = "records per step; 0: all of them"
+    if model.records is not None and model.records.differ:
+        all_ = "a step uses all records of its round; how a round draws them is not known"
+    draft.comments["params.batch"] = Comment(all_, proved)
 
 
 def _of_rate(model: Model, spread: float) -> str:
@@ -288,6 +329,8 @@ def _add_weights(draft: Draft, model: Model) -> None:
     elif model.found is not None:
         params["alpha"] = _rounded(model.found.step, model.found.spread)
         alpha = Comment("of the first step; a log of one step does not show the optimiser")
+    if model.changed:
+        alpha = Comment(model.changed, known=False)
     comments["params.alpha"] = alpha
     params["order"] = "" if model.found is None else model.found.point
     comments["params.order"] = Comment(
@@ -364,6 +407,10 @@ def _add_model(draft: Draft, model: Model) -> None:
         values["mean"] = list(spec.mean)
         values["std"] = list(spec.std)
     draft.values["model"] = values
+    picture = fit.image(math.prod(spec.shape))
+    if not model.levels and len(spec.shape) == 1 < len(picture):
+        text = f"not proved to be pixels; pictures would be {list(picture)}"
+        draft.comments["model.shape"] = Comment(text)
     if model.found is None:
         draft.comments["model.name"] = Comment("of the right size, but not proved")
 

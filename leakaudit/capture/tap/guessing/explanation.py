@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
 from leakaudit.capture.tap.fitting import fit, local, local_optimiser, records, stepping
-from leakaudit.capture.tap.fitting.records import Shown
+from leakaudit.capture.tap.fitting.factors import Factors, compare
+from leakaudit.capture.tap.fitting.records import Records
 from leakaudit.capture.tap.guessing import duals, gradients, hub, payloads
 from leakaudit.capture.tap.guessing.observed import Observed
 from leakaudit.capture.tap.guessing.payloads import PayloadGuess
@@ -37,6 +39,10 @@ class Model:
         optimiser: SGD as clients of a server use it, if it is proved.
         moved: distance by which every coordinate moves, if all move equally; else 0.
         records: how many records the gradients show at least; None if they do not show it.
+        apart: whether gradients at the models would show that several records are several.
+        factors: what the gradients of the whole run show of model, loss and factor; None if they
+            were not compared.
+        changed: why an optimiser that explains the first steps is not named; empty if it is.
     """
 
     task: Task | None
@@ -48,12 +54,22 @@ class Model:
     steps: int = 1
     optimiser: Optimiser = local.PLAIN
     moved: float = 0.0
-    records: Shown | None = None
+    records: Records | None = None
+    apart: bool = False
+    factors: Factors | None = None
+    changed: str = ""
+
+    @property
+    def doubt(self) -> str:
+        """Why recomputed gradients prove nothing, in words; empty if they do, or do not show it."""
+        if self.found is not None or self.factors is None:
+            return self.changed
+        return self.factors.why
 
     @property
     def reused(self) -> str:
         """Why each rank is known to use one record in all steps that were compared, or empty."""
-        if self.found is None:
+        if self.found is None or not self.apart:
             return ""
         if self.records is not None and self.records.repeats:
             return self.records.text
@@ -88,6 +104,14 @@ def explain(seen: Observed, task: Task | None) -> Explanation:
         seen: the messages.
         task: the task of the model that is sent, if known.
     """
+    found = _explained(seen, task)
+    if task is None:
+        return replace(found, model=_shaped(found.model))
+    return found
+
+
+def _explained(seen: Observed, task: Task | None) -> Explanation:
+    """Explain messages with a model whose inputs may have any shape."""
     stated = private(chain.from_iterable(seen.streams.values()), seen.slices)
     if stated is not None:
         return _clipped(seen, stated, task)
@@ -99,8 +123,9 @@ def explain(seen: Observed, task: Task | None) -> Explanation:
         return Explanation(seen, sent, model, None)
     sent = hub.payload(seen, server)
     samples = hub.samples(seen, server, sent.payload)
-    model = _model_behind(seen, sent, samples, task)
-    model = _of_clients(model, sent, samples, hub.examples(seen))
+    model = _model_behind(seen, sent, samples, task, hub.run(seen, server))
+    whole = hub.steps(seen, server) if sent.payload == "weights" else samples
+    model = _of_clients(model, sent, samples, whole, hub.examples(seen))
     if sent.payload == "weights" or model.found is not None:
         model = counted(model, samples)
     return Explanation(seen, sent, model, server)
@@ -113,7 +138,8 @@ def _between_ranks(seen: Observed, task: Task | None) -> tuple[PayloadGuess, Mod
     if sent.sure == "unknown":
         tried = [replace(sent, payload="weights"), sent]
     for one in tried:
-        model = _model_behind(seen, one, gradients.samples(seen, one.payload), task)
+        samples = gradients.samples(seen, one.payload)
+        model = _model_behind(seen, one, samples, task, gradients.run(seen))
         if model.found is not None:
             why = one.why
             if one.sure == "unknown":
@@ -130,7 +156,8 @@ def _clipped(seen: Observed, stated: Private, task: Task | None) -> Explanation:
         if wire.op == "model" or wire.src in stated.silent:
             heard[wire] = stream
     some = replace(seen, streams=heard)
-    model = _model_behind(some, sent, gradients.samples(some, "gradients"), task)
+    samples = gradients.samples(some, "gradients")
+    model = _model_behind(some, sent, samples, task, gradients.run(some), clipped=True)
     model = counted(model, gradients.spread(some, "gradients"))
     return Explanation(seen, sent, model, None, stated)
 
@@ -144,16 +171,22 @@ def counted(model: Model, samples: Sequence[fit.GradientSample]) -> Model:
     """
     if model.solved is not None:
         samples = model.solved.samples
-    if model.task is None:
+    task = model.task
+    if task is None:
         return model
+    point = "" if model.found is None else model.found.point
+    apart = records.separated(task, samples, point)
+    model = replace(model, apart=apart)
     named = model.stepping
     if named is not None and named.optimiser.momentum:
         return model  # a step contains the gradients of earlier ones
     if named is not None and named.optimiser.decay:
         samples = [_undecayed(sample, named) for sample in samples]
-    shown = records.shown(model.task, samples)
-    # The gradient of one record says nothing about a model whose gradients show several.
-    contradicted = model.contradicted and (shown is None or shown.single)
+    shown = records.shown(task, samples, apart)
+    # Only gradients of one record each can contradict a model: it is recomputed from one record.
+    contradicted = model.contradicted and shown is not None and shown.alike
+    if model.doubt and model.factors is not None:
+        contradicted = contradicted or model.factors.loss_only
     return replace(model, records=shown, contradicted=contradicted)
 
 
@@ -186,13 +219,18 @@ def _model_behind(
     sent: PayloadGuess,
     samples: Sequence[fit.GradientSample],
     task: Task | None,
+    run: Iterable[fit.GradientSample],
+    clipped: bool = False,
 ) -> Model:
-    """Find the model behind the messages; task: the one given by the user."""
+    """Find the model behind the messages.
+
+    task: the one given by the user; run: gradients from the whole run, to verify the first ones.
+    """
     if seen.missing and not any(sample.part for sample in samples):
         # The gradient of a part of a model cannot be recomputed from what it shows, and a part that
         # looks like a small model is none: its inputs are not records.
         return Model(task)
-    first = [sample for sample in samples if sample.index == 0]
+    first = [sample for sample in samples if sample.base is None or sample.index == 0]
     tasks = [task] if task is not None else _tasks(seen, first)
     if not tasks:
         return Model(None)
@@ -207,15 +245,22 @@ def _model_behind(
     if found is None:
         return Model(tasks[0])
     if sent.payload == "weights" and samples[0].base is not None:
-        return _of_steps(found, samples)
-    if not _is_proved(found, solved):
+        return _of_steps(seen, found, samples)
+    factors = None
+    if sent.payload == "gradients":
+        ranks = len(seen.own)
+        factors = compare(found.task, found.point, run, ranks, gradients.rounds(seen), clipped)
+    proved = _is_proved(found, solved) if factors is None else factors.proved
+    if not proved:
         # With random masks, recomputed gradients cannot equal those that travel.
-        return Model(found.task, contradicted=not found.task.masked)
+        return Model(found.task, contradicted=not found.task.masked, factors=factors)
+    if factors is not None:
+        found = replace(found, step=factors.factor, spread=factors.spread, miss=factors.miss)
     task, levels = fit.normalised(found.task, samples)
-    return Model(task, levels, replace(found, task=task), solved)
+    return Model(task, levels, replace(found, task=task), solved, factors=factors)
 
 
-def _of_steps(found: fit.ModelFit, samples: Sequence[fit.GradientSample]) -> Model:
+def _of_steps(seen: Observed, found: fit.ModelFit, samples: Sequence[fit.GradientSample]) -> Model:
     """Find the optimiser of nodes that send models, which proves the model as well.
 
     A log with a single step per node cannot tell one optimiser from another, so it is only taken
@@ -224,13 +269,24 @@ def _of_steps(found: fit.ModelFit, samples: Sequence[fit.GradientSample]) -> Mod
     task, levels = fit.normalised(found.task, samples)
     several = any(sample.index for sample in samples)
     if not several:
-        if found.miss > PROVED:
-            return Model(found.task)
-        return Model(task, levels, replace(found, task=task))
+        factors = compare(found.task, found.point, samples)
+        if not factors.proved:
+            return Model(found.task, factors=factors)
+        found = replace(found, task=task, step=factors.factor, spread=factors.spread)
+        return Model(task, levels, replace(found, miss=factors.miss), factors=factors)
     named = local_optimiser.identify(task, sorted(samples[0].thetas), samples)
     if named is None:
         return Model(found.task, contradicted=True)
     point, optimiser = named
+    if optimiser.rate is not None:
+        whole = gradients.steps(seen)
+        wrong = local_optimiser.first_miss(optimiser, task, point, whole)
+        if wrong is not None:
+            why = (
+                f"{optimiser.text} explains the first steps, but not step {wrong + 1}: constants "
+                "that change, or other records"
+            )
+            return Model(found.task, changed=why)
     rate = 0.0 if optimiser.rate is None else optimiser.rate
     proved = fit.ModelFit(task, point, rate, optimiser.miss, optimiser.miss)
     return Model(task, levels, proved, stepping=optimiser)
@@ -240,9 +296,12 @@ def _of_clients(
     model: Model,
     sent: PayloadGuess,
     samples: Sequence[fit.GradientSample],
+    whole: Sequence[fit.GradientSample],
     examples: set[int],
 ) -> Model:
     """Return the model if the same training explains every client; else without its constants.
+
+    whole: answers of the whole run, which the training of some has to explain.
 
     Half of the clients prove nothing here, because one sentence describes how all of them train.
     Neither does anything that looks like one record if the clients state that they have more.
@@ -258,11 +317,23 @@ def _of_clients(
     if moved is not None:
         return replace(unproved, moved=moved)
     trained = local.several(_alike(model.task), samples, hub.POINT)
+    if trained is not None:
+        trained = local.of_all(trained, whole, hub.POINT)
     if trained is None:
         return unproved
     task, levels = fit.normalised(trained.task, samples)
     found = fit.ModelFit(task, hub.POINT, trained.lr, trained.miss, trained.miss)
     return Model(task, levels, found, steps=trained.steps, optimiser=trained.optimiser)
+
+
+def _shaped(model: Model) -> Model:
+    """Return a model that was inferred: its inputs are pictures only if they are proved pixels."""
+    if model.task is None or model.levels:
+        return model
+    spec = replace(model.task.spec, shape=(math.prod(model.task.spec.shape),))
+    task = Task.build(spec, trusted=model.task.trusted)
+    found = None if model.found is None else replace(model.found, task=task)
+    return replace(model, task=task, found=found)
 
 
 def _alike(task: Task) -> list[Task]:

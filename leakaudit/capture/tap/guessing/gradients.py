@@ -7,15 +7,21 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 
 import torch
+from torch import Tensor
 
-from leakaudit.capture.tap.fitting import fit
+from leakaudit.capture.tap.fitting import factors, fit
 from leakaudit.capture.tap.guessing.observed import Observed
 from leakaudit.capture.tap.guessing.payloads import Payload
+from leakaudit.capture.tap.messages.arranged import round_of
 from leakaudit.capture.tap.messages.streams import LoggedMessage, Wire
 from leakaudit.protocols.mixing import metropolis
 
 SOME = 6  # rounds or samples to use: a choice that bounds the time
 SPREAD = 8  # ranks, and gradients of each, whose records are counted: also a choice
+# Of a whole run, so many gradients of each rank are recomputed at least, and so many numbers of all
+# ranks together at most: choices that bound the time.
+LEAST = 3
+BUDGET = 50_000_000
 
 
 def samples(seen: Observed, payload: Payload) -> list[fit.GradientSample]:
@@ -37,7 +43,8 @@ def samples(seen: Observed, payload: Payload) -> list[fit.GradientSample]:
 def spread(seen: Observed, payload: Payload) -> list[fit.GradientSample]:
     """Return vectors that should be gradients, from rounds spread over the whole run.
 
-    Only their records can be counted: the models at which they were computed are left out.
+    Only their records can be counted: the models at which they were computed are left out, except
+    for the first one.
 
     Args:
         seen: the messages.
@@ -45,52 +52,74 @@ def spread(seen: Observed, payload: Payload) -> list[fit.GradientSample]:
     """
     if payload == "weights" and seen.graph.edges and not seen.missing:
         shortest = min(map(len, seen.own.values()), default=0)
-        return list(_steps(seen, _spread(shortest - 1), SPREAD))
+        return list(_steps(seen, factors.spread(shortest - 1, SPREAD), SPREAD))
     found: list[fit.GradientSample] = []
     if payload != "gradients":
         return found
     clients = [rank for rank in seen.own if rank != seen.centre]
     for rank in clients[:SPREAD]:
         stream = seen.own[rank]
-        for k in _spread(len(stream)):
+        for k in factors.spread(len(stream), SPREAD):
             rounding = torch.finfo(stream[k].dtype).eps
             value = seen.value(stream[k])
-            found.append(fit.GradientSample(value, {}, None, rank, k, rounding))
+            points = {} if k else _points(seen, rank, stream[k])
+            found.append(fit.GradientSample(value, points, None, rank, k, rounding))
     return found
 
 
-def _spread(count: int) -> list[int]:
-    """Return up to SPREAD positions, from the first to the last of some."""
-    chosen = torch.linspace(0, count - 1, min(count, SPREAD)).round().int()
-    return [int(k) for k in chosen]
+def run(seen: Observed) -> Iterator[fit.GradientSample]:
+    """Yield the gradients of a run, or as many of them as time allows, from first to last."""
+    ranks = max(1, len(seen.own))
+    most = max(LEAST, BUDGET // (seen.sizes[-1] * ranks))
+    yield from _gradients(seen, most)
 
 
-def _gradients(seen: Observed) -> Iterator[fit.GradientSample]:
-    """Yield each rank's first two messages, at the models that were logged or sent with them."""
-    models: list[LoggedMessage] = []
-    for wire, stream in seen.streams.items():
-        if wire.op == "model":
-            models = stream
-            break
-    server = seen.centre
+def steps(seen: Observed) -> list[fit.GradientSample]:
+    """Return the steps of the first node that sends models, as far as time allows."""
+    shortest = min(map(len, seen.own.values()), default=0)
+    most = max(SOME, BUDGET // seen.sizes[-1])
+    return list(_steps(seen, range(min(shortest - 1, most)), 1))
+
+
+def rounds(seen: Observed) -> list[int]:
+    """Return the round of every gradient that was sent."""
+    clients = [stream for rank, stream in seen.own.items() if rank != seen.centre]
+    return [round_of(message, 1) for stream in clients for message in stream]
+
+
+def _gradients(seen: Observed, most: int = 0) -> Iterator[fit.GradientSample]:
+    """Yield each rank's first two messages, or up to `most` of all, with their models."""
     for rank, stream in seen.own.items():
-        if rank == server:
+        if rank == seen.centre:
             continue
-        if server is not None:
-            models = seen.streams.get(Wire(server, rank, "send"), [])
-        for message in stream[:2]:
-            near = [model for model in models if model.index == message.index]
-            points = {}
-            model = seen.whole(near[0]) if near else None
-            if model is not None:
-                points["model"] = model
+        chosen = stream[:2]
+        if most:
+            chosen = [stream[k] for k in factors.spread(len(stream), most)]
+        for message in chosen:
+            points = _points(seen, rank, message)
             whole = seen.whole(message)
-            if whole is not None:
-                yield fit.GradientSample(whole, points)
-                continue
-            part = seen.part(message)
-            if part is not None and points:
-                yield fit.GradientSample(seen.value(message), points, part=part)
+            part = None
+            if whole is None:
+                part = seen.part(message)
+                if part is None or not points:
+                    continue
+                whole = seen.value(message)
+            rounding = torch.finfo(message.dtype).eps
+            yield fit.GradientSample(
+                whole, points, None, rank, round_of(message, 1), rounding, part
+            )
+
+
+def _points(seen: Observed, rank: int, message: LoggedMessage) -> dict[str, Tensor]:
+    """Return the model that was logged or sent with a rank's gradient, by name; or nothing."""
+    models: list[LoggedMessage] = []
+    if seen.centre is not None:
+        models = seen.streams.get(Wire(seen.centre, rank, "send"), [])
+    else:
+        models = next((stream for wire, stream in seen.streams.items() if wire.op == "model"), [])
+    near = next((model for model in models if model.index == message.index), None)
+    found = None if near is None else seen.whole(near)
+    return {} if found is None else {"model": found}
 
 
 def _steps(seen: Observed, rounds: Sequence[int], ranks: int) -> Iterator[fit.GradientSample]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from leakaudit.capture.equations.propose import obstacle
+from leakaudit.capture.tap.fitting.factors import Factors
 from leakaudit.capture.tap.guessing import observed
 from leakaudit.capture.tap.guessing.draft import Draft, add_order, blank, drafted
 from leakaudit.capture.tap.guessing.explanation import Explanation, Model, best, explain
@@ -237,6 +238,8 @@ def _of_model(model: Model, given: bool, size: int, sketched: bool) -> str:
         sketched: whether only a sketch of some parameters was recorded.
     """
     found = model.found
+    if found is not None and model.factors is not None:
+        return _of_factors(model.factors, sketched)
     if found is not None:
         sent = "the message"
         if sketched:
@@ -252,6 +255,8 @@ def _of_model(model: Model, given: bool, size: int, sketched: bool) -> str:
             "Adam, Adagrad, RMSprop or signed gradients, which show the sign of a gradient and not "
             "its size"
         )
+    if model.doubt:
+        return model.doubt
     if given:
         return "the size of the model fits; nothing else could be proved from the messages"
     if _fits_both(model):
@@ -268,6 +273,22 @@ def _of_model(model: Model, given: bool, size: int, sketched: bool) -> str:
         f"no layer reveals single records, and {size} numbers fit many models: "
         "specify yours with --model, --shape and --classes"
     )
+
+
+def _of_factors(found: Factors, sketched: bool) -> str:
+    """Return the evidence of gradients that were recomputed over the whole run."""
+    sent = "what was sent"
+    if sketched:
+        sent = "the recorded parameters and the sketch of the others"
+    said = f"{found.which} recomputed at single records match {sent} up to {found.miss:.1g}"
+    if found.coarse:
+        return (
+            f"{said}, where its rounding explains {found.allowed:.1g}: model, loss and step agree "
+            "as far as this number format shows"
+        )
+    if found.is_loss_scale:
+        return f"{said}: model and loss are correct; {found.why}"
+    return f"{said}: model, loss and step are correct"
 
 
 def _fits_both(model: Model) -> bool:

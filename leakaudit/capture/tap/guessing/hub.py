@@ -9,7 +9,7 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from leakaudit.capture.tap.fitting import fit
+from leakaudit.capture.tap.fitting import factors, fit
 from leakaudit.capture.tap.guessing.observed import Observed
 from leakaudit.capture.tap.guessing.payloads import Payload, PayloadGuess
 from leakaudit.capture.tap.messages.arranged import round_of
@@ -25,6 +25,8 @@ CLEARLY_ALIKE = 0.99
 MEAN = 1e-3
 ROUNDS = 60  # exchanges whose models are compared: a choice, too
 SOME = 6  # exchanges to look at: a choice that bounds the time
+LOCAL = 4  # gradients that recomputed local training takes, about
+BUDGET = 50_000_000  # numbers of all gradients that are recomputed: also a choice
 
 
 @dataclass(frozen=True)
@@ -138,25 +140,45 @@ def _cosine(seen: Observed, hub: int) -> float:
     return sorted(found)[len(found) // 2]
 
 
-def samples(seen: Observed, hub: int, payload: Payload) -> list[fit.GradientSample]:
+def samples(
+    seen: Observed, hub: int, payload: Payload, most: int = 2 * SOME
+) -> list[fit.GradientSample]:
     """Return what should be gradients: answers, or what clients subtract from the server's model.
 
     Args:
         seen: the messages.
         hub: rank of the server.
         payload: what is sent.
+        most: how many, from the first to the last: an optimiser may have a memory.
     """
     found: list[fit.GradientSample] = []
     pairs = _pairs(seen, hub)
     rounding = max((torch.finfo(s[0].dtype).eps for s in seen.streams.values()), default=0.0)
-    apart = -(-len(pairs) // (2 * SOME))  # from all rounds: an optimiser may have a memory
-    for one in exchanges(seen, hub, pairs[:: max(1, apart)]):
+    chosen = [pairs[k] for k in factors.spread(len(pairs), most)]
+    for one in exchanges(seen, hub, chosen):
         step = one.up.double()
         if payload == "weights":
             step = one.down.double() - step
         points = {POINT: one.down.double()}
         found.append(fit.GradientSample(step, points, rank=one.client, rounding=rounding))
     return found
+
+
+def steps(seen: Observed, hub: int) -> list[fit.GradientSample]:
+    """Return what clients subtract in the whole run, or as much of it as time allows."""
+    return samples(seen, hub, "weights", max(2 * SOME, BUDGET // (LOCAL * seen.sizes[-1])))
+
+
+def run(seen: Observed, hub: int) -> Iterator[fit.GradientSample]:
+    """Yield the answers of a run, or as many of them as time allows, from first to last."""
+    pairs = _pairs(seen, hub)
+    most = max(SOME, BUDGET // seen.sizes[-1])
+    chosen = [pairs[k] for k in factors.spread(len(pairs), most)]
+    formats = [stream[0].dtype for stream in seen.streams.values()]
+    rounding = max((torch.finfo(dtype).eps for dtype in formats), default=0.0)
+    for one in exchanges(seen, hub, chosen):
+        points = {POINT: one.down.double()}
+        yield fit.GradientSample(one.up, points, None, one.client, one.round, rounding)
 
 
 def examples(seen: Observed) -> set[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from leakaudit.capture.tap.fitting.records import Shown
+from leakaudit.capture.tap.fitting.records import Records
 from leakaudit.capture.tap.guessing import hub, observed
 from leakaudit.capture.tap.guessing.explanation import Explanation, Model, explain
 from leakaudit.capture.tap.log.reading import RankLog
@@ -15,7 +15,18 @@ from leakaudit.evidence import Evidence, Origin
 
 COUNTS = ("samples", "batch")
 # Constants that a recomputed gradient proves, because the next messages follow with these only.
-TRAINING = ("alpha", "rho", "lr", "order", "optimiser", "momentum", "nesterov", "decay", "epochs")
+TRAINING = (
+    "alpha",
+    "rho",
+    "lr",
+    "order",
+    "optimiser",
+    "momentum",
+    "nesterov",
+    "decay",
+    "epochs",
+    "steps",
+)
 
 
 def origins(
@@ -114,10 +125,14 @@ def _records(described: Description, explained: Explanation, word: Origin) -> It
     missing = {name for name, value in (("samples", samples), ("batch", batch)) if not value}
     if samples and explained.model.reused:
         missing.discard("batch")  # one record of one is all of them
+    elif word is Origin.DECLARED and described.params.get("batch") == 0:
+        missing.discard("batch")
+        differ = shown is not None and shown.differ
+        yield Evidence("batch", Origin.CONTRADICTED if differ else word, text)
     yield from _unknown(missing, text)
 
 
-def _count(name: str, batch: int, shown: Shown | None, model: Model, word: Origin) -> Evidence:
+def _count(name: str, batch: int, shown: Records | None, model: Model, word: Origin) -> Evidence:
     """Return the origin of the number of records behind each gradient."""
     if shown is None:
         return Evidence(name, word)

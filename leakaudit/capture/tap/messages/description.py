@@ -62,6 +62,7 @@ class _Messages(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The table [messages]; the attributes are those of `Description`."""
 
     scale: Number = 1.0
+    scales: dict[str, float] = {}
     server: int | None = None
     tags: Annotated[tuple[int, ...], Meta(description="whole numbers as tags")] | None = None
     kinds: dict[str, str] = {}
@@ -89,6 +90,7 @@ class Description:
             the first update.
         scale: factor of what nodes send: the sent value times it is the protocol's value. The
             models of a server, and those that hooks record, are never scaled.
+        scales: round -> the factor from it on, if it changes.
         server: rank of the server; None if there is none, or if it is the average that all ranks
             compute.
         tags: tags of the messages to use; None for all.
@@ -109,6 +111,12 @@ class Description:
     kinds: Mapping[int, str] = field(default_factory=dict)
     order: tuple[str, ...] = ()
     stream: str | None = None
+    scales: Mapping[int, float] = field(default_factory=dict)
+
+    def scale_in(self, round_: int) -> float:
+        """Return the factor of what nodes send in a round."""
+        begun = [t for t in self.scales if t <= round_]
+        return self.scales[max(begun)] if begun else self.scale
 
     @property
     def victim(self) -> Victim:
@@ -219,6 +227,7 @@ def of(
     if not 0 < abs(scale) < float("inf"):
         says = f"messages.scale: expected a finite number other than 0, got {scale}"
         raise file.error(says, "messages", "scale")
+    scales = _scales(messages, head.payload, file)
     default = "start" if head.payload == "weights" else "update"
     return Description(
         payload=head.payload,
@@ -232,7 +241,23 @@ def of(
         kinds=kinds,
         order=messages.order,
         stream=messages.stream,
+        scales=scales,
     )
+
+
+def _scales(messages: _Messages, payload: str, file: config.Table) -> dict[int, float]:
+    """Return round -> the factor from it on, of gradients."""
+    found: dict[int, float] = {}
+    for text, factor in messages.scales.items():
+        number = int(text) if text.isdecimal() else 0
+        if payload != "gradients" or number < 1 or not 0 < abs(factor) < float("inf"):
+            says = (
+                "messages.scales: expected, for gradients, rounds with finite factors other than "
+                f'0, such as {{"4" = 0.5}}; got {text!r:.40} = {factor}'
+            )
+            raise file.error(says, "messages", "scales")
+        found[number] = factor
+    return found
 
 
 def _check_protocol(protocol: str, file: config.Table) -> None:

@@ -39,6 +39,7 @@ EQUAL = 1e-3  # relative difference of a described constant from the one found: 
 # The mean of float32 models misses by their rounding, about 1e-7 |w| / |move|; another strategy
 # misses by a tenth and more. The threshold lies in between; its exact value is a choice.
 MEAN = 1e-3
+MOST_ROUNDS = 500  # rounds over which an optimiser is verified: a choice that bounds the memory
 OTHERS = {  # whether the sketch of the parameters that were left out shows the same step -> remark
     True: ", of the recorded parameters and by their sketch of the others",
     False: " of the recorded parameters (the others follow another step, as their sketch shows)",
@@ -114,7 +115,8 @@ def star(
     for m in found:
         if m.src != roles.server and m.op in UP and m.dst in (None, roles.server):
             # Ranks divide what they contribute. The models that they start from are as they are.
-            node, scale = roles.place[m.src], description.scale
+            node = roles.place[m.src]
+            scale = description.scale_in(round_of(m, 1))
             sent.append(Sent(round_of(m, 1), node, (roles.hub,), up, m, scale))
         elif m.op in DOWN and roles.server in (m.src, None) and m.dst in (None, *roles.place):
             models.append(m)
@@ -264,9 +266,23 @@ def _with_step(plan: ArrangedLog, down: str, up: str) -> ArrangedLog:
                 "the server's optimiser is not known: with only some of the parameters, clipping "
                 "and a changing step size look alike",
             )
-        scale = plan.description.scale
-        same = left_out.follow(found, of_models, of_gradients, plan.slices, scale)
+        same = None
+        if not plan.description.scales:
+            scale = plan.description.scale
+            same = left_out.follow(found, of_models, of_gradients, plan.slices, scale)
         of_whom = OTHERS[same]
+    if found.rate is not None and len(gradients) == stepping.MOST:
+        models, gradients = _series(plan, down, up, MOST_ROUNDS)
+        moves = [before.double() - after.double() for before, after in itertools.pairwise(models)]
+        whole = stepping.observed(models[:-1], moves, gradients, rounding, coarsest, MOST_ROUNDS)
+        wrong = found.first_miss_of(whole)
+        if wrong is not None:
+            after = min(s.round for s in plan.sent if s.kind == down) + wrong
+            return _unknown(
+                plan,
+                f"the server's optimiser is not known: {found.text} explains the first rounds, but "
+                f"not the step of round {after}: its constants change",
+            )
     plan = _noted(
         plan,
         f"the server's optimiser{of_whom}: {found.text}; it predicts models that it was not "
@@ -354,21 +370,24 @@ def _contradicts(params: Mapping[str, Any], constants: Mapping[str, Any]) -> boo
     return False
 
 
-def _series(plan: ArrangedLog, down: str, up: str) -> tuple[list[Tensor], list[Tensor]]:
+def _series(
+    plan: ArrangedLog, down: str, up: str, most: int = stepping.MOST
+) -> tuple[list[Tensor], list[Tensor]]:
     """Return the models (d,) of the first rounds, and the mean gradients (d,) between them.
 
     The rounds follow each other without a gap, and all nodes' gradients were kept.
     """
-    models, gradients = _rounds(plan, down, up)
+    models, gradients = _rounds(plan, down, up, most)
     means: list[Tensor] = []
     for of_round in gradients:
         held = [m.value(plan.slices).double() for m in of_round]
-        means.append(torch.stack(held).mean(0) * plan.description.scale)
+        scale = plan.description.scale_in(round_of(of_round[0], 1))
+        means.append(torch.stack(held).mean(0) * scale)
     return [m.value(plan.slices) for m in models], means
 
 
 def _rounds(
-    plan: ArrangedLog, down: str, up: str
+    plan: ArrangedLog, down: str, up: str, most: int = stepping.MOST
 ) -> tuple[list[LoggedMessage], list[list[LoggedMessage]]]:
     """Return the models of the first rounds, and all nodes' gradients between them."""
     models = {s.round: s.message for s in plan.sent if s.kind == down and s.message.kept}
@@ -377,11 +396,11 @@ def _rounds(
     first = min(models)
     by_round: dict[int, dict[int, LoggedMessage]] = defaultdict(dict)
     for s in plan.sent:
-        if s.kind == up and s.message.kept and s.round < first + stepping.MOST:
+        if s.kind == up and s.message.kept and s.round < first + most:
             by_round[s.round][s.src] = s.message
     found = [models[first]]
     gradients: list[list[LoggedMessage]] = []
-    for t in range(first, first + stepping.MOST):
+    for t in range(first, first + most):
         if len(by_round[t]) < plan.graph.nodes - 1 or t + 1 not in models:
             break
         gradients.append(list(by_round[t].values()))

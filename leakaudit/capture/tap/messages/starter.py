@@ -20,6 +20,7 @@ MODEL = {  # default comment for a key of [model]
     "levels": "255 if inputs are k/255, else 0",
 }
 SCALE = "what a node sends, times this, is the protocol's value; a server's models are not scaled"
+SCALES = "round = its scale from then on"
 STREAM = "process group or model of the messages; the log has others of the same size"
 HEAD = (
     "# The program's messages, for --describe of `leakaudit tap` and `leakaudit trace import`. "
@@ -85,7 +86,7 @@ def toml(
     messages = values.get("messages", {})
     lines += ["", "[messages]" if messages else "# [messages]"]
     for name, value in messages.items():
-        usual = Comment(STREAM if name == "stream" else SCALE)
+        usual = Comment({"stream": STREAM, "scales": SCALES}.get(name, SCALE))
         lines.append(_line(name, value, comments.get(f"messages.{name}", usual)))
     lines += MESSAGES
     return "\n".join(lines) + "\n"

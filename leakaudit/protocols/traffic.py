@@ -1,0 +1,116 @@
+"""Which messages of a recording its protocol does not send, and which it sends but are absent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from leakaudit.relations import Vector
+from leakaudit.trace import Messages, Trace
+
+Post: TypeAlias = tuple[str, int, int | None]  # kind, sender and receiver; None for everybody
+
+
+class Channel(NamedTuple):
+    """Recorded messages that the declaration does not contain.
+
+    Attributes:
+        kind: Name of their kind.
+        src: Sender.
+        dst: Receiver; None for everybody.
+        secure: Whether all of them were sent encrypted.
+        early: Whether some were sent before the first round.
+    """
+
+    kind: str
+    src: int
+    dst: int | None
+    secure: bool
+    early: bool
+
+    @property
+    def post(self) -> Post:
+        """What identifies its messages in a round."""
+        return (self.kind, self.src, self.dst)
+
+
+class Traffic(NamedTuple):
+    """How the messages of a recording differ from those that its protocol sends.
+
+    Attributes:
+        undeclared: Channels with messages in rounds in which the protocol sends none there.
+        absent: First round of which a message was not recorded; None if all were.
+    """
+
+    undeclared: tuple[Channel, ...]
+    absent: int | None
+
+
+def posts(vector: Vector) -> Iterator[tuple[Post, int]]:
+    """Yield every receiver's copy of a message, with its round; nothing for another vector."""
+    if vector.kind == "message":
+        for dst in vector.dst or (None,):
+            yield (vector.name, vector.owner or 0, dst), vector.round
+
+
+def compared(trace: Trace, declared: Sequence[Vector], last: int) -> Traffic:
+    """Compare a recording with the declared vectors; rounds after the last are like that one."""
+    ids: dict[Post, int] = {}
+    early: list[int] = []
+    for vector in declared:
+        for post, t in posts(vector):
+            early.append(ids.setdefault(post, len(ids)) * (trace.rounds + 1) + t)
+    expected = _repeated(torch.tensor(early, dtype=torch.long), last, trace.rounds)
+    sent = [torch.zeros(0, dtype=torch.long)]
+    undeclared: dict[Post, Channel] = {}
+    for table in trace.messages:
+        keys = _keys(table, ids, trace.rounds)
+        extra = ~torch.isin(keys, expected)
+        for channel in _channels(table, extra & (table.round <= trace.rounds)):
+            before = undeclared.get(channel.post, channel)
+            undeclared[channel.post] = channel._replace(
+                secure=channel.secure and before.secure, early=channel.early or before.early
+            )
+        sent.append(keys)
+    arrived = torch.cat(sent)
+    lost = expected[~torch.isin(expected, arrived)]
+    if trace.provenance.get("wires") is not None:  # only some channels were recorded
+        used = (arrived // (trace.rounds + 1)).unique()
+        lost = lost[torch.isin(lost // (trace.rounds + 1), used)]
+    absent = None
+    if len(lost):
+        absent = int((lost % (trace.rounds + 1)).min())
+    return Traffic(tuple(undeclared.values()), absent)
+
+
+def _repeated(keys: Tensor, last: int, rounds: int) -> Tensor:
+    """Return the keys of all rounds from those of the first ones."""
+    of_last = keys[keys % (rounds + 1) == last]
+    more = torch.arange(1, rounds - last + 1)
+    return torch.cat([keys, (of_last[:, None] + more).flatten()])
+
+
+def _keys(table: Messages, ids: dict[Post, int], rounds: int) -> Tensor:
+    """Return a number for every message: its channel, a new one if necessary, and its round."""
+    ends, inverse = torch.stack((table.kind, table.src, table.dst), 1).unique(
+        dim=0, return_inverse=True
+    )
+    numbers = []
+    for kind, src, dst in ends.tolist():
+        post: Post = (table.kinds[kind], src, None if dst < 0 else dst)
+        board: Post = (table.kinds[kind], src, None)
+        if post not in ids and board in ids:
+            post = board
+        numbers.append(ids.setdefault(post, len(ids)))
+    return torch.tensor(numbers, dtype=torch.long)[inverse] * (rounds + 1) + table.round
+
+
+def _channels(table: Messages, chosen: Tensor) -> Iterator[Channel]:
+    """Yield the channels of some messages of a table."""
+    columns = (table.kind, table.src, table.dst, table.secure, table.round == 0)
+    for kind, src, dst, secure, early in torch.stack(columns, 1)[chosen].unique(dim=0).tolist():
+        to = None if dst < 0 else dst
+        yield Channel(table.kinds[kind], src, to, bool(secure), bool(early))

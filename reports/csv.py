@@ -19,8 +19,9 @@ def render(results: Mapping[str, Json], table: str | None = None) -> str:
         table: One of `leakaudit.results.flat.NAMES`; None for the first of the kind of record.
 
     Returns:
-        A header and one line per row; without rows, one line whose first cell says why. Names from
-        the trace cannot act as formulas.
+        A header and one line per row. If there are no rows, or some are missing because the run is
+        incomplete, the first cell of a last line says so. Names from the trace cannot act as
+        formulas.
 
     Raises:
         LeakauditError: This kind of record has no such table.
@@ -28,6 +29,7 @@ def render(results: Mapping[str, Json], table: str | None = None) -> str:
     record = model.of_any(results)
     made = flat.table(record, table)
     rows = made.rows
-    if not rows:
-        rows = ((flat.without_rows(record), *[None] * (len(made.columns) - 1)),)
+    remark = flat.remark(record, made)
+    if remark:
+        rows = (*rows, (remark, *[None] * (len(made.columns) - 1)))
     return separated.text(made.columns, rows)

@@ -167,8 +167,9 @@ def render(results: Mapping[str, Json], table: str | None = None) -> str:
         heading = ", ".join(filter(None, (one.heading, one.which)))
         heads.append(latex.Column(heading, right=one.kind != "text"))
     said = [_about(record, made.name), *shared.values(), *_definitions(rows, columns)]
-    if not rows:
-        said.append(latex.escape(flat.without_rows(record)))
+    remark = flat.remark(record, made)
+    if remark:
+        said.append(latex.escape(remark))
     why = refuted(record) if isinstance(record, RunRecord) else ""
     if why:
         said.append(latex.escape(why))

@@ -167,9 +167,9 @@ def summarised(leak: GradientLeak) -> LeakSummary:
 
 
 def _labels(found: Reconstruction) -> tuple[float | None, ...] | None:
-    if found.y is None:
-        return None
-    return tuple(finite(label) for label in found.y.tolist())
+    if found.y is None or found.y.numel() != len(found.y):
+        return None  # targets of several numbers are no labels
+    return tuple(finite(label) for label in found.y.flatten().tolist())
 
 
 def undetermined(node: int, adversary: str, reason: str, understood: bool) -> Undetermined:

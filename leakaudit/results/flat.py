@@ -105,13 +105,11 @@ def table(record: Record, name: str | None = None) -> Table:
     return of_findings(record.findings)
 
 
-def without_rows(record: Record) -> str:
-    """Return what a table without rows says, so that it does not read as "nothing leaks".
-
-    Args:
-        record: The record that it was made from.
-    """
-    return clean(f"No rows: {record.summary}")
+def remark(record: Record, made: Table) -> str:
+    """Return what a table does not show: why it has no rows, or that others are missing."""
+    if not made.rows:
+        return clean(f"No rows: {record.summary}")
+    return "" if record.complete else clean(f"Incomplete: {record.summary}")
 
 
 def _chosen(kind: str, name: str | None) -> str:

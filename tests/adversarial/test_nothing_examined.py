@@ -148,6 +148,20 @@ def test_every_report_of_an_attack_that_tried_nothing_says_so(
     assert main(["score", str(late), "--truth", "trace.truth.pt", "-q"]) == 3
 
 
+def test_every_table_of_half_a_sweep_says_that_cells_are_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "s.toml").write_text(SWEEP)
+    (tmp_path / "all").mkdir()
+    assert main(["sweep", "s.toml", "-o", "part", "--shard", "1/2", "-q"]) in (0, 3)
+    assert main(["sweep", "merge", "part", "-o", "all", "-q"]) == 3
+    for name in ("csv", "latex", "text", "markdown"):
+        capsys.readouterr()
+        assert main(["report", "all", "-f", name]) == 0
+        assert "are missing" in capsys.readouterr().out
+
+
 def test_an_explanation_of_no_node_is_inconclusive(
     late: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -26,7 +26,7 @@ from torch import Tensor
 from leakaudit.capture.tap.fitting.fit import GradientSample, ModelFit, explained, fit
 from leakaudit.capture.tap.fitting.rank_one import rank_one_scale
 from leakaudit.capture.tap.guessing.observed import Observed
-from leakaudit.capture.tap.messages.streams import Wire
+from leakaudit.capture.tap.messages.streams import LoggedMessage, Wire
 from leakaudit.tasks.task import Task
 
 # Penalties to try first, in steps of 21 %: a choice that golden sections refine.
@@ -46,11 +46,15 @@ class _Move:
         u: (d,) 2 rho times its model.
         r: (d,) change of u in the round, a (g + v).
         v: (d,) pull of its neighbours.
+        node: the node.
+        round: the round, from 0.
     """
 
     u: Tensor
     r: Tensor
     v: Tensor
+    node: int
+    round: int
 
     def gradient(self, inverse: float) -> Tensor:
         """Return g for a value of 1 / a."""
@@ -106,28 +110,36 @@ def solve(seen: Observed, tasks: Iterable[Task]) -> Solved | None:
 
 def _sample(move: _Move, inverse: float, sign: int, rho: float) -> GradientSample:
     """Return the gradient of a move, at the model that these constants give."""
-    return GradientSample(sign * move.gradient(inverse), {"": sign * move.u / (2 * rho)})
+    model = sign * move.u / (2 * rho)
+    return GradientSample(sign * move.gradient(inverse), {"": model}, None, move.node, move.round)
 
 
 def _moves(seen: Observed) -> Iterator[_Move]:
-    """Yield every node's move in its third round: its first two models are known by then."""
+    """Yield moves of every node: in its third round, its last one and the one between them.
+
+    Its first two models are known by the third round.
+    """
     for i, near in enumerate(seen.graph.neighbours):
         out = {j: seen.streams.get(Wire(i, j, "send"), []) for j in near}
         back = {j: seen.streams.get(Wire(j, i, "send"), []) for j in near}
         streams = [*out.values(), *back.values()]
-        if not near or min(map(len, streams)) < 3:
+        rounds = min(map(len, streams), default=0)
+        if rounds < 3:
             continue
-        if any(stream[t].index != t for stream in streams for t in range(3)):
+        if any(stream[t].index != t for stream in streams for t in range(rounds)):
             continue
         sign = {j: 1.0 if i < j else -1.0 for j in near}  # A_ij
-        # u can be read on any channel of the node; S needs all of them.
-        j = near[0]
-        sent = [seen.value(message).double() for message in out[j][:3]]
-        got = [seen.value(message).double() for message in back[j][:3]]
-        u = sign[j] * (sent[1] - got[0])
-        after = sign[j] * (sent[2] - got[1])
-        pull = torch.stack([sign[k] * seen.value(back[k][1]).double() for k in near]).sum(0)
-        yield _Move(u, u - after, pull + len(near) / 2 * u)
+        for t in sorted({1, (rounds - 1) // 2, rounds - 2}):
+            # u can be read on any channel of the node; S needs all of them.
+            j = near[0]
+            u = sign[j] * (_value(seen, out[j][t]) - _value(seen, back[j][t - 1]))
+            after = sign[j] * (_value(seen, out[j][t + 1]) - _value(seen, back[j][t]))
+            pull = torch.stack([sign[k] * _value(seen, back[k][t]) for k in near]).sum(0)
+            yield _Move(u, u - after, pull + len(near) / 2 * u, i, t)
+
+
+def _value(seen: Observed, message: LoggedMessage) -> Tensor:
+    return seen.value(message).double()
 
 
 def _penalty(task: Task, move: _Move, inverse: float, sign: int) -> float:

@@ -135,19 +135,16 @@ class LongView:
     def _certificate(self, node: int) -> tuple[int, ...] | None:
         """Return the certificate of every gradient of a node (`Bound.certificate`).
 
-        The gradient of another node at a hidden point reacts to all that was declared before it, if
-        an observation depends on it. The last rounds of a run look like those of the declaration.
-        None if no gradient reacts there.
+        If hidden noise moves a gradient of another node that an observation depends on, all have 0.
+        None if it moves none in the last rounds.
         """
         model = self._model
         vectors = model.declared.vectors
-        reacting = [k for k in self._used if vectors[k].owner != node and not self._level(k)]
-        if not reacting:
+        if all(vectors[k].owner == node or self._level(k) for k in self._used):
             return None
-        own = [k for k in model.gradients if vectors[k].owner == node]
-        tail = tuple(0 if k < reacting[-1] else self._level(k) for k in own)
-        each = sum(vectors[k].round == model.declared.round for k in own)
-        return (0,) * (each * (self._count - model.declared.round)) + tail
+        own = [vectors[k].round for k in model.gradients if vectors[k].owner == node]
+        each = own.count(model.declared.round)
+        return (0,) * (each * (self._count - model.declared.round) + len(own))
 
     @cached_property
     def _used(self) -> list[int]:

@@ -206,14 +206,14 @@ def left(
     Returns:
         The remainder; None if the values of one round are too large to be compared.
     """
-    rounds = affordable(declared, made.trace, numbers)
-    known = _recorded(made, declared, rounds)
     noisy = any(vector.kind == "noise" for vector in declared.vectors)
-    first, stop = made.trace.columns
-    most = LARGEST if memory is None else min(LARGEST, memory // FLOAT)
-    each = stop - first
     gradients = _Gradients(made, guess=noisy)
     kinds = gradients.kinds
+    first, stop = made.trace.columns
+    each = stop - first
+    rounds = affordable(declared, kinds * each, numbers)
+    known = _recorded(made, declared, rounds)
+    most = LARGEST if memory is None else min(LARGEST, memory // FLOAT)
     all_at_once = kinds * len(declared.vectors) * each  # a small run need not be counted
     if all_at_once > most and _most_at_once(declared, known, rounds, kinds) * each > most:
         return None
@@ -542,16 +542,14 @@ class _Substitution:
         return total
 
 
-def affordable(declared: Relations, trace: Trace, numbers: int = NUMBERS) -> int:
+def affordable(declared: Relations, each: int, numbers: int = NUMBERS) -> int:
     """Return the last round up to which values can be computed and noise can be kept, at least 1.
 
     Args:
         declared: the relations.
-        trace: the recording.
+        each: numbers of a vector, for all kinds of gradients.
         numbers: most numbers of all vectors together that are computed.
     """
-    first, stop = trace.columns
-    each = KINDS * (stop - first)  # numbers of a vector
     drawn = sum(vector.kind == "noise" for vector in declared.vectors)
     last = max((vector.round for vector in declared.vectors), default=0)
     computed = last * numbers // max(1, each * len(declared.vectors))

@@ -314,8 +314,10 @@ def _exact(findings: Sequence[Finding], noun: str) -> WorstCase | None:
 
 def refuted(record: RunRecord) -> str:
     """Return why an attack concludes nothing: the truth refutes its certificates; else empty."""
-    case = worst_case(record.findings, record.undetermined, record.trace.shape)
-    return f"{case.says} {case.certainty}" if case.outcome is Outcome.CONTRADICTED else ""
+    if any(_tally(finding).exact for finding in record.findings):
+        return ""
+    case = _contradicted(record.findings)
+    return "" if case is None else f"{case.says} {case.certainty}"
 
 
 def _contradicted(findings: Sequence[Finding]) -> WorstCase | None:

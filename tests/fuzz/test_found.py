@@ -185,7 +185,7 @@ def test_rounds_of_equal_relations_far_behind_the_last_message(
     (here / "a.truth.pt").unlink()
     main(["bound", "a.pt", "-q"])
     said = "".join(capsys.readouterr())
-    assert "vectors without a recorded message" in said
+    assert "not recorded; the first is" in said
 
 
 def test_names_that_no_archive_takes(here: Path) -> None:

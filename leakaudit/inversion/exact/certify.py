@@ -333,7 +333,8 @@ def batch(heard: Heard, x: Tensor, estimates: Tensor) -> Batch:
     choices: dict[int, Tensor] = {}
     unlisted = set(strays)  # images whose alternatives cannot be listed
     agreed = slopes.agree(heard.leak, heard.task, span.basis, rows, grid)
-    for k, others in enumerate(companions(heard, inside, agreed)):
+    near = companions(heard, inside, agreed)
+    for k, others in enumerate(near):
         if k in strays or others & strays:
             unlisted.add(k)
             continue
@@ -350,6 +351,9 @@ def batch(heard: Heard, x: Tensor, estimates: Tensor) -> Batch:
         chosen = slopes.by_slopes(heard, x, choices)
         if chosen is not None:
             return Batch(chosen, (True,) * len(x), {})
+    if agreed is None:
+        # What the network received may be mixtures off the grid, of the same space as these images.
+        unlisted |= {k for k, others in enumerate(near) if others}
     # A batch with one wrong image fails this check, so it follows the attempt with other
     # candidates.
     if agreed is False:

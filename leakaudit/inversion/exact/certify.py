@@ -11,9 +11,11 @@ that a protocol declares never relaxes a condition (`pixel_errors`).
 * **Pixels**: every pixel lies within its own error of the grid k/levels, and this error is so small
 that the probability that rounding moved any pixel of the image to another value is below `MISTAKE`
 (`pixel_errors.wrong_pixel`).
-* **Uniqueness**: no other image on the grid could take the place of this one (`uniqueness`,
-`pixel_grid.others_between`). If some could, and the models are known, the slopes of the loss are
-computed again for each of them, and only one may fit (`slopes`).
+* **Uniqueness**: no other image could take the place of this one. Activity of neurons shows this by
+itself (`uniqueness`). The grid alone does not, because a program may mix records off the grid
+before the network receives them: what activity leaves open, the grid decides
+(`pixel_grid.others_between`, `grid_lattice`) only if the slopes of the loss at known models are
+those of these images (`slopes`). If several images on the grid could, only one may fit them.
 
 Data without a grid are never called exact. They receive an interval for every value.
 """

@@ -15,7 +15,8 @@ that the probability that rounding moved any pixel of the image to another value
 itself (`uniqueness`). The grid alone does not, because a program may mix records off the grid
 before the network receives them: what activity leaves open, the grid decides
 (`pixel_grid.others_between`, `grid_lattice`) only if the slopes of the loss at known models are
-those of these images (`slopes`). If several images on the grid could, only one may fit them.
+those of these images (`slopes`), or some neurons contradict a mixture (`uniqueness.without`). If
+several images on the grid could, only one may fit the slopes.
 
 Data without a grid are never called exact. They receive an interval for every value.
 """
@@ -355,7 +356,10 @@ def batch(heard: Heard, x: Tensor, estimates: Tensor) -> Batch:
             return Batch(chosen, (True,) * len(x), {})
     if agreed is None:
         # What the network received may be mixtures off the grid, of the same space as these images.
-        unlisted |= {k for k, others in enumerate(near) if others}
+        # A mixed dual vanishes at neurons of another image only by coincidence.
+        data = uniqueness.windows([heard.white @ span.basis.T], span.noise)
+        without = uniqueness.without(data, inside)
+        unlisted |= {k for k, others in enumerate(near) if not bool(without[k, [*others]].all())}
     # A batch with one wrong image fails this check, so it follows the attempt with other
     # candidates.
     if agreed is False:

@@ -304,6 +304,19 @@ def _mixup(x: Tensor, t: int, g: Generator) -> Tensor:
     return 0.7 * x + 0.3 * x.flip(0)
 
 
+def _averages(x: Tensor, t: int, g: Generator) -> Tensor:
+    """The mean of the first two pictures takes the place of the first one."""
+    return torch.cat([x[:2].mean(0, keepdim=True), x[1:]])
+
+
+def _mixtures(g: np.random.Generator) -> Case:
+    """Every input is a mean of all pictures of a client, with weights drawn at random."""
+    b = int(g.choice([2, 3]))
+    weights = torch.tensor(g.dirichlet(np.ones(b), size=b))
+    few = {"hidden": int(g.choice([32, 64, 128, 256])), "rounds": int(g.integers(1, 5))}
+    return _photos(g, b=b, view=lambda x, t, g: weights @ x, **few)
+
+
 def _cutmix(x: Tensor, t: int, g: Generator) -> Tensor:
     pictures = _square(x)
     pictures[:, :, SIDE // 2 :] = pictures.flip(0)[:, :, SIDE // 2 :]
@@ -513,6 +526,8 @@ FAMILIES: dict[str, Family] = {
     "jitter of a fiftieth": _seen(_jitter(0.02)),
     "jitter of a millionth": _seen(_jitter(1e-6)),
     "mixup": _seen(_mixup, b=2),
+    "averages": lambda g: _photos(g, b=2, view=_averages, rounds=2, heard=False),
+    "mixtures": _mixtures,
     "cutmix": _seen(_cutmix, b=2),
     "input dropout": _seen(_unused),
     "alternating records": _alternating,

@@ -67,6 +67,15 @@ def test_certificates_of_a_case(name: str, seed: int) -> None:
     check(count)
 
 
+@pytest.mark.parametrize(("name", "seed"), [("mixup", 481001), ("averages", 0), ("averages", 9)])
+def test_records_are_not_exact_if_the_network_received_mixtures(name: str, seed: int) -> None:
+    """Records on the grid span the same rows; only neurons can show that they were not received.
+
+    The records were called exact here; in an average, only the second one was received as it is.
+    """
+    check(strange_batches.drawn(name, seed))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, D])
 def test_no_mean_of_two_rows_of_an_unscaled_table_is_an_interval(dtype: torch.dtype) -> None:
     """In the loudest round one of the two has no slope: it says nothing about the other input."""

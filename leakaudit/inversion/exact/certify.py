@@ -11,9 +11,12 @@ that a protocol declares never relaxes a condition (`pixel_errors`).
 * **Pixels**: every pixel lies within its own error of the grid k/levels, and this error is so small
 that the probability that rounding moved any pixel of the image to another value is below `MISTAKE`
 (`pixel_errors.wrong_pixel`).
-* **Uniqueness**: no other image on the grid could take the place of this one (`uniqueness`,
-`pixel_grid.others_between`). If some could, and the models are known, the slopes of the loss are
-computed again for each of them, and only one may fit (`slopes`).
+* **Uniqueness**: no other image could take the place of this one. Activity of neurons shows this by
+itself (`uniqueness`). The grid alone does not, because a program may mix records off the grid
+before the network receives them: what activity leaves open, the grid decides
+(`pixel_grid.others_between`, `grid_lattice`) only if the slopes of the loss at known models are
+those of these images (`slopes`), or some neurons contradict a mixture (`uniqueness.without`). If
+several images on the grid could, only one may fit the slopes.
 
 Data without a grid are never called exact. They receive an interval for every value.
 """
@@ -333,7 +336,8 @@ def batch(heard: Heard, x: Tensor, estimates: Tensor) -> Batch:
     choices: dict[int, Tensor] = {}
     unlisted = set(strays)  # images whose alternatives cannot be listed
     agreed = slopes.agree(heard.leak, heard.task, span.basis, rows, grid)
-    for k, others in enumerate(companions(heard, inside, agreed)):
+    near = companions(heard, inside, agreed)
+    for k, others in enumerate(near):
         if k in strays or others & strays:
             unlisted.add(k)
             continue
@@ -350,6 +354,12 @@ def batch(heard: Heard, x: Tensor, estimates: Tensor) -> Batch:
         chosen = slopes.by_slopes(heard, x, choices)
         if chosen is not None:
             return Batch(chosen, (True,) * len(x), {})
+    if agreed is None:
+        # What the network received may be mixtures off the grid, of the same space as these images.
+        # A mixed dual vanishes at neurons of another image only by coincidence.
+        data = uniqueness.windows([heard.white @ span.basis.T], span.noise)
+        without = uniqueness.without(data, inside)
+        unlisted |= {k for k, others in enumerate(near) if not bool(without[k, [*others]].all())}
     # A batch with one wrong image fails this check, so it follows the attempt with other
     # candidates.
     if agreed is False:

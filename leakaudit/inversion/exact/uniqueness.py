@@ -158,6 +158,14 @@ def companions(
     return found
 
 
+def without(data: Rows, inputs: Tensor) -> Tensor:
+    """Decide [k, j] whether candidate k fires at several neurons where j's dual vanishes (b, b)."""
+    duals = torch.linalg.inv(inputs)
+    size = (data.rows @ duals).square().mean(1).sqrt() / (data.noise * duals.norm(dim=0))
+    both: Tensor = (size > FIRES).double().T @ (size < ZERO).double() >= AGREE
+    return both
+
+
 def independent_rounds(slopes: Tensor, size: Tensor) -> int:
     """Count the rounds in which slopes differ by more than noise: the rank over time.
 
